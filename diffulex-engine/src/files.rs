@@ -1,0 +1,91 @@
+//! Where a model's files are: a folder, or bytes inside the binary.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use crate::error::LoadError;
+
+/// The files of one model.
+#[derive(Clone, Debug)]
+pub enum ModelFiles {
+    /// A checkpoint folder as people have it.
+    Folder(PathBuf),
+    /// Name and content of each file, compiled in.
+    Embedded {
+        /// What to call the model.
+        name: &'static str,
+        /// `(file name, content)`.
+        files: &'static [(&'static str, &'static [u8])],
+    },
+}
+
+impl ModelFiles {
+    /// A checkpoint folder; an error when there is none at `path`.
+    pub fn folder(path: impl Into<PathBuf>) -> Result<Self, LoadError> {
+        let path = path.into();
+        if !path.is_dir() {
+            return Err(LoadError::of(path.display(), "is not a folder; --model takes a checkpoint folder"));
+        }
+        Ok(Self::Folder(path))
+    }
+
+    /// What to call the model when nobody says: the folder's name.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Folder(path) => {
+                let path = path.canonicalize().unwrap_or_else(|_| path.clone());
+                path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+            }
+            Self::Embedded { name, .. } => (*name).to_owned(),
+        }
+    }
+
+    /// Where the files are, for messages.
+    pub fn place(&self) -> String {
+        match self {
+            Self::Folder(path) => path.display().to_string(),
+            Self::Embedded { name, .. } => format!("{name} (built in)"),
+        }
+    }
+
+    /// The path of `file`, where files have one and this one exists.
+    pub fn path(&self, file: &str) -> Option<PathBuf> {
+        match self {
+            Self::Folder(folder) => Some(folder.join(file)).filter(|path| path.is_file()),
+            Self::Embedded { .. } => None,
+        }
+    }
+
+    /// The content of `file`, `None` when there is no such file.
+    pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
+        match self {
+            Self::Folder(folder) => read_if_present(&folder.join(file)),
+            Self::Embedded { files, .. } => {
+                Ok(files.iter().find(|(name, _)| *name == file).map(|(_, content)| Cow::Borrowed(*content)))
+            }
+        }
+    }
+
+    /// The content of `file`, which the model cannot do without.
+    pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, LoadError> {
+        self.read(file)?.ok_or_else(|| LoadError::of(self.place(), format!("has no {file}")))
+    }
+
+    /// `file` as JSON, `None` when there is no such file.
+    pub fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>, LoadError> {
+        self.read(file)?
+            .map(|bytes| {
+                serde_json::from_slice(&bytes)
+                    .map_err(|error| LoadError::of(self.place(), format!("{file} is not JSON: {error}")))
+            })
+            .transpose()
+    }
+}
+
+fn read_if_present(path: &Path) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
+    match std::fs::read(path) {
+        Ok(content) => Ok(Some(Cow::Owned(content))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(LoadError::of(path.display(), error)),
+    }
+}

@@ -1,0 +1,18 @@
+//! The Diffulex engine: requests, blocks, a paged KV cache, networks and kernels behind one tick.
+//!
+//! Arrows point down only: `engine` over `scheduler`, `sequence`, `batch`, `sampler`, `emit`; these over `kv`, `text`,
+//! `models`; these over `kernels`. Never here: sockets, HTTP, async.
+
+pub mod config;
+pub mod engine;
+pub mod error;
+pub mod files;
+pub mod serving;
+pub mod text;
+
+pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions};
+pub use engine::{Engine, LoadProgress};
+pub use error::{LoadError, RequestError, StepError};
+pub use files::ModelFiles;
+pub use serving::ServingEngine;
+pub use text::TextModel;

@@ -1,0 +1,129 @@
+//! Hugging Face chat templates, rendered by minijinja the way transformers' jinja2 renders them.
+
+use diffulex_protocol::ChatMessage;
+use minijinja::value::{Kwargs, Value};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Error, ErrorKind, context};
+
+use crate::error::{LoadError, RequestError};
+use crate::files::ModelFiles;
+
+const NAME: &str = "chat";
+
+/// Used where a model brings no template: ChatML, which every block-diffusion family but LLaDA's writes.
+const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
+                      {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+pub(super) struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token` and the like, which templates print.
+    special_tokens: Vec<(String, String)>,
+}
+
+impl ChatTemplate {
+    /// `chat_template.jinja` wins over `chat_template` in tokenizer_config.json.
+    pub(super) fn load(files: &ModelFiles, tokenizer_config: &serde_json::Value) -> Result<Self, LoadError> {
+        let source = match files.read("chat_template.jinja")? {
+            Some(bytes) => String::from_utf8(bytes.into_owned())
+                .map_err(|error| LoadError::of(files.place(), format!("chat_template.jinja: {error}")))?,
+            None => named_template(tokenizer_config).unwrap_or_else(|| CHATML.to_owned()),
+        };
+        let mut environment = Environment::new();
+        // As transformers sets jinja2 up.
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|error| LoadError::of(files.place(), error))?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", tojson);
+        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment
+            .add_template_owned(NAME, source)
+            .map_err(|error| LoadError::of(files.place(), format!("chat template: {error}")))?;
+        let special_tokens = tokenizer_config
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| key.ends_with("_token"))
+            .filter_map(|(key, value)| {
+                let content = value.as_str().or_else(|| value.get("content")?.as_str())?;
+                Some((key.clone(), content.to_owned()))
+            })
+            .collect();
+        Ok(Self { environment, special_tokens })
+    }
+
+    pub(super) fn render(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
+        let specials = Value::from_iter(self.special_tokens.iter().cloned());
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() })
+            .collect();
+        let context = context! { messages, add_generation_prompt => true, ..specials };
+        self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
+            // The template's own words (raise_exception) are the useful part.
+            let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+            RequestError::invalid("messages", format!("messages do not fit the model's chat template: {reason}"))
+        })
+    }
+}
+
+/// tokenizer_config.json holds one template, or a list of named ones of which `default` is meant.
+fn named_template(tokenizer_config: &serde_json::Value) -> Option<String> {
+    match tokenizer_config.get("chat_template")? {
+        serde_json::Value::String(source) => Some(source.clone()),
+        serde_json::Value::Array(named) => named
+            .iter()
+            .find(|entry| entry.get("name").and_then(|name| name.as_str()) == Some("default"))
+            .and_then(|entry| entry.get("template")?.as_str())
+            .map(str::to_owned),
+        _ => None,
+    }
+}
+
+/// `json.dumps(value, ensure_ascii=False, indent=indent)`: Python's separators, no HTML escaping.
+fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let json = serde_json::to_value(value)
+        .map_err(|error| Error::new(ErrorKind::BadSerialization, "value is not JSON").with_source(error))?;
+    let mut text = String::new();
+    write_python_json(&json, indent, 0, &mut text);
+    Ok(Value::from_safe_string(text))
+}
+
+fn write_python_json(value: &serde_json::Value, indent: Option<usize>, depth: usize, out: &mut String) {
+    let new_line = |out: &mut String, depth: usize| {
+        if let Some(width) = indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', width * depth));
+        }
+    };
+    let separator = if indent.is_some() { "," } else { ", " };
+    match value {
+        serde_json::Value::Array(items) if !items.is_empty() => {
+            out.push('[');
+            for (index, item) in items.iter().enumerate() {
+                out.push_str(if index > 0 { separator } else { "" });
+                new_line(out, depth + 1);
+                write_python_json(item, indent, depth + 1, out);
+            }
+            new_line(out, depth);
+            out.push(']');
+        }
+        serde_json::Value::Object(entries) if !entries.is_empty() => {
+            out.push('{');
+            for (index, (key, item)) in entries.iter().enumerate() {
+                out.push_str(if index > 0 { separator } else { "" });
+                new_line(out, depth + 1);
+                out.push_str(&serde_json::Value::from(key.as_str()).to_string());
+                out.push_str(": ");
+                write_python_json(item, indent, depth + 1, out);
+            }
+            new_line(out, depth);
+            out.push('}');
+        }
+        scalar => out.push_str(&scalar.to_string()),
+    }
+}

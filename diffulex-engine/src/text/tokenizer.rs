@@ -1,0 +1,114 @@
+//! A model's tokenizer, special tokens and chat template, from its files.
+
+use std::collections::BTreeSet;
+
+use diffulex_protocol::ChatMessage;
+use tokenizers::Tokenizer;
+
+use super::chat_template::ChatTemplate;
+use crate::error::{LoadError, RequestError};
+use crate::files::ModelFiles;
+
+/// Everything of a model that turns text into ids and back.
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    special_ids: BTreeSet<u32>,
+    eos_token_ids: BTreeSet<u32>,
+    mask_token_id: Option<u32>,
+    vocab_size: u32,
+}
+
+impl TextModel {
+    /// Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
+    /// `config.json` and `chat_template.jinja`; only the first is required.
+    pub fn load(files: &ModelFiles) -> Result<Self, LoadError> {
+        let bytes = files.require("tokenizer.json")?;
+        let tokenizer = Tokenizer::from_bytes(bytes.as_ref())
+            .map_err(|error| LoadError::of(files.place(), format!("tokenizer.json: {error}")))?;
+        let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |id| id + 1);
+        let special_ids: BTreeSet<u32> = tokenizer
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter(|(_, token)| token.special)
+            .map(|(id, _)| id)
+            .collect();
+
+        let config = files.read_json("config.json")?.unwrap_or_default();
+        let generation = files.read_json("generation_config.json")?.unwrap_or_default();
+        let tokenizer_config = files.read_json("tokenizer_config.json")?.unwrap_or_default();
+        let special_map = files.read_json("special_tokens_map.json")?.unwrap_or_default();
+
+        // A special token is named by a string or by an object with `content`.
+        let token_id = |value: &serde_json::Value| -> Option<u32> {
+            let content = value.as_str().or_else(|| value.get("content")?.as_str())?;
+            tokenizer.token_to_id(content)
+        };
+        // generation_config.json wins: it lists every token that ends a turn, config.json only the base model's.
+        let mut eos_token_ids = BTreeSet::new();
+        for source in [&generation, &config] {
+            match source.get("eos_token_id") {
+                Some(serde_json::Value::Array(ids)) => eos_token_ids.extend(ids.iter().filter_map(as_id)),
+                Some(id) => eos_token_ids.extend(as_id(id)),
+                None => {}
+            }
+        }
+        eos_token_ids.extend(tokenizer_config.get("eos_token").and_then(token_id));
+        let mask_token_id = config.get("mask_token_id").and_then(as_id).or_else(|| {
+            [&tokenizer_config, &special_map].iter().find_map(|source| source.get("mask_token").and_then(token_id))
+        });
+
+        let template = ChatTemplate::load(files, &tokenizer_config)?;
+        Ok(Self { tokenizer, template, special_ids, eos_token_ids, mask_token_id, vocab_size })
+    }
+
+    /// Ids of `text`; special tokens written out in it become their ids, none is added.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
+        let encoding = self
+            .tokenizer
+            .encode_fast(text, false)
+            .map_err(|error| RequestError::invalid("prompt", format!("prompt cannot be tokenised: {error}")))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Messages as the model's template writes them, up to where the assistant begins.
+    pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
+        self.template.render(messages)
+    }
+
+    /// Text of `ids`; special tokens are left out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let ordinary: Vec<u32> = ids.iter().copied().filter(|id| !self.special_ids.contains(id)).collect();
+        // An id outside the vocabulary decodes to nothing, as in Python.
+        self.tokenizer.decode(&ordinary, false).unwrap_or_default()
+    }
+
+    /// What one token looks like alone; bytes that are no character alone become U+FFFD.
+    pub fn piece(&self, id: u32) -> String {
+        self.decode(&[id])
+    }
+
+    /// True for tokens that are markup rather than text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special_ids.contains(&id)
+    }
+
+    /// Tokens that end an answer.
+    pub fn eos_token_ids(&self) -> &BTreeSet<u32> {
+        &self.eos_token_ids
+    }
+
+    /// The mask token, where config or tokenizer names one.
+    pub fn mask_token_id(&self) -> Option<u32> {
+        self.mask_token_id
+    }
+
+    /// One more than the largest id.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+}
+
+fn as_id(value: &serde_json::Value) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}

@@ -1,0 +1,147 @@
+//! What a front end asks of a worker.
+
+use serde::{Deserialize, Serialize};
+
+use crate::SamplingParams;
+
+/// One command, a map tagged by `type`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ServingCommand {
+    /// Write an answer.
+    Generate(ServingGenerate),
+    /// Forget a request; its terminal event has finish reason `aborted`. Unknown ids are ignored.
+    Abort {
+        /// The request to forget.
+        rid: String,
+    },
+    /// Finish what runs within the grace, tell the rest, then leave.
+    Shutdown {
+        /// How long running requests may go on; `None` is no grace.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grace_ms: Option<u64>,
+    },
+    /// Start to record a profile.
+    ProfileStart {
+        /// Name of the run, the stem of its files.
+        #[serde(default)]
+        profile_prefix: Option<String>,
+    },
+    /// Stop recording and write the files.
+    ProfileStop,
+    /// Give up every cached prefix page that no request uses.
+    FlushCache,
+}
+
+impl ServingCommand {
+    /// The request a command is about, if it is about one.
+    pub fn request_id(&self) -> Option<&str> {
+        match self {
+            Self::Generate(generate) => Some(&generate.rid),
+            Self::Abort { rid } => Some(rid),
+            Self::Shutdown { .. } | Self::ProfileStart { .. } | Self::ProfileStop | Self::FlushCache => None,
+        }
+    }
+}
+
+/// A request for an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServingGenerate {
+    /// Unique among the requests in flight.
+    pub rid: String,
+    /// The prompt.
+    pub input: ServingInput,
+    /// Sampling and limits.
+    #[serde(default)]
+    pub sampling_params: SamplingParams,
+    /// Send events while the answer is written, not only the reply.
+    #[serde(default)]
+    pub stream: bool,
+    /// Which events.
+    #[serde(default)]
+    pub stream_mode: StreamMode,
+    /// How much a snapshot covers.
+    #[serde(default, skip_serializing_if = "SnapshotSpan::is_default")]
+    pub snapshot: SnapshotSpan,
+    /// The client's own tag, logged and never interpreted.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Unix time in seconds at which the front end took the request.
+    #[serde(default)]
+    pub created_time: f64,
+}
+
+/// What a generation starts from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ServingInput {
+    /// Text or token ids, used as they are.
+    Prompt {
+        /// The prompt.
+        prompt: Prompt,
+    },
+    /// Messages for the model's chat template.
+    Chat {
+        /// In order, the newest last.
+        messages: Vec<ChatMessage>,
+    },
+}
+
+impl ServingInput {
+    /// A prompt of token ids.
+    pub fn ids(ids: Vec<u32>) -> Self {
+        Self::Prompt { prompt: Prompt::Ids(ids) }
+    }
+
+    /// A prompt of text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Prompt { prompt: Prompt::Text(text.into()) }
+    }
+}
+
+/// Text, or ids of the model's vocabulary.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Prompt {
+    /// Tokenised by whoever runs the model.
+    Text(String),
+    /// Used as they are.
+    Ids(Vec<u32>),
+}
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ChatMessage {
+    /// `system`, `user`, `assistant` or whatever the template knows.
+    pub role: String,
+    /// Text; other modalities never come this far.
+    pub content: String,
+}
+
+/// Which events a streaming request gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StreamMode {
+    /// Deltas of text that can no longer change, a block at a time.
+    BlockAppend,
+    /// A snapshot of what can still change, whenever it changed.
+    #[default]
+    Denoise,
+}
+
+/// How much of the answer a snapshot covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotSpan {
+    /// From the first position that was not final at the previous snapshot.
+    #[default]
+    Window,
+    /// The whole answer so far, as Diffulex does.
+    Full,
+}
+
+impl SnapshotSpan {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}

@@ -1,0 +1,444 @@
+//! What a worker tells a front end.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything a worker has to tell after one tick, as one message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "batch")]
+pub struct EventBatch {
+    /// Which start of the worker speaks; events of an older incarnation are dropped.
+    pub incarnation: u64,
+    /// In order of happening.
+    pub events: Vec<ServingEvent>,
+}
+
+/// One event, a map tagged by `type`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ServingEvent {
+    /// Text that will not change any more (mode `block_append`).
+    Delta(ServingDelta),
+    /// The part of the answer that can still change (mode `denoise`).
+    BufferSnapshot(ServingBufferSnapshot),
+    /// The answer: the last event of a request that did not fail.
+    Reply(ServingReply),
+    /// Why there is no answer: the last event of a request that failed.
+    Error(ServingError),
+    /// The worker is loaded and takes commands.
+    Ready(Box<Ready>),
+    /// The worker cannot go on and leaves.
+    Fatal {
+        /// What happened.
+        message: String,
+    },
+    /// The worker lives; sent every heartbeat interval and after each tick that finished a request.
+    Heartbeat {
+        /// Counters and gauges since the worker started.
+        stats: Box<EngineStats>,
+    },
+    /// Outcome of a profile command.
+    ProfileReply {
+        /// False when `message` says why not.
+        ok: bool,
+        /// Why not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+        /// Files written.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        paths: Vec<String>,
+    },
+    /// A shutdown is complete: nothing follows.
+    Goodbye,
+}
+
+impl ServingEvent {
+    /// The request an event is about, if it is about one.
+    pub fn request_id(&self) -> Option<&str> {
+        match self {
+            Self::Delta(delta) => Some(&delta.rid),
+            Self::BufferSnapshot(snapshot) => Some(&snapshot.rid),
+            Self::Reply(reply) => Some(&reply.rid),
+            Self::Error(error) => Some(&error.rid),
+            Self::Ready(_) | Self::Fatal { .. } | Self::Heartbeat { .. } | Self::ProfileReply { .. } | Self::Goodbye => {
+                None
+            }
+        }
+    }
+
+    /// True for the one event that ends a request.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Reply(_) | Self::Error(_))
+    }
+}
+
+/// Text that will not change any more.
+///
+/// The texts of a request's deltas joined are its reply's text, byte for byte.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServingDelta {
+    /// Request.
+    pub rid: String,
+    /// Position of `token_ids[0]` in the answer.
+    pub token_offset: u32,
+    /// The new text; may be empty while a character is incomplete or a stop string may be beginning.
+    pub text: String,
+    /// The new tokens.
+    pub token_ids: Vec<u32>,
+    /// Forward passes so far.
+    pub nfe: u32,
+    /// True on the last one.
+    pub finished: bool,
+    /// Diffulex's decode metrics, see [`ServingReply`].
+    pub engine_decode_time_s: f64,
+    /// See [`ServingReply`].
+    pub engine_decode_tokens: u32,
+    /// See [`ServingReply`].
+    pub engine_decode_tps: Option<f64>,
+    /// 0, 1, 2, ... over the request's deltas and snapshots.
+    pub seq: u32,
+    /// Probability of each token when it was committed, if `logprobs` was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub confidences: Vec<f32>,
+}
+
+/// A look at the part of the answer that can still change.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServingBufferSnapshot {
+    /// Request.
+    pub rid: String,
+    /// Position of `token_ids[0]` in the answer: `absolute_start` less the prompt's length.
+    pub token_offset: u32,
+    /// Position of `token_ids[0]` in prompt and answer.
+    pub absolute_start: u32,
+    /// One past the last position shown.
+    pub absolute_end: u32,
+    /// `token_ids` as text, a masked position as `░`.
+    pub text: String,
+    /// One per position; the mask id where nothing is decided yet.
+    pub token_ids: Vec<u32>,
+    /// Forward passes so far.
+    pub nfe: u32,
+    /// True on the last one.
+    pub finished: bool,
+    /// See [`ServingReply`].
+    pub engine_decode_time_s: f64,
+    /// See [`ServingReply`].
+    pub engine_decode_tokens: u32,
+    /// See [`ServingReply`].
+    pub engine_decode_tps: Option<f64>,
+    /// 0, 1, 2, ... over the request's deltas and snapshots.
+    pub seq: u32,
+    /// Tokens of the answer, counted from its start, that will never change.
+    pub committed_len: u32,
+    /// Text that became final with this snapshot; joined over the request it is the reply's text.
+    pub committed_text: String,
+    /// Indices into `token_ids` that are still masked.
+    pub mask_positions: Vec<u32>,
+    /// One per position: what the token looks like alone; `None` where masked.
+    pub pieces: Vec<Option<String>>,
+    /// One per position: probability when committed, 0 where masked.
+    pub confidences: Vec<f32>,
+    /// Positions of one block, so that a client can draw the edges: they lie at multiples of it in absolute positions.
+    pub block_size: u32,
+}
+
+/// Why an answer ended; Diffulex's names, and ours for what it has none for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// The model wrote an end token.
+    EosTokenGenerated,
+    /// A `stop` string or id came.
+    StopString,
+    /// `max_tokens` are written.
+    MaxNewTokensReached,
+    /// The model's length is used up.
+    MaxModelLenReached,
+    /// `max_nfe` forwards are used up.
+    MaxNfeReached,
+    /// One token too many times in a row.
+    MaxRepetitionRunReached,
+    /// The client, or a shutdown, ended it.
+    Aborted,
+}
+
+impl FinishReason {
+    /// Every reason, for metrics that want each label from the start.
+    pub const ALL: [Self; 7] = [
+        Self::EosTokenGenerated,
+        Self::StopString,
+        Self::MaxNewTokensReached,
+        Self::MaxModelLenReached,
+        Self::MaxNfeReached,
+        Self::MaxRepetitionRunReached,
+        Self::Aborted,
+    ];
+
+    /// The name on the wire.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::EosTokenGenerated => "eos_token_generated",
+            Self::StopString => "stop_string",
+            Self::MaxNewTokensReached => "max_new_tokens_reached",
+            Self::MaxModelLenReached => "max_model_len_reached",
+            Self::MaxNfeReached => "max_nfe_reached",
+            Self::MaxRepetitionRunReached => "max_repetition_run_reached",
+            Self::Aborted => "aborted",
+        }
+    }
+
+    /// OpenAI's name: only `stop` and `length` can come from here.
+    pub fn openai(self) -> &'static str {
+        match self {
+            Self::EosTokenGenerated | Self::StopString | Self::MaxRepetitionRunReached | Self::Aborted => "stop",
+            Self::MaxNewTokensReached | Self::MaxModelLenReached | Self::MaxNfeReached => "length",
+        }
+    }
+}
+
+/// Forward passes of a request by purpose; a forward that does several things counts once, under the first that fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NfeCounts {
+    /// Denoised at least one block.
+    pub denoise: u32,
+    /// Encoded the prompt only.
+    pub prefill: u32,
+    /// Wrote the K/V of finished blocks only.
+    pub commit: u32,
+    /// Wrote K/V again after a preemption; not charged to `max_nfe`.
+    pub rebuild: u32,
+}
+
+impl NfeCounts {
+    /// Forwards charged to the request.
+    pub fn charged(&self) -> u32 {
+        self.denoise + self.prefill + self.commit
+    }
+}
+
+/// The whole answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServingReply {
+    /// Request.
+    pub rid: String,
+    /// The answer, without end tokens and stop strings.
+    pub text: String,
+    /// Its tokens.
+    pub token_ids: Vec<u32>,
+    /// Forward passes charged.
+    pub nfe: u32,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Everything filled after the prompt, what follows an end token in the same block included.
+    #[serde(default)]
+    pub full_text: String,
+    /// Tokens of `full_text`.
+    #[serde(default)]
+    pub full_token_ids: Vec<u32>,
+    /// Wall time of the steps this request took part in, prefill excluded; the batch's time, not this request's share.
+    #[serde(default)]
+    pub engine_decode_time_s: f64,
+    /// Tokens filled in those steps.
+    #[serde(default)]
+    pub engine_decode_tokens: u32,
+    /// Tokens per second of the two, if there was time.
+    #[serde(default)]
+    pub engine_decode_tps: Option<f64>,
+    /// Always true.
+    #[serde(default)]
+    pub finished: bool,
+    /// Length of the prompt in tokens.
+    #[serde(default)]
+    pub prompt_tokens: u32,
+    /// Prompt tokens whose K/V were found in the prefix cache.
+    #[serde(default)]
+    pub cached_tokens: u32,
+    /// `nfe` by purpose.
+    #[serde(default)]
+    pub nfe_counts: NfeCounts,
+    /// Seconds from the worker's receipt to the first forward.
+    #[serde(default)]
+    pub queue_time_s: f64,
+    /// Probability of each token when committed, if `logprobs` was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub confidences: Vec<f32>,
+    /// The seed that draws this text again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// How many times the request lost its pages to an older one.
+    #[serde(default)]
+    pub preemptions: u32,
+}
+
+/// What kind of failure an error is; decides the HTTP status.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request is wrong.
+    InvalidRequest,
+    /// It can never fit this server.
+    TooLarge,
+    /// The engine failed at it.
+    #[default]
+    EngineFailed,
+    /// The worker died or was lost.
+    EngineLost,
+    /// The server stops.
+    ShuttingDown,
+    /// It took longer than it may.
+    Timeout,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServingError {
+    /// Request.
+    pub rid: String,
+    /// For people; names the field and the limit.
+    pub message: String,
+    /// For programs.
+    pub code: ErrorCode,
+    /// The field at fault, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub param: Option<String>,
+}
+
+/// First event of a worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ready {
+    /// [`crate::PROTOCOL_VERSION`] of the worker.
+    pub protocol_version: u32,
+    /// Version of the worker's build.
+    pub build: String,
+    /// Process id, 0 in-process.
+    pub pid: u32,
+    /// The nonce the front end started it with.
+    pub boot_nonce: u64,
+    /// What it serves.
+    pub model: ModelCard,
+}
+
+/// What a client may know of the loaded model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelCard {
+    /// Name of the architecture, `architectures[0]`.
+    pub architecture: String,
+    /// Decoding strategy.
+    pub strategy: String,
+    /// Accept rule used when a request names none.
+    pub accept_rule: String,
+    /// Threshold used when a request names none.
+    pub accept_threshold: f32,
+    /// Positions of a block.
+    pub block_size: u32,
+    /// Blocks in flight at most.
+    pub buffer_size: u32,
+    /// The mask token.
+    pub mask_token_id: u32,
+    /// Tokens that end an answer.
+    pub eos_token_ids: Vec<u32>,
+    /// Prompt and answer together, in tokens.
+    pub max_model_len: u32,
+    /// Rows of the output head.
+    pub vocab_size: u32,
+    /// Number of parameters.
+    pub parameters: u64,
+    /// Device it runs on.
+    pub device: String,
+    /// Type the weights are held in.
+    pub dtype: String,
+    /// Tokens a KV page holds.
+    pub page_size: u32,
+    /// Pages of the pool.
+    pub kv_pages: u32,
+}
+
+/// Gauges and counters of the engine since it started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineStats {
+    /// Requests in the batch.
+    pub running: u32,
+    /// Requests that wait for room.
+    pub waiting: u32,
+    /// Pages no request holds (cached prefixes among them).
+    pub kv_pages_free: u32,
+    /// Pages of the pool.
+    pub kv_pages_total: u32,
+    /// Prompt tokens admitted.
+    pub prompt_tokens: u64,
+    /// Tokens committed.
+    pub generation_tokens: u64,
+    /// Prompt tokens looked up in the prefix cache.
+    pub prefix_queries: u64,
+    /// Prompt tokens found there.
+    pub prefix_hits: u64,
+    /// Ticks that ran a forward.
+    pub steps: u64,
+    /// Forwards summed over requests.
+    pub nfe: NfeCountsTotal,
+    /// Denoise forwards whose answer nobody waited for (aborted).
+    pub wasted_nfe: u64,
+    /// Requests that lost their pages.
+    pub preemptions: u64,
+    /// Times the watchdog forced a token.
+    pub forced_fills: u64,
+    /// Token rows forwarded.
+    pub rows: u64,
+    /// Seconds spent in forwards.
+    pub forward_seconds: f64,
+    /// Denoise steps a block took.
+    pub steps_per_block: Histogram,
+    /// Tokens an answer got from one denoise or commit forward.
+    pub tokens_per_forward: Histogram,
+    /// Probability of tokens when committed.
+    pub commit_confidence: Histogram,
+    /// Milliseconds since the last finished step; tells a stuck engine.
+    pub last_step_age_ms: u64,
+}
+
+/// [`NfeCounts`] over all requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NfeCountsTotal {
+    /// See [`NfeCounts`].
+    pub denoise: u64,
+    /// See [`NfeCounts`].
+    pub prefill: u64,
+    /// See [`NfeCounts`].
+    pub commit: u64,
+    /// See [`NfeCounts`].
+    pub rebuild: u64,
+}
+
+/// Counts per bucket, as Prometheus wants them: upper bounds, and one bucket more for what lies above.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Histogram {
+    /// Upper bounds, ascending.
+    pub bounds: Vec<f64>,
+    /// Observations per bucket, not cumulative; one more than bounds.
+    pub counts: Vec<u64>,
+    /// Sum of the observations.
+    pub sum: f64,
+}
+
+impl Histogram {
+    /// An empty histogram over `bounds`.
+    pub fn new(bounds: &[f64]) -> Self {
+        Self { bounds: bounds.to_vec(), counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    /// Counts one observation.
+    pub fn observe(&mut self, value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        if let Some(count) = self.counts.get_mut(bucket) {
+            *count += 1;
+            self.sum += value;
+        }
+    }
+}

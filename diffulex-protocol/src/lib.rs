@@ -1,0 +1,21 @@
+//! The messages between the Diffulex front end and its workers.
+//!
+//! A front end sends [`ServingCommand`]s, a worker answers with [`ServingEvent`]s, one [`EventBatch`] a tick. On the
+//! wire both are MessagePack maps tagged by `type`, with the keys of Diffulex's own dictionaries, so that a Diffulex
+//! client can talk to our worker: every field we add is optional. [`codec`] turns them into bytes and back, with a size
+//! cap and a depth cap before anything is built.
+//!
+//! Never here: sockets, text, tensors, policy.
+
+pub mod codec;
+mod command;
+mod event;
+mod params;
+
+pub use codec::{CodecError, PROTOCOL_VERSION};
+pub use command::{ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
+pub use event::{
+    EngineStats, ErrorCode, EventBatch, FinishReason, Histogram, ModelCard, NfeCounts, NfeCountsTotal, Ready, ServingBufferSnapshot,
+    ServingDelta, ServingError, ServingEvent, ServingReply,
+};
+pub use params::{DecodingOverrides, SamplingParams};

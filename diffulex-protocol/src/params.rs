@@ -1,0 +1,191 @@
+//! What one request asks of decoding: sampling, limits and overrides of the strategy's settings.
+
+use serde::{Deserialize, Serialize};
+
+/// Sampling and limits of one request.
+///
+/// The first five fields are Diffulex's; the others are ours, and absent from the wire when unset. Ranges are checked by
+/// [`SamplingParams::validate`], the one place that knows them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
+    /// 0 is greedy; at most [`SamplingParams::MAX_TEMPERATURE`].
+    pub temperature: f32,
+    /// Exact number of tokens to commit, unless a stop comes first; at least 1.
+    pub max_tokens: u32,
+    /// Upper bound of forward passes charged to the request (rebuilding after a preemption is not charged).
+    pub max_nfe: Option<u32>,
+    /// Stop after this many equal tokens in a row at the end of the committed text.
+    pub max_repetition_run: Option<u32>,
+    /// Write on past end tokens.
+    pub ignore_eos: bool,
+    /// Keep the most likely tokens up to this total probability, in (0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f32>,
+    /// Keep this many most likely tokens (ties kept); at least 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// Drop tokens less likely than this share of the most likely one, in [0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f32>,
+    /// Same seed, same text, whatever else runs. The front end draws one when the client sends none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Text that ends the answer and is not part of it; at most [`SamplingParams::MAX_STOPS`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop: Vec<String>,
+    /// Token ids that end the answer, beside the model's own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop_token_ids: Vec<u32>,
+    /// Report the probability each token had when it was committed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub logprobs: bool,
+    /// What this request changes of the loaded strategy's settings.
+    #[serde(skip_serializing_if = "DecodingOverrides::is_empty")]
+    pub decoding: DecodingOverrides,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            max_tokens: 512,
+            max_nfe: None,
+            max_repetition_run: None,
+            ignore_eos: false,
+            top_p: None,
+            top_k: None,
+            min_p: None,
+            seed: None,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            logprobs: false,
+            decoding: DecodingOverrides::default(),
+        }
+    }
+}
+
+/// Per-request settings of a strategy. A strategy refuses, by name, what it does not have.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DecodingOverrides {
+    /// Accept rule by name: `threshold`, `gated_threshold`, `static`, `dynamic` or `sequential`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accept_rule: Option<String>,
+    /// Confidence above which a token is accepted, in [0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accept_threshold: Option<f32>,
+    /// Share of a block that must be filled before the next one opens, in [0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub add_block_threshold: Option<f32>,
+    /// Share of a block that must be filled before the next one may be forced to progress, in [0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub semi_complete_threshold: Option<f32>,
+    /// Denoise steps a block is spread over by the scheduled rules; 1 to the block size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub denoising_steps: Option<u32>,
+}
+
+impl DecodingOverrides {
+    /// True when the request changes nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl SamplingParams {
+    /// OpenAI's upper bound of the temperature.
+    pub const MAX_TEMPERATURE: f32 = 2.0;
+    /// The upper bound of `stop` that `http-api` documents; chosen by us between OpenAI's 4 and vLLM's none.
+    pub const MAX_STOPS: usize = 16;
+    /// Longest stop string in bytes; chosen by us: text is held back by up to this much while it may still match.
+    pub const MAX_STOP_BYTES: usize = 1024;
+
+    /// Checks every range; the error is `(field, message)`.
+    pub fn validate(&self) -> Result<(), (&'static str, String)> {
+        fn within(
+            name: &'static str,
+            value: Option<f32>,
+            low: f32,
+            high: f32,
+            low_is_open: bool,
+        ) -> Result<(), (&'static str, String)> {
+            let Some(value) = value else { return Ok(()) };
+            let above = if low_is_open { value > low } else { value >= low };
+            // Written so that NaN is refused.
+            if above && value <= high {
+                return Ok(());
+            }
+            let bracket = if low_is_open { "(" } else { "[" };
+            Err((name, format!("{name} must be in {bracket}{low}, {high}], got {value}")))
+        }
+        fn at_least_one(name: &'static str, value: Option<u32>) -> Result<(), (&'static str, String)> {
+            match value {
+                Some(0) => Err((name, format!("{name} must be at least 1, got 0"))),
+                _ => Ok(()),
+            }
+        }
+        within("temperature", Some(self.temperature), 0.0, Self::MAX_TEMPERATURE, false)?;
+        at_least_one("max_tokens", Some(self.max_tokens))?;
+        at_least_one("max_nfe", self.max_nfe)?;
+        at_least_one("max_repetition_run", self.max_repetition_run)?;
+        within("top_p", self.top_p, 0.0, 1.0, true)?;
+        at_least_one("top_k", self.top_k)?;
+        within("min_p", self.min_p, 0.0, 1.0, false)?;
+        if self.stop.len() > Self::MAX_STOPS {
+            return Err(("stop", format!("stop takes at most {} strings, got {}", Self::MAX_STOPS, self.stop.len())));
+        }
+        if self.stop.iter().any(|stop| stop.is_empty()) {
+            return Err(("stop", "stop strings must not be empty".to_owned()));
+        }
+        if let Some(long) = self.stop.iter().find(|stop| stop.len() > Self::MAX_STOP_BYTES) {
+            return Err((
+                "stop",
+                format!("a stop string takes at most {} bytes, got {}", Self::MAX_STOP_BYTES, long.len()),
+            ));
+        }
+        let decoding = &self.decoding;
+        within("decoding.accept_threshold", decoding.accept_threshold, 0.0, 1.0, false)?;
+        within("decoding.add_block_threshold", decoding.add_block_threshold, 0.0, 1.0, false)?;
+        within("decoding.semi_complete_threshold", decoding.semi_complete_threshold, 0.0, 1.0, false)?;
+        at_least_one("decoding.denoising_steps", decoding.denoising_steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_valid() {
+        assert_eq!(SamplingParams::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn every_range_error_names_its_field() {
+        let base = SamplingParams::default;
+        let wrong = [
+            ("temperature", SamplingParams { temperature: -0.1, ..base() }),
+            ("temperature", SamplingParams { temperature: f32::NAN, ..base() }),
+            ("temperature", SamplingParams { temperature: 2.5, ..base() }),
+            ("max_tokens", SamplingParams { max_tokens: 0, ..base() }),
+            ("max_nfe", SamplingParams { max_nfe: Some(0), ..base() }),
+            ("max_repetition_run", SamplingParams { max_repetition_run: Some(0), ..base() }),
+            ("top_p", SamplingParams { top_p: Some(0.0), ..base() }),
+            ("top_k", SamplingParams { top_k: Some(0), ..base() }),
+            ("min_p", SamplingParams { min_p: Some(1.5), ..base() }),
+            ("stop", SamplingParams { stop: vec![String::new()], ..base() }),
+            ("stop", SamplingParams { stop: vec!["x".to_owned(); 17], ..base() }),
+            (
+                "decoding.accept_threshold",
+                SamplingParams {
+                    decoding: DecodingOverrides { accept_threshold: Some(2.0), ..Default::default() },
+                    ..base()
+                },
+            ),
+        ];
+        for (field, params) in wrong {
+            assert_eq!(params.validate().map_err(|(name, _)| name), Err(field), "{params:?}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Accept rules: which candidates of a block are written in this step.
+//!
+//! Numbered as in the literature survey the project follows (R1, R2, R5, R6, R7). Position ties go to the lowest row.
+
+use serde::{Deserialize, Serialize};
+
+use crate::view::{BlockView, Candidate};
+
+/// An accept rule with its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "accept_rule")]
+pub enum AcceptRule {
+    /// R2, SGLang's LowConfidence and LMDeploy's dynamic: all above the threshold, and always the best one.
+    Threshold {
+        /// In [0, 1], exclusive.
+        accept_threshold: f32,
+    },
+    /// R1, Diffulex: all above the threshold; where there is none the best one, but only if the block before is filled
+    /// to `semi_complete_threshold`.
+    GatedThreshold {
+        /// In [0, 1], exclusive.
+        accept_threshold: f32,
+        /// In [0, 1], inclusive.
+        semi_complete_threshold: f32,
+    },
+    /// R5, SDAR low_confidence_static: a fixed number per step, the most confident first.
+    Static {
+        /// Steps a block is spread over, at least 1.
+        denoising_steps: usize,
+    },
+    /// R6, SDAR low_confidence_dynamic: all above the threshold where these are at least the scheduled number, else the
+    /// scheduled number.
+    Dynamic {
+        /// In [0, 1], exclusive.
+        accept_threshold: f32,
+        /// Steps a block is spread over, at least 1.
+        denoising_steps: usize,
+    },
+    /// R7, SDAR sequential: the scheduled number from the first mask on, left to right.
+    Sequential {
+        /// Steps a block is spread over, at least 1.
+        denoising_steps: usize,
+    },
+}
+
+impl AcceptRule {
+    /// The names `accept_rule` takes.
+    pub const NAMES: [&'static str; 5] = ["threshold", "gated_threshold", "static", "dynamic", "sequential"];
+
+    /// The rule's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Threshold { .. } => "threshold",
+            Self::GatedThreshold { .. } => "gated_threshold",
+            Self::Static { .. } => "static",
+            Self::Dynamic { .. } => "dynamic",
+            Self::Sequential { .. } => "sequential",
+        }
+    }
+
+    /// The threshold, where the rule has one.
+    pub fn accept_threshold(&self) -> Option<f32> {
+        match self {
+            Self::Threshold { accept_threshold }
+            | Self::GatedThreshold { accept_threshold, .. }
+            | Self::Dynamic { accept_threshold, .. } => Some(*accept_threshold),
+            Self::Static { .. } | Self::Sequential { .. } => None,
+        }
+    }
+
+    /// The candidates to write now, ascending by row.
+    pub fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate> {
+        let candidates = block.candidates;
+        let above = |threshold: f32| -> Vec<Candidate> {
+            candidates.iter().copied().filter(|candidate| candidate.confidence > threshold).collect()
+        };
+        match *self {
+            Self::Threshold { accept_threshold } => {
+                let sure = above(accept_threshold);
+                if sure.is_empty() { most_confident(candidates, 1) } else { sure }
+            }
+            Self::GatedThreshold { accept_threshold, semi_complete_threshold } => {
+                let sure = above(accept_threshold);
+                let may_force =
+                    block.previous.is_none_or(|previous| previous.share() >= semi_complete_threshold);
+                if sure.is_empty() && may_force { most_confident(candidates, 1) } else { sure }
+            }
+            Self::Static { denoising_steps } => most_confident(candidates, quota(block, denoising_steps)),
+            Self::Dynamic { accept_threshold, denoising_steps } => {
+                let sure = above(accept_threshold);
+                let quota = quota(block, denoising_steps);
+                if sure.len() >= quota { sure } else { most_confident(candidates, quota) }
+            }
+            Self::Sequential { denoising_steps } => {
+                let quota = quota(block, denoising_steps);
+                let first = candidates.first().map_or(0, |candidate| candidate.row);
+                candidates.iter().copied().filter(|candidate| candidate.row < first + quota).collect()
+            }
+        }
+    }
+}
+
+/// SDAR's schedule (generate.py, get_num_transfer_tokens): the block size spread over the steps, the remainder to the
+/// early ones. A block that takes more steps than scheduled, because part of it was prompt, goes on one at a time.
+fn quota(block: &BlockView<'_>, denoising_steps: usize) -> usize {
+    let size = block.progress.block_size;
+    let base = size / denoising_steps;
+    let extra = usize::from(block.step < size % denoising_steps);
+    (base + extra).max(1)
+}
+
+/// The `n` most confident, ties to the lowest row, ascending by row.
+fn most_confident(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
+    let mut ranked = candidates.to_vec();
+    // A stable sort keeps the lower row first among equals.
+    ranked.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
+    ranked.truncate(n);
+    ranked.sort_by_key(|candidate| candidate.row);
+    ranked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::Progress;
+
+    fn rows(rule: AcceptRule, confidences: &[f32], step: usize, previous: Option<usize>) -> Vec<usize> {
+        let candidates: Vec<Candidate> = confidences
+            .iter()
+            .enumerate()
+            .filter(|(_, confidence)| **confidence > 0.0)
+            .map(|(row, confidence)| Candidate { row, token: 7, confidence: *confidence })
+            .collect();
+        let block_size = confidences.len();
+        let block = BlockView {
+            progress: Progress { n_filled: block_size - candidates.len(), block_size },
+            previous: previous.map(|n_filled| Progress { n_filled, block_size }),
+            step,
+            candidates: &candidates,
+        };
+        rule.accept(&block).iter().map(|candidate| candidate.row).collect()
+    }
+
+    const GATED: AcceptRule = AcceptRule::GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 0.75 };
+    const PLAIN: AcceptRule = AcceptRule::Threshold { accept_threshold: 0.9 };
+
+    #[test]
+    fn thresholds_take_all_that_are_sure() {
+        assert_eq!(rows(GATED, &[0.95, 0.4, 0.92, 0.3], 0, None), [0, 2]);
+        assert_eq!(rows(PLAIN, &[0.95, 0.4, 0.92, 0.3], 0, Some(0)), [0, 2]);
+    }
+
+    #[test]
+    fn gate_decides_whether_an_unsure_block_moves() {
+        let unsure = [0.5, 0.4, 0.7, 0.3];
+        assert_eq!(rows(GATED, &unsure, 0, None), [2]);
+        assert_eq!(rows(GATED, &unsure, 0, Some(3)), [2]);
+        assert_eq!(rows(GATED, &unsure, 0, Some(2)), [] as [usize; 0]);
+        assert_eq!(rows(PLAIN, &unsure, 0, Some(2)), [2]);
+    }
+
+    #[test]
+    fn threshold_is_exclusive() {
+        let rule = AcceptRule::Threshold { accept_threshold: 0.5 };
+        assert_eq!(rows(rule, &[0.5, 0.5], 0, None), [0]);
+    }
+
+    #[test]
+    fn static_schedule_gives_the_remainder_to_early_steps() {
+        let rule = AcceptRule::Static { denoising_steps: 3 };
+        let confidences = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
+        // 8 over 3: 3, 3, 2.
+        assert_eq!(rows(rule, &confidences, 0, None), [5, 6, 7]);
+        assert_eq!(rows(rule, &confidences, 1, None), [5, 6, 7]);
+        assert_eq!(rows(rule, &confidences, 2, None), [6, 7]);
+    }
+
+    #[test]
+    fn dynamic_falls_back_to_the_schedule() {
+        let rule = AcceptRule::Dynamic { accept_threshold: 0.85, denoising_steps: 2 };
+        assert_eq!(rows(rule, &[0.9, 0.95, 0.99, 0.1], 0, None), [0, 1, 2]);
+        assert_eq!(rows(rule, &[0.9, 0.2, 0.1, 0.3], 0, None), [0, 3]);
+    }
+
+    #[test]
+    fn sequential_goes_left_to_right_from_the_first_mask() {
+        let rule = AcceptRule::Sequential { denoising_steps: 2 };
+        assert_eq!(rows(rule, &[0.0, 0.2, 0.9, 0.3], 0, None), [1, 2]);
+        assert_eq!(rows(rule, &[0.0, 0.0, 0.0, 0.3], 1, None), [3]);
+    }
+
+    #[test]
+    fn ties_go_to_the_lowest_row() {
+        assert_eq!(rows(AcceptRule::Static { denoising_steps: 4 }, &[0.5, 0.5, 0.5, 0.5], 0, None), [0]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_rule_but_a_shut_gate_makes_progress(
+            confidences in proptest::collection::vec(0.01f32..1.0, 1..33),
+            step in 0usize..40,
+            denoising_steps in 1usize..33,
+        ) {
+            let rules = [
+                PLAIN,
+                AcceptRule::Static { denoising_steps },
+                AcceptRule::Dynamic { accept_threshold: 0.85, denoising_steps },
+                AcceptRule::Sequential { denoising_steps },
+                GATED,
+            ];
+            for rule in rules {
+                let taken = rows(rule, &confidences, step, None);
+                proptest::prop_assert!(!taken.is_empty());
+                proptest::prop_assert!(taken.is_sorted() && taken.iter().all(|row| *row < confidences.len()));
+            }
+        }
+    }
+}
