@@ -194,7 +194,10 @@ async function* payloads(body) {
   let rest = "";
   let data = [];
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      throw new ServerError("The connection broke before the answer was complete.");
+    });
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -257,6 +260,8 @@ class AnswerView {
   /** Index of the frame shown. */
   index = -1;
   playing = false;
+  /** True once the reader asked for a replay: it is to be seen even where answers are shown at once. */
+  #replaying = false;
   /** When the next frame is due, on the clock of requestAnimationFrame. */
   #dueAt = 0;
   #settleTimer = 0;
@@ -328,8 +333,15 @@ class AnswerView {
   play() {
     clearTimeout(this.#settleTimer);
     if (this.index >= this.recording.last || this.parts.answer.dataset.show === "text") this.#show(0);
+    this.#replaying = true;
     this.#dueAt = performance.now() + this.#frameMs();
     this.#setPlaying(true);
+  }
+
+  /** The stream has ended: what stood open until then can be told. */
+  complete() {
+    if (!this.recording.frames.length) this.settle();
+    else if (this.index >= 0 && this.parts.answer.dataset.show === "cells") this.#show(this.index);
   }
 
   stopPlaying() {
@@ -405,14 +417,17 @@ class AnswerView {
     retry.onclick = onRetry;
   }
 
+  /** A sentence more beside the numbers. */
   remark(text) {
-    this.parts.remark.textContent = text;
-    this.parts.remark.hidden = !text;
+    const { remark } = this.parts;
+    remark.textContent = `${remark.textContent} ${text}`.trim();
+    remark.hidden = false;
   }
 
   #frameMs() {
     const pace = this.pace();
-    return pace === Infinity ? 0 : 1000 / pace;
+    if (pace !== Infinity) return 1000 / pace;
+    return this.#replaying ? 1000 / PACES[DEFAULT_PACE] : 0;
   }
 
   #setPlaying(playing) {
@@ -431,7 +446,7 @@ class AnswerView {
     canvas.classList.remove("settling");
     answer.dataset.show = "cells";
     toggle.textContent = "Text";
-    toggle.hidden = !this.settledOnce;
+    toggle.hidden = !done;
     this.index = index;
     this.#draw(frame, index);
     scrub.max = last;
@@ -599,7 +614,7 @@ function describe(cell, position) {
   if (cell.kind === "masked") return `Position ${position}: masked`;
   const name = cell.kind === "end" ? "end token" : JSON.stringify(cell.piece ?? "");
   const sure = cell.confidence === null ? "" : `, confidence ${cell.confidence.toFixed(3)}`;
-  const rewritten = cell.rewrites ? `, rewritten ${cell.rewrites} times` : "";
+  const rewritten = cell.rewrites ? `, rewritten ${cell.rewrites === 1 ? "once" : `${cell.rewrites} times`}` : "";
   return `${name}, token ${cell.id}${sure}, settled at step ${cell.step} (forward ${cell.nfe})${rewritten}`;
 }
 
@@ -777,7 +792,9 @@ function requestBody(question, turns) {
     temperature: field("temperature").valueAsNumber,
     max_tokens: field("maxTokens").valueAsNumber,
   };
+  // Drawn here rather than by the server, so that the request copied is the request answered.
   if (field("seed").value) body.seed = Number(field("seed").value);
+  else if (body.temperature > 0) body.seed = crypto.getRandomValues(new Uint32Array(1))[0];
   const overrides = decoding();
   if (Object.keys(overrides).length) body.decoding = overrides;
   return body;
@@ -799,6 +816,8 @@ async function ask(question) {
   const view = new AnswerView(question, recording, {
     pace,
     onSettled: (settled) => {
+      // A new chat may have put it away.
+      if (!views.includes(settled)) return;
       if (!running) setBusy(false);
       element("announcer").textContent = settled.failed ? "" : `Answer: ${recording.text}`;
     },
@@ -813,6 +832,7 @@ async function ask(question) {
     await modelKnown(view, abort.signal);
     const { turns, left } = remembered(question, field("maxTokens").valueAsNumber);
     const body = requestBody(question, turns);
+    if (body.temperature > 0) view.remark(`Seed ${body.seed}.`);
     if (left) view.remark(`${left} earlier ${left === 1 ? "turn" : "turns"} left out to fit.`);
     recording.endIds = new Set(model.limits.eos_token_ids ?? []);
     offerCurl(view, body);
@@ -844,7 +864,7 @@ async function ask(question) {
   if (running === abort) {
     running = null;
     if (turn) history.push(turn);
-    if (!recording.frames.length) view.settle();
+    view.complete();
     if (!view.playing) setBusy(false);
     if (isNearEnd()) scrollToEnd();
   }
