@@ -340,6 +340,7 @@ class AnswerView {
 
   /** The stream has ended: what stood open until then can be told. */
   complete() {
+    if (this.settledOnce) return;
     if (!this.recording.frames.length) this.settle();
     else if (this.index >= 0 && this.parts.answer.dataset.show === "cells") this.#show(this.index);
   }
@@ -386,6 +387,11 @@ class AnswerView {
     prose.textContent = text || (this.failed ? "" : "(an empty answer)");
     answer.dataset.state = this.failed ? "failed" : "settled";
     toggle.hidden = this.recording.frames.length === 0;
+    // Cut short before a word was final: the cells are all there is to see.
+    if (this.failed && !text && this.recording.frames.length) {
+      this.#endOnce();
+      return;
+    }
     const finish = () => {
       canvas.classList.remove("settling");
       answer.dataset.show = "text";
@@ -400,11 +406,14 @@ class AnswerView {
       canvas.classList.add("settling");
       this.#settleTimer = setTimeout(finish, 420);
     }
-    if (!this.settledOnce) {
-      this.settledOnce = true;
-      this.#summarise();
-      this.onSettled(this);
-    }
+    this.#endOnce();
+  }
+
+  #endOnce() {
+    if (this.settledOnce) return;
+    this.settledOnce = true;
+    this.#summarise();
+    this.onSettled(this);
   }
 
   /** A line in place of, or below, the answer. */
@@ -446,7 +455,7 @@ class AnswerView {
     canvas.classList.remove("settling");
     answer.dataset.show = "cells";
     toggle.textContent = "Text";
-    toggle.hidden = !done;
+    toggle.hidden = !done || (this.failed && !this.recording.text);
     this.index = index;
     this.#draw(frame, index);
     scrub.max = last;
@@ -856,7 +865,6 @@ async function ask(question) {
           ask(question);
         },
       });
-      if (error.status === 0 && error.retryMs) learnModel();
     }
     view.settle();
   }
@@ -887,6 +895,8 @@ async function withPatience(view, signal, attempt) {
       return result;
     } catch (error) {
       if (!(error instanceof ServerError) || error.retryMs === null || performance.now() + error.retryMs > giveUpAt) throw error;
+      // Out of reach: whatever comes back may be another model.
+      if (error.status === 0) learnModel();
       view.notice(`${error.message} Trying again.`, { mild: true });
       await pause(error.retryMs, signal);
     }
