@@ -115,10 +115,9 @@ class Recording {
       changed = true;
     }
     const committed = snapshot.committed_len ?? 0;
-    if (before && !changed && committed === before.committed) return;
-    // A forward that only made a block final is no step to look at: it joins the frame before it.
+    // A forward that only made a block final is no step to look at.
     if (before && !changed) {
-      this.frames[this.last] = { ...before, nfe: snapshot.nfe, atMs, committed };
+      before.committed = committed;
       return;
     }
     this.frames.push({ nfe: snapshot.nfe, atMs, cells, committed, settled: countSettled(cells), wrote });
