@@ -68,10 +68,11 @@ function startServer() {
   });
 }
 
-/** A fresh page that knows its model, and what it complained about. */
-async function open(device, options = {}) {
+/** A fresh page that knows its model (or has another `state`), and what it complained about. */
+async function open(device, { prepare, state = "ready", ...options } = {}) {
   const context = await browser.newContext({ ...DEVICES[device], ...options });
   context.setDefaultTimeout(PATIENCE_MS);
+  await prepare?.(context);
   const page = await context.newPage();
   const complaints = [];
   page.on("console", (message) => {
@@ -82,7 +83,7 @@ async function open(device, options = {}) {
     addEventListener("securitypolicyviolation", (event) => console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
   });
   await page.goto(address);
-  await page.waitForSelector('#model[data-state="ready"]');
+  await page.waitForSelector(`#model[data-state="${state}"]`);
   return { page, complaints, close: () => context.close() };
 }
 
@@ -263,6 +264,22 @@ test("a server that is not ready is asked again", async () => {
   const turn = await ask(page, "12 + 30");
   assert.match(await settled(turn), /\S/);
   assert.ok(await turn.locator(".notice").isHidden(), "the notice goes when the answer comes");
+  await close();
+});
+
+test("a server behind a key asks for it", async () => {
+  const error = { error: { message: "an API key is needed", type: "invalid_request_error", param: null, code: "invalid_api_key" } };
+  const prepare = (context) =>
+    context.route("**/v1/**", (route) =>
+      route.request().headers().authorization === "Bearer sesame" ? route.fallback() : route.fulfill({ status: 401, json: error }),
+    );
+  const { page, close } = await open("phone", { prepare, state: "away" });
+  await page.locator("#api-key").fill("sesame");
+  await page.locator("#api-key").press("Tab");
+  await page.waitForSelector('#model[data-state="ready"]');
+  await page.click("#close-settings");
+  await setRange(page, "pace", INSTANT);
+  await settled(await ask(page, "12 + 30"));
   await close();
 });
 

@@ -175,10 +175,14 @@ async function errorOf(response) {
   return new ServerError(message, { status: response.status, param: error?.param ?? null, retryMs });
 }
 
-async function request(url, options) {
+/** Empty where the server asks for none. */
+let apiKey = "";
+
+async function request(url, options = {}) {
+  const headers = { ...options.headers, ...(apiKey && { authorization: `Bearer ${apiKey}` }) };
   let response;
   try {
-    response = await fetch(url, options);
+    response = await fetch(url, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server cannot be reached.", { retryMs: 1000 });
@@ -560,10 +564,12 @@ class AnswerView {
     const atEnd = done && index === last && summary;
     const forwards = atEnd ? (summary.nfe ?? frame.nfe) : frame.nfe;
     const n = atEnd ? (usage?.completion_tokens ?? frame.settled) : frame.settled;
-    const perForward = atEnd ? (summary.tokens_per_forward ?? n / forwards) : forwards ? n / forwards : 0;
+    // As the server counts: the forward that only reads the prompt could not have written anything.
+    const writing = forwards - (summary?.nfe_prefill ?? 0);
+    const perForward = (atEnd && summary.tokens_per_forward) || (writing > 0 ? n / writing : 0);
     nfe.textContent = forwards;
     tokens.textContent = n;
-    rate.textContent = (perForward || 0).toFixed(1);
+    rate.textContent = perForward.toFixed(1);
     time.textContent = milliseconds(atEnd ? endedAtMs : frame.atMs);
   }
 
@@ -710,6 +716,7 @@ function reflectControls() {
 
 function resetControls() {
   controls.reset();
+  element("api-key").value = apiKey;
   field("threshold").value = defaultThreshold();
   field("steps").value = defaultSteps();
   field("pace").value = reducedMotion.matches ? PACES.length - 1 : DEFAULT_PACE;
@@ -856,6 +863,7 @@ async function ask(question) {
       view.failed = true;
       const known = error instanceof ServerError;
       if (!known) console.error(error);
+      if (error.status === 401) learnModel();
       view.notice(known ? error.message : `The page could not read the answer: ${error.message}`, {
         onRetry: () => {
           if (running) return;
@@ -908,7 +916,9 @@ function offerCurl(view, body) {
   copy.hidden = false;
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
   copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(`curl -N ${location.origin}/v1/chat/completions -H 'content-type: application/json' -d '${quoted}'`);
+    // The key stays where it is: what is copied is often pasted where others read.
+    const key = apiKey ? ' -H "authorization: Bearer $DIFFULEX_API_KEY"' : "";
+    await navigator.clipboard.writeText(`curl -N ${location.origin}/v1/chat/completions${key} -H 'content-type: application/json' -d '${quoted}'`);
     copy.textContent = "Copied";
     setTimeout(() => (copy.textContent = "Copy as curl"), 1500);
   });
@@ -925,10 +935,16 @@ function learnModel() {
       try {
         const list = await (await request("/v1/models")).json();
         const first = list.data?.[0];
-        if (!first) throw new ServerError("The server has no model yet.");
+        // A model that loads has a name and no limits yet.
+        if (!first?.diffulex) throw new ServerError("The model is loading.", { status: 503 });
         takeModel(first);
         return;
       } catch (error) {
+        if (error.status === 401) {
+          showModel("away", "API key needed", "");
+          await keyGiven();
+          continue;
+        }
         const starting = error.status === 503;
         showModel(starting ? "connecting" : "away", starting ? "Starting" : "Server away", "");
         await pause(waitMs);
@@ -936,6 +952,20 @@ function learnModel() {
     }
   })().finally(() => (learning = null));
   return learning;
+}
+
+/** Asks for a key and waits until there is another one. */
+function keyGiven() {
+  const input = element("api-key");
+  element("key-control").hidden = false;
+  if (matchMedia("(max-width: 60rem)").matches) setSheet(true);
+  input.focus();
+  return new Promise((resolve) => {
+    input.addEventListener("change", () => {
+      apiKey = input.value.trim();
+      resolve();
+    }, { once: true });
+  });
 }
 
 /** Waits until it is known what answers. */
