@@ -3,8 +3,13 @@
 //! [`EngineOptions`] is the only place with defaults. [`EngineConfig::resolve`] runs once, with the model at hand, and
 //! nothing changes afterwards.
 
-use diffulex_strategies::MultiBlockConfig;
+use diffulex_protocol::DecodingOverrides;
+use diffulex_strategies::{AcceptRule, MultiBlockConfig};
 use serde::{Deserialize, Serialize};
+
+use crate::error::RequestError;
+use crate::models::ModelSpec;
+use crate::text::TextModel;
 
 /// Where a forward runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,4 +159,168 @@ pub struct EngineConfig {
     pub prefix_caching: bool,
     /// Ids below this may be sampled: rows of the head that are no token are never drawn.
     pub n_sampleable: usize,
+}
+
+/// Bytes of the KV pool where nobody sets them, at most. Chosen by us: memory is taken as it is used.
+const DEFAULT_KV_CACHE_BYTES: u64 = 1 << 30;
+
+/// Block sizes that are served: Diffulex's (diffulex/config.py), and 64 for the largest SDAR variant.
+const BLOCK_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
+
+/// The largest of them.
+pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
+
+impl EngineConfig {
+    /// The one strategy there is.
+    pub const STRATEGY: &str = "multi_bd";
+
+    /// The options as they act for a model. The error names the option and what would work.
+    pub fn resolve(options: &EngineOptions, spec: &ModelSpec, text: &TextModel) -> Result<Self, String> {
+        if let Some(name) = options.decoding_strategy.as_deref()
+            && name != Self::STRATEGY
+        {
+            let architecture = &spec.architecture;
+            return Err(format!(
+                "decoding strategy {name:?} does not fit {architecture}; it is decoded by {}",
+                Self::STRATEGY
+            ));
+        }
+        // SDAR's checkpoints are trained with blocks of 4 where their config does not say (models' config.json).
+        let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(4);
+        if !BLOCK_SIZES.contains(&block_size) {
+            return Err(format!("block size {block_size} is not one of {BLOCK_SIZES:?}"));
+        }
+        let buffer_size = options.buffer_size.map_or(MultiBlockConfig::BUFFER_SIZE, |size| size as usize);
+        // Chosen by us: Diffulex's configurations use up to 6.
+        if !(1..=16).contains(&buffer_size) {
+            return Err(format!("buffer size {buffer_size} is not in 1..=16"));
+        }
+        let page_size = options.page_size as usize;
+        if !BLOCK_SIZES.contains(&page_size) {
+            return Err(format!("page size {page_size} is not one of {BLOCK_SIZES:?}"));
+        }
+        let share = |name: &str, value: Option<f32>, default: f32| match value {
+            Some(value) if !(0.0..=1.0).contains(&value) => Err(format!("{name} must be in [0, 1], got {value}")),
+            Some(value) => Ok(value),
+            None => Ok(default),
+        };
+        let settings = DecodingOverrides {
+            accept_rule: options.accept_rule.clone(),
+            accept_threshold: Some(share(
+                "accept threshold",
+                options.accept_threshold,
+                MultiBlockConfig::ACCEPT_THRESHOLD,
+            )?),
+            add_block_threshold: None,
+            semi_complete_threshold: Some(share(
+                "semi-complete threshold",
+                options.semi_complete_threshold,
+                MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
+            )?),
+            denoising_steps: options.denoising_steps,
+        };
+        let default_rule = AcceptRule::Threshold { accept_threshold: MultiBlockConfig::ACCEPT_THRESHOLD };
+        let strategy = MultiBlockConfig {
+            block_size,
+            buffer_size,
+            add_block_threshold: share(
+                "add-block threshold",
+                options.add_block_threshold,
+                MultiBlockConfig::ADD_BLOCK_THRESHOLD,
+            )?,
+            accept: accept_rule(default_rule, &settings, block_size).map_err(|error| error.message)?,
+            fuse_prefill: false,
+        };
+        let mask_token_id = options
+            .mask_token_id
+            .or(spec.mask_token_id)
+            .or(text.mask_token_id())
+            .ok_or("neither config.json nor the tokenizer names a mask token; set the mask token id")?;
+        if mask_token_id as usize >= spec.vocab_size {
+            return Err(format!("mask token id {mask_token_id} is outside the vocabulary of {}", spec.vocab_size));
+        }
+        let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
+        let max_num_batched_tokens = options.max_num_batched_tokens as usize;
+        let least = (2 * buffer_size + 2) * block_size;
+        if max_num_batched_tokens < least {
+            return Err(format!(
+                "max batched tokens {max_num_batched_tokens} is below {least}, a window of {buffer_size} blocks of {block_size} and as many to encode"
+            ));
+        }
+        let max_num_reqs = options.max_num_reqs as usize;
+        if max_num_reqs == 0 {
+            return Err("max requests must be at least 1".to_owned());
+        }
+        let page_bytes = (spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim * page_size * size_of::<f32>()) as u64;
+        let pages_per_request = max_model_len.next_multiple_of(block_size).div_ceil(page_size);
+        let wanted = (pages_per_request * max_num_reqs) as u64;
+        let n_pages = match options.kv_cache_bytes {
+            Some(bytes) => bytes / page_bytes,
+            // One request at full length always fits.
+            None => wanted.min((DEFAULT_KV_CACHE_BYTES / page_bytes).max(pages_per_request as u64)),
+        };
+        if n_pages == 0 {
+            return Err(format!("the KV cache must hold at least one page of {page_bytes} bytes"));
+        }
+        Ok(Self {
+            strategy,
+            mask_token_id,
+            eos_token_ids: text.eos_token_ids().iter().copied().collect(),
+            max_model_len,
+            max_num_reqs,
+            max_num_batched_tokens,
+            page_size,
+            n_pages: n_pages as usize,
+            prefix_caching: options.prefix_caching,
+            n_sampleable: spec.vocab_size.min(text.vocab_size() as usize),
+        })
+    }
+
+    /// The strategy with what one request changes of it.
+    pub fn strategy_for(&self, overrides: &DecodingOverrides) -> Result<MultiBlockConfig, RequestError> {
+        Ok(MultiBlockConfig {
+            add_block_threshold: overrides.add_block_threshold.unwrap_or(self.strategy.add_block_threshold),
+            accept: accept_rule(self.strategy.accept, overrides, self.strategy.block_size)?,
+            ..self.strategy.clone()
+        })
+    }
+}
+
+/// `base` with what `overrides` change of it; a setting the rule does not have is refused by name.
+fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usize) -> Result<AcceptRule, RequestError> {
+    let name = overrides.accept_rule.as_deref().unwrap_or(base.name());
+    let accept_threshold =
+        overrides.accept_threshold.or(base.accept_threshold()).unwrap_or(MultiBlockConfig::ACCEPT_THRESHOLD);
+    let base_steps = match base {
+        AcceptRule::Static { denoising_steps }
+        | AcceptRule::Dynamic { denoising_steps, .. }
+        | AcceptRule::Sequential { denoising_steps } => denoising_steps,
+        AcceptRule::Threshold { .. } | AcceptRule::GatedThreshold { .. } => block_size,
+    };
+    let denoising_steps = overrides.denoising_steps.map_or(base_steps, |steps| steps as usize);
+    if !(1..=block_size).contains(&denoising_steps) {
+        return Err(RequestError::invalid(
+            "decoding.denoising_steps",
+            format!("denoising_steps must be in 1..={block_size}, the block size; got {denoising_steps}"),
+        ));
+    }
+    let base_semi = match base {
+        AcceptRule::GatedThreshold { semi_complete_threshold, .. } => semi_complete_threshold,
+        AcceptRule::Threshold { .. }
+        | AcceptRule::Static { .. }
+        | AcceptRule::Dynamic { .. }
+        | AcceptRule::Sequential { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
+    };
+    let semi_complete_threshold = overrides.semi_complete_threshold.unwrap_or(base_semi);
+    match name {
+        "threshold" => Ok(AcceptRule::Threshold { accept_threshold }),
+        "gated_threshold" => Ok(AcceptRule::GatedThreshold { accept_threshold, semi_complete_threshold }),
+        "static" => Ok(AcceptRule::Static { denoising_steps }),
+        "dynamic" => Ok(AcceptRule::Dynamic { accept_threshold, denoising_steps }),
+        "sequential" => Ok(AcceptRule::Sequential { denoising_steps }),
+        _ => Err(RequestError::invalid(
+            "decoding.accept_rule",
+            format!("accept rule {name:?} is not one of {}", AcceptRule::NAMES.join(", ")),
+        )),
+    }
 }

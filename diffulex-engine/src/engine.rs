@@ -1,50 +1,414 @@
-//! The engine.
+//! The engine: one tick on one page.
+//!
+//! `commands -> plan -> lay out -> forward -> sample -> decide and commit -> tell`. One tick is one denoise step of the
+//! whole batch; requests come and go between ticks. Whatever fails, fails for the requests concerned, and every
+//! accepted one ends in exactly one reply or error.
 
-use diffulex_protocol::{EngineStats, ErrorCode, ModelCard, ServingCommand, ServingEvent};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Instant;
 
-use crate::config::EngineOptions;
-use crate::error::LoadError;
+use diffulex_protocol::{
+    EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingError, ServingEvent,
+    ServingGenerate, ServingInput,
+};
+use diffulex_strategies::{BlockCandidates, Candidate, MultiBlock};
+
+use crate::batch::{Wanted, lay_out};
+use crate::config::{EngineConfig, EngineOptions};
+use crate::emit::{Emitter, Usage};
+use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
+use crate::load::{Loaded, load};
+use crate::runner::Runner;
+use crate::sampler::{DrawKey, Vocabulary, sample};
+use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
+use crate::sequence::{ForwardKind, Limits, Sequence, StepChange};
 use crate::serving::ServingEngine;
+use crate::text::TextModel;
 
-/// How far a load is.
-#[derive(Clone, Copy, Debug)]
-pub struct LoadProgress {
-    /// Bytes of weights made ready.
-    pub done_bytes: u64,
-    /// Bytes of weights in all.
-    pub total_bytes: u64,
-}
+pub use crate::load::LoadProgress;
 
 /// The engine.
 pub struct Engine {
+    config: EngineConfig,
     card: ModelCard,
+    text: TextModel,
+    runner: Box<dyn Runner>,
+    scheduler: Scheduler,
+    scheduled: BTreeMap<Ticket, Scheduled>,
+    telling: BTreeMap<Ticket, Telling>,
+    tickets: BTreeMap<String, Ticket>,
+    next_ticket: Ticket,
+    stats: EngineStats,
+    last_step: Instant,
+}
+
+/// The telling side of a request, and its clock.
+struct Telling {
+    emitter: Emitter,
+    usage: Usage,
+    received: Instant,
+    has_started: bool,
 }
 
 impl Engine {
     /// Loads a model; `progress` is called now and then.
     pub fn load(
         files: &ModelFiles,
-        _options: &EngineOptions,
-        _progress: &mut dyn FnMut(LoadProgress),
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        Err(LoadError::of(files.place(), "not yet"))
+        let Loaded { config, card, text, runner } = load(files, options, progress)?;
+        let scheduler = Scheduler::new(&config);
+        // Bounds chosen by us: blocks are at most 32 positions, forwards write from less than one to a few dozen.
+        let stats = EngineStats {
+            steps_per_block: Histogram::new(&[1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0]),
+            tokens_per_forward: Histogram::new(&[0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0]),
+            commit_confidence: Histogram::new(&[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0]),
+            kv_pages_total: config.n_pages as u32,
+            ..EngineStats::default()
+        };
+        Ok(Self {
+            config,
+            card,
+            text,
+            runner,
+            scheduler,
+            scheduled: BTreeMap::new(),
+            telling: BTreeMap::new(),
+            tickets: BTreeMap::new(),
+            next_ticket: 0,
+            stats,
+            last_step: Instant::now(),
+        })
+    }
+
+    /// The options as they act.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// The model's text side.
+    pub fn text(&self) -> &TextModel {
+        &self.text
+    }
+
+    /// Throws a running request out of its pages as if an older one needed them. For tests of rebuilding.
+    pub fn preempt(&mut self, rid: &str) {
+        if let Some(ticket) = self.tickets.get(rid) {
+            self.scheduler.preempt(*ticket, &mut self.scheduled);
+        }
+    }
+
+    /// True when pages held and pages free add up.
+    pub fn pages_are_consistent(&self) -> bool {
+        self.scheduler.pool().is_consistent(self.scheduled.values().map(|request| request.pages.as_slice()))
+    }
+
+    fn accept(&mut self, mut request: ServingGenerate) -> Result<(), RequestError> {
+        if self.tickets.contains_key(&request.rid) {
+            return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
+        }
+        // Drawn here where the client has none, so that the reply can name it.
+        request.sampling_params.seed.get_or_insert_with(|| RandomState::new().hash_one(&request.rid));
+        let params = &request.sampling_params;
+        params.validate().map_err(|(param, message)| RequestError::invalid(param, message))?;
+        let prompt = match &request.input {
+            ServingInput::Prompt { prompt: Prompt::Ids(ids) } => ids.clone(),
+            ServingInput::Prompt { prompt: Prompt::Text(text) } => self.text.encode(text)?,
+            ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
+        };
+        if let Some(id) = prompt.iter().find(|id| **id >= self.card.vocab_size) {
+            let vocab_size = self.card.vocab_size;
+            return Err(RequestError::invalid(
+                "prompt",
+                format!("token id {id} is outside the vocabulary of {vocab_size}"),
+            ));
+        }
+        let limits = self.limits(prompt.len(), params.max_tokens as usize)?;
+        let strategy = MultiBlock::new(self.config.strategy_for(&params.decoding)?);
+        let sequence = Sequence::new(
+            &prompt,
+            limits,
+            self.config.mask_token_id,
+            &self.config.eos_token_ids,
+            params.clone(),
+            strategy,
+        );
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.stats.prompt_tokens += prompt.len() as u64;
+        let telling = Telling {
+            emitter: Emitter::new(&request, prompt.len()),
+            usage: Usage::default(),
+            received: Instant::now(),
+            has_started: false,
+        };
+        self.telling.insert(ticket, telling);
+        self.scheduled.insert(ticket, Scheduled::new(sequence));
+        self.tickets.insert(request.rid, ticket);
+        self.scheduler.enqueue(ticket);
+        Ok(())
+    }
+
+    fn limits(&self, prompt_len: usize, max_tokens: usize) -> Result<Limits, RequestError> {
+        let max_model_len = self.config.max_model_len;
+        if prompt_len == 0 {
+            return Err(RequestError::invalid("prompt", "prompt is empty"));
+        }
+        if prompt_len >= max_model_len {
+            return Err(RequestError::invalid(
+                "prompt",
+                format!(
+                    "prompt has {prompt_len} tokens; with at least one to write, the limit of {max_model_len} is passed"
+                ),
+            ));
+        }
+        let wanted = prompt_len.saturating_add(max_tokens);
+        let limits = if wanted <= max_model_len {
+            Limits { end: wanted, reason: FinishReason::MaxNewTokensReached }
+        } else {
+            Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
+        };
+        let n_positions = limits.end.next_multiple_of(self.config.strategy.block_size);
+        let n_pages = n_positions.div_ceil(self.config.page_size);
+        if n_pages > self.config.n_pages {
+            return Err(RequestError::too_large(
+                "max_tokens",
+                format!(
+                    "{n_positions} positions need {n_pages} KV pages; the pool has {}: ask for fewer tokens or serve with a larger KV cache",
+                    self.config.n_pages
+                ),
+            ));
+        }
+        Ok(limits)
+    }
+
+    /// Ends the request `ticket`; nothing of it is left.
+    fn forget(&mut self, ticket: Ticket) -> Option<(Scheduled, Telling)> {
+        let mut scheduled = self.scheduled.remove(&ticket)?;
+        self.scheduler.remove(ticket, &mut scheduled);
+        self.tickets.retain(|_, other| *other != ticket);
+        Some((scheduled, self.telling.remove(&ticket)?))
+    }
+
+    fn finish(&mut self, ticket: Ticket, reason: FinishReason, events: &mut Vec<ServingEvent>) {
+        if let Some((scheduled, mut telling)) = self.forget(ticket) {
+            telling.usage.preemptions = scheduled.preemptions;
+            events.extend(telling.emitter.finish(&scheduled.sequence, &self.text, &telling.usage, reason));
+            let nfe = scheduled.sequence.nfe();
+            if reason == FinishReason::Aborted {
+                self.stats.wasted_nfe += u64::from(nfe.denoise);
+            }
+            if let Some(ServingEvent::Reply(reply)) = events.last()
+                && nfe.denoise > 0
+            {
+                let forwards = f64::from(nfe.denoise + nfe.commit);
+                self.stats.tokens_per_forward.observe(reply.token_ids.len() as f64 / forwards);
+            }
+        }
+    }
+
+    fn fail(&mut self, ticket: Ticket, error: RequestError, events: &mut Vec<ServingEvent>) {
+        let rid = self.tickets.iter().find(|(_, other)| **other == ticket).map(|(rid, _)| rid.clone());
+        if let (Some(rid), Some(_)) = (rid, self.forget(ticket)) {
+            events.push(ServingEvent::Error(error.into_event(rid)));
+        }
+    }
+
+    fn obey(&mut self, command: ServingCommand, events: &mut Vec<ServingEvent>) {
+        match command {
+            ServingCommand::Generate(request) => {
+                let rid = request.rid.clone();
+                if let Err(error) = self.accept(request) {
+                    events.push(ServingEvent::Error(error.into_event(rid)));
+                }
+            }
+            ServingCommand::Abort { rid } => {
+                if let Some(ticket) = self.tickets.get(&rid).copied() {
+                    self.finish(ticket, FinishReason::Aborted, events);
+                }
+            }
+            ServingCommand::FlushCache => self.scheduler.flush_cache(),
+            ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
+                let message = Some("this engine records no profiles".to_owned());
+                events.push(ServingEvent::ProfileReply { ok: false, message, paths: Vec::new() });
+            }
+            // The loop around the engine handles it; one that comes here all the same ends what runs.
+            ServingCommand::Shutdown { .. } => {
+                events.extend(self.fail_all(ErrorCode::ShuttingDown, "the server is shutting down"));
+            }
+        }
+    }
+
+    /// One denoise step of everything the plan takes in.
+    fn step(&mut self, events: &mut Vec<ServingEvent>) {
+        let plan = self.scheduler.plan(&mut self.scheduled);
+        if plan.is_empty() {
+            // Admission refuses what can never be planned; if it was wrong, the oldest pays, and nothing hangs.
+            if let Some(ticket) = self.scheduled.keys().next().copied() {
+                self.fail(ticket, RequestError::engine("the scheduler found no room for this request"), events);
+            }
+            return;
+        }
+        let started = Instant::now();
+        for span in &plan {
+            if let Some(telling) = self.telling.get_mut(&span.ticket)
+                && !telling.has_started
+            {
+                telling.has_started = true;
+                telling.usage.queue_time_s = telling.received.elapsed().as_secs_f64();
+            }
+        }
+        let (batch, wanted) = lay_out(&plan, &self.scheduled, self.config.page_size);
+        self.stats.rows += batch.ids.len() as u64;
+        let logits = match self.runner.forward(&batch) {
+            Ok(logits) => logits,
+            Err(error) => {
+                for span in &plan {
+                    self.fail(span.ticket, RequestError::engine(format!("the forward failed: {error}")), events);
+                }
+                return;
+            }
+        };
+        let mut candidates = self.sample(&logits, &wanted);
+        self.stats.steps += 1;
+        self.stats.forward_seconds += started.elapsed().as_secs_f64();
+        for span in plan {
+            match candidates.remove(&span.ticket).unwrap_or(Ok(Vec::new())) {
+                Ok(candidates) => self.commit(&span, &candidates, started, events),
+                Err(error) => self.fail(span.ticket, error, events),
+            }
+        }
+        self.last_step = Instant::now();
+    }
+
+    /// Candidates of each request by block, or why it has none.
+    fn sample(
+        &self,
+        logits: &[f32],
+        wanted: &[Wanted],
+    ) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
+        let vocabulary =
+            Vocabulary { n_sampleable: self.config.n_sampleable, mask_token_id: self.config.mask_token_id };
+        let mut sampled = BTreeMap::new();
+        for (logits, wanted) in logits.chunks_exact(self.card.vocab_size as usize).zip(wanted) {
+            let Some(request) = self.scheduled.get(&wanted.ticket) else { continue };
+            let sequence = &request.sequence;
+            let key = DrawKey {
+                seed: sequence.params().seed.unwrap_or_default(),
+                position: sequence.block_range(wanted.block).start + wanted.row,
+                step: sequence.blocks()[wanted.block].steps,
+            };
+            let entry = sampled.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
+            let Ok(blocks) = entry else { continue };
+            let Some((token, confidence)) = sample(logits, vocabulary, sequence.params(), key) else {
+                let position = key.position;
+                *entry =
+                    Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
+                continue;
+            };
+            let candidate = Candidate { row: wanted.row, token, confidence };
+            match blocks.last_mut() {
+                Some(last) if last.block == wanted.block => last.candidates.push(candidate),
+                Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),
+            }
+        }
+        sampled
+    }
+
+    fn commit(
+        &mut self,
+        span: &Span,
+        candidates: &[BlockCandidates],
+        started: Instant,
+        events: &mut Vec<ServingEvent>,
+    ) {
+        let (Some(request), Some(telling)) = (self.scheduled.get_mut(&span.ticket), self.telling.get_mut(&span.ticket))
+        else {
+            return;
+        };
+        let change = match request.sequence.advance(span.blocks.clone(), candidates) {
+            Ok(change) => change,
+            Err(error) => return self.fail(span.ticket, error, events),
+        };
+        self.scheduler.name_pages(request);
+        telling.usage.cached_tokens = request.cached_tokens as u32;
+        if change.kind != ForwardKind::Prefill {
+            telling.usage.decode_time_s += started.elapsed().as_secs_f64();
+            telling.usage.decode_tokens += change.filled.len() as u32;
+        }
+        let found_stop = telling.emitter.absorb(&request.sequence, &self.text);
+        let reason = if found_stop { Some(FinishReason::StopString) } else { request.sequence.finished() };
+        match reason {
+            Some(reason) => self.finish(span.ticket, reason, events),
+            None => {
+                let changed = !change.filled.is_empty();
+                events.extend(telling.emitter.step_event(&request.sequence, &self.text, &telling.usage, changed));
+            }
+        }
+        self.count(&change);
+    }
+
+    fn count(&mut self, change: &StepChange) {
+        match change.kind {
+            ForwardKind::Denoise => self.stats.nfe.denoise += 1,
+            ForwardKind::Prefill => self.stats.nfe.prefill += 1,
+            ForwardKind::Commit => self.stats.nfe.commit += 1,
+            ForwardKind::Rebuild => self.stats.nfe.rebuild += 1,
+        }
+        self.stats.generation_tokens += change.filled.len() as u64;
+        for confidence in &change.filled {
+            self.stats.commit_confidence.observe(f64::from(*confidence));
+        }
+        for steps in &change.block_steps {
+            self.stats.steps_per_block.observe(*steps as f64);
+        }
     }
 }
 
 impl ServingEngine for Engine {
-    fn tick(&mut self, _commands: Vec<ServingCommand>) -> Vec<ServingEvent> {
-        Vec::new()
+    fn tick(&mut self, commands: Vec<ServingCommand>) -> Vec<ServingEvent> {
+        let mut events = Vec::new();
+        for command in commands {
+            self.obey(command, &mut events);
+        }
+        if self.has_work() {
+            self.step(&mut events);
+        }
+        events
     }
+
     fn has_work(&self) -> bool {
-        false
+        !self.scheduled.is_empty()
     }
-    fn fail_all(&mut self, _code: ErrorCode, _message: &str) -> Vec<ServingEvent> {
-        Vec::new()
+
+    fn fail_all(&mut self, code: ErrorCode, message: &str) -> Vec<ServingEvent> {
+        let tickets: Vec<(String, Ticket)> = self.tickets.iter().map(|(rid, ticket)| (rid.clone(), *ticket)).collect();
+        let mut events = Vec::with_capacity(tickets.len());
+        for (rid, ticket) in tickets {
+            self.forget(ticket);
+            events.push(ServingEvent::Error(ServingError { rid, message: message.to_owned(), code, param: None }));
+        }
+        events
     }
+
     fn stats(&self) -> EngineStats {
-        EngineStats::default()
+        let forced: u32 = self.scheduled.values().map(|request| request.sequence.forced_fills()).sum();
+        EngineStats {
+            running: self.scheduler.n_running() as u32,
+            waiting: self.scheduler.n_waiting() as u32,
+            kv_pages_free: self.scheduler.pool().n_free() as u32,
+            prefix_queries: self.scheduler.prefix_queries,
+            prefix_hits: self.scheduler.prefix_hits,
+            preemptions: self.scheduler.preemptions,
+            forced_fills: u64::from(forced),
+            last_step_age_ms: self.last_step.elapsed().as_millis() as u64,
+            ..self.stats.clone()
+        }
     }
+
     fn card(&self) -> &ModelCard {
         &self.card
     }

@@ -3,10 +3,20 @@
 //! Arrows point down only: `engine` over `scheduler`, `sequence`, `batch`, `sampler`, `emit`; these over `kv`, `text`,
 //! `models`; these over `kernels`. Never here: sockets, HTTP, async.
 
+pub mod batch;
 pub mod config;
+pub mod emit;
 pub mod engine;
 pub mod error;
 pub mod files;
+pub mod kernels;
+pub mod kv;
+mod load;
+pub mod models;
+pub mod runner;
+pub mod sampler;
+pub mod scheduler;
+pub mod sequence;
 pub mod serving;
 pub mod text;
 

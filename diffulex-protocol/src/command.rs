@@ -7,6 +7,7 @@ use crate::SamplingParams;
 /// One command, a map tagged by `type`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "nearly every command is a Generate, and each is moved only twice")]
 pub enum ServingCommand {
     /// Write an answer.
     Generate(ServingGenerate),

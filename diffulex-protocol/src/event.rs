@@ -59,9 +59,11 @@ impl ServingEvent {
             Self::BufferSnapshot(snapshot) => Some(&snapshot.rid),
             Self::Reply(reply) => Some(&reply.rid),
             Self::Error(error) => Some(&error.rid),
-            Self::Ready(_) | Self::Fatal { .. } | Self::Heartbeat { .. } | Self::ProfileReply { .. } | Self::Goodbye => {
-                None
-            }
+            Self::Ready(_)
+            | Self::Fatal { .. }
+            | Self::Heartbeat { .. }
+            | Self::ProfileReply { .. }
+            | Self::Goodbye => None,
         }
     }
 

@@ -15,7 +15,7 @@ mod params;
 pub use codec::{CodecError, PROTOCOL_VERSION};
 pub use command::{ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
 pub use event::{
-    EngineStats, ErrorCode, EventBatch, FinishReason, Histogram, ModelCard, NfeCounts, NfeCountsTotal, Ready, ServingBufferSnapshot,
-    ServingDelta, ServingError, ServingEvent, ServingReply,
+    EngineStats, ErrorCode, EventBatch, FinishReason, Histogram, ModelCard, NfeCounts, NfeCountsTotal, Ready,
+    ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,
 };
 pub use params::{DecodingOverrides, SamplingParams};

@@ -81,8 +81,7 @@ impl AcceptRule {
             }
             Self::GatedThreshold { accept_threshold, semi_complete_threshold } => {
                 let sure = above(accept_threshold);
-                let may_force =
-                    block.previous.is_none_or(|previous| previous.share() >= semi_complete_threshold);
+                let may_force = block.previous.is_none_or(|previous| previous.share() >= semi_complete_threshold);
                 if sure.is_empty() && may_force { most_confident(candidates, 1) } else { sure }
             }
             Self::Static { denoising_steps } => most_confident(candidates, quota(block, denoising_steps)),

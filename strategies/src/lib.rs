@@ -16,4 +16,4 @@ pub mod view;
 pub use accept::AcceptRule;
 pub use edit::Edit;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
-pub use view::{BlockView, Candidate, Progress};
+pub use view::{BlockCandidates, BlockView, Candidate, Progress};

@@ -44,3 +44,12 @@ pub struct BlockView<'a> {
     /// One per masked position, ascending by row, at least one.
     pub candidates: &'a [Candidate],
 }
+
+/// The candidates of one block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BlockCandidates {
+    /// Index of the block in its request.
+    pub block: usize,
+    /// One per masked position, ascending by row.
+    pub candidates: Vec<Candidate>,
+}

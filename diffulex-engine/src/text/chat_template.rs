@@ -1,8 +1,8 @@
 //! Hugging Face chat templates, rendered by minijinja the way transformers' jinja2 renders them.
 
 use diffulex_protocol::ChatMessage;
-use minijinja::value::{Kwargs, Value};
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind, context};
 
 use crate::error::{LoadError, RequestError};
@@ -53,13 +53,18 @@ impl ChatTemplate {
         Ok(Self { environment, special_tokens })
     }
 
-    pub(super) fn render(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
-        let specials = Value::from_iter(self.special_tokens.iter().cloned());
+    pub(super) fn render(
+        &self,
+        messages: &[ChatMessage],
+        options: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, RequestError> {
+        let specials = Value::from_pairs(self.special_tokens.iter().cloned());
         let messages: Vec<Value> = messages
             .iter()
             .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() })
             .collect();
-        let context = context! { messages, add_generation_prompt => true, ..specials };
+        let options = Value::from_pairs(options.iter().map(|(name, value)| (name.clone(), from_json(value))));
+        let context = context! { ..options, ..context! { messages, add_generation_prompt => true, ..specials } };
         self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
             // The template's own words (raise_exception) are the useful part.
             let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
@@ -78,6 +83,22 @@ fn named_template(tokenizer_config: &serde_json::Value) -> Option<String> {
             .and_then(|entry| entry.get("template")?.as_str())
             .map(str::to_owned),
         _ => None,
+    }
+}
+
+fn from_json(json: &serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Null => Value::from(()),
+        serde_json::Value::Bool(flag) => Value::from(*flag),
+        serde_json::Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(whole), _) => Value::from(whole),
+            (None, fraction) => Value::from(fraction.unwrap_or(f64::NAN)),
+        },
+        serde_json::Value::String(text) => Value::from(text.as_str()),
+        serde_json::Value::Array(items) => items.iter().map(from_json).collect(),
+        serde_json::Value::Object(entries) => {
+            Value::from_pairs(entries.iter().map(|(name, value)| (name.clone(), from_json(value))))
+        }
     }
 }
 

@@ -1,22 +1,24 @@
 //! Committed ids to text, a piece at a time, never splitting a character.
+//!
+//! Bytes that are no whole character decode to U+FFFD, and only the last one can still become something else: all before
+//! it is final. So a push gives the text of everything so far, less what was given before, less a trailing U+FFFD.
 
 use super::TextModel;
 
-/// Ids kept before the unread ones: a decoder may treat the first token of a text specially (a leading space), so new
-/// ids are always decoded behind some old ones. 4 is chosen by us; byte-level tokenizers need 0.
-const CONTEXT: usize = 4;
+/// Ids kept when old ones are dropped. An unfinished character spans at most 3 tokens of a byte each; the others stand
+/// before it because some decoders treat the first token of a text specially. Chosen by us.
+const KEPT_IDS: usize = 8;
 
-/// Longest run of tokens held back as an unfinished character. UTF-8 takes at most 4 bytes, so 3 tokens can be
-/// incomplete; more is not a character in the making but bytes that are none.
-const MAX_HELD: usize = 3;
+/// Old ids are dropped when there are this many, so that a push costs no more than decoding them. Chosen by us.
+const MAX_IDS: usize = 32;
 
 /// Incremental detokeniser of one answer. Its pushes joined are `decode` of all ids.
 #[derive(Debug, Default)]
 pub struct Detokenizer {
-    /// Context, then ids whose text is not out yet.
+    /// The newest ids.
     ids: Vec<u32>,
-    /// Where the second part begins.
-    unread: usize,
+    /// Bytes of their text that were given.
+    given: usize,
 }
 
 impl Detokenizer {
@@ -26,9 +28,16 @@ impl Detokenizer {
         for id in ids {
             self.ids.push(*id);
             let whole = text.decode(&self.ids);
-            let incomplete = whole.ends_with(char::REPLACEMENT_CHARACTER);
-            if !incomplete || self.ids.len() - self.unread > MAX_HELD {
-                out.push_str(&self.take(text, whole));
+            let is_final = whole.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&whole);
+            // A special token in the middle may shorten nothing, but a decoder's own cleaning could.
+            if let Some(fresh) = is_final.get(self.given..) {
+                out.push_str(fresh);
+                self.given = is_final.len();
+            }
+            if self.ids.len() >= MAX_IDS {
+                let held = whole.len() - self.given;
+                self.ids.drain(..self.ids.len() - KEPT_IDS);
+                self.given = text.decode(&self.ids).len().saturating_sub(held);
             }
         }
         out
@@ -37,14 +46,8 @@ impl Detokenizer {
     /// The text still held back; nothing follows it.
     pub fn finish(&mut self, text: &TextModel) -> String {
         let whole = text.decode(&self.ids);
-        self.take(text, whole)
-    }
-
-    fn take(&mut self, text: &TextModel, whole: String) -> String {
-        let old = text.decode(&self.ids[..self.unread]);
-        let fresh = whole.strip_prefix(&old).map_or(whole.clone(), str::to_owned);
-        self.ids.drain(..self.ids.len().saturating_sub(CONTEXT));
-        self.unread = self.ids.len();
-        fresh
+        let rest = whole.get(self.given..).unwrap_or_default().to_owned();
+        self.given = whole.len();
+        rest
     }
 }

@@ -73,7 +73,16 @@ impl TextModel {
 
     /// Messages as the model's template writes them, up to where the assistant begins.
     pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
-        self.template.render(messages)
+        self.render_chat_with(messages, &serde_json::Map::new())
+    }
+
+    /// As [`Self::render_chat`], with switches of the template's own, such as `enable_thinking`.
+    pub fn render_chat_with(
+        &self,
+        messages: &[ChatMessage],
+        options: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, RequestError> {
+        self.template.render(messages, options)
     }
 
     /// Text of `ids`; special tokens are left out.

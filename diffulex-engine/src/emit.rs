@@ -1,0 +1,313 @@
+//! What a request is told: text that is final, snapshots of what is not, and the reply.
+//!
+//! Text goes one way: final ids into the [`Detokenizer`], its text past the stop strings, and from there into deltas or
+//! snapshots. The reply's text is what was let through in all, so deltas joined are the reply, whatever the steps were.
+//!
+//! Never here: decisions about tokens; scheduling; sockets.
+
+use diffulex_protocol::{
+    FinishReason, ServingBufferSnapshot, ServingDelta, ServingEvent, ServingGenerate, ServingReply, SnapshotSpan,
+    StreamMode,
+};
+
+use crate::sequence::{PositionState, Sequence};
+use crate::text::{Detokenizer, TextModel};
+
+/// Drawn in a snapshot's text where nothing is decided.
+const MASK_CHARACTER: char = '░';
+
+/// What a request took part in, for its events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: u32,
+    /// Seconds from receipt to the first forward.
+    pub queue_time_s: f64,
+    /// Seconds of the steps taken part in, prefill excluded.
+    pub decode_time_s: f64,
+    /// Tokens filled in those steps.
+    pub decode_tokens: u32,
+    /// Times the pages were lost.
+    pub preemptions: u32,
+}
+
+impl Usage {
+    fn tokens_per_second(&self) -> Option<f64> {
+        (self.decode_time_s > 0.0).then(|| f64::from(self.decode_tokens) / self.decode_time_s)
+    }
+}
+
+/// The telling side of one request.
+pub struct Emitter {
+    rid: String,
+    /// `None`: only the reply.
+    mode: Option<StreamMode>,
+    span: SnapshotSpan,
+    stops: Vec<String>,
+    detokenizer: Detokenizer,
+    text: String,
+    /// Length of `text` after each token.
+    ends: Vec<usize>,
+    /// Where a stop string begins in `text`.
+    stop_at: Option<usize>,
+    seq: u32,
+    sent_tokens: usize,
+    sent_bytes: usize,
+    /// First position that was not final at the previous snapshot.
+    snapshot_frontier: usize,
+}
+
+impl Emitter {
+    /// The telling side of `request`.
+    pub fn new(request: &ServingGenerate, prompt_len: usize) -> Self {
+        Self {
+            rid: request.rid.clone(),
+            mode: request.stream.then_some(request.stream_mode),
+            span: request.snapshot,
+            stops: request.sampling_params.stop.clone(),
+            detokenizer: Detokenizer::default(),
+            text: String::new(),
+            ends: Vec::new(),
+            stop_at: None,
+            seq: 0,
+            sent_tokens: 0,
+            sent_bytes: 0,
+            snapshot_frontier: prompt_len,
+        }
+    }
+
+    /// Takes what has become final. True when a stop string is complete: the request is finished then.
+    pub fn absorb(&mut self, sequence: &Sequence, text: &TextModel) -> bool {
+        let start = sequence.prompt_len() + self.ends.len();
+        for id in &sequence.tokens()[start..sequence.final_end().max(start)] {
+            let fresh = self.detokenizer.push(text, std::slice::from_ref(id));
+            self.extend(&fresh);
+            self.ends.push(self.text.len());
+            if self.stop_at.is_some() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn extend(&mut self, fresh: &str) {
+        if fresh.is_empty() || self.stop_at.is_some() {
+            return;
+        }
+        let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
+        let mut from = self.text.len().saturating_sub(longest);
+        while !self.text.is_char_boundary(from) {
+            from -= 1;
+        }
+        self.text.push_str(fresh);
+        let found = self.stops.iter().filter_map(|stop| self.text[from..].find(stop.as_str())).min();
+        self.stop_at = found.map(|offset| from + offset);
+    }
+
+    /// Bytes of `text` that no stop string can take back any more.
+    fn safe_len(&self) -> usize {
+        let bytes = self.text.as_bytes();
+        let held = self
+            .stops
+            .iter()
+            .flat_map(|stop| (1..stop.len()).rev().find(|len| bytes.ends_with(&stop.as_bytes()[..*len])))
+            .max();
+        self.text.len() - held.unwrap_or(0)
+    }
+
+    /// Flushes what was held back and cuts the text at a stop string. Nothing is absorbed afterwards.
+    fn close(&mut self, text: &TextModel) {
+        let rest = self.detokenizer.finish(text);
+        self.extend(&rest);
+        if let Some(stop) = self.stop_at {
+            self.text.truncate(stop);
+            // A token belongs to the answer if it began before the stop string.
+            let n_tokens =
+                std::iter::once(0).chain(self.ends.iter().copied()).take_while(|start| *start < stop).count();
+            self.ends.truncate(n_tokens);
+        }
+        if let Some(end) = self.ends.last_mut() {
+            *end = self.text.len();
+        }
+    }
+
+    /// What to stream after a step. `changed`: the step filled something below the limit.
+    pub fn step_event(
+        &mut self,
+        sequence: &Sequence,
+        text: &TextModel,
+        usage: &Usage,
+        changed: bool,
+    ) -> Option<ServingEvent> {
+        match self.mode? {
+            StreamMode::BlockAppend => {
+                let block_size = sequence.block_size();
+                // Whole blocks only; what the limit or an end token cuts short comes with the last delta.
+                let boundary = sequence.final_end() / block_size * block_size;
+                let n_tokens = boundary.saturating_sub(sequence.prompt_len()).min(self.ends.len());
+                if n_tokens <= self.sent_tokens {
+                    return None;
+                }
+                let until = self.ends[n_tokens - 1].min(self.safe_len());
+                Some(self.delta(sequence, usage, n_tokens, until, false))
+            }
+            StreamMode::Denoise => changed.then(|| {
+                let until = self.safe_len();
+                self.snapshot(sequence, text, usage, until, false)
+            }),
+        }
+    }
+
+    /// The last stream event, if the request streams, and the reply.
+    pub fn finish(
+        &mut self,
+        sequence: &Sequence,
+        text: &TextModel,
+        usage: &Usage,
+        reason: FinishReason,
+    ) -> Vec<ServingEvent> {
+        self.close(text);
+        let mut events = Vec::with_capacity(2);
+        match self.mode {
+            Some(StreamMode::BlockAppend) => {
+                events.push(self.delta(sequence, usage, self.ends.len(), self.text.len(), true));
+            }
+            Some(StreamMode::Denoise) => {
+                events.push(self.snapshot(sequence, text, usage, self.text.len(), true));
+            }
+            None => {}
+        }
+        let prompt_len = sequence.prompt_len();
+        let answer = prompt_len..prompt_len + self.ends.len();
+        let full_token_ids = sequence.full_answer();
+        let nfe = sequence.nfe();
+        events.push(ServingEvent::Reply(ServingReply {
+            rid: self.rid.clone(),
+            text: self.text.clone(),
+            token_ids: sequence.tokens()[answer.clone()].to_vec(),
+            nfe: nfe.charged(),
+            finish_reason: reason,
+            full_text: text.decode(&full_token_ids),
+            full_token_ids,
+            engine_decode_time_s: usage.decode_time_s,
+            engine_decode_tokens: usage.decode_tokens,
+            engine_decode_tps: usage.tokens_per_second(),
+            finished: true,
+            prompt_tokens: prompt_len as u32,
+            cached_tokens: usage.cached_tokens,
+            nfe_counts: nfe,
+            queue_time_s: usage.queue_time_s,
+            confidences: self.reported_confidences(sequence, answer),
+            seed: sequence.params().seed,
+            preemptions: usage.preemptions,
+        }));
+        events
+    }
+
+    fn reported_confidences(&self, sequence: &Sequence, positions: std::ops::Range<usize>) -> Vec<f32> {
+        if sequence.params().logprobs { sequence.confidences()[positions].to_vec() } else { Vec::new() }
+    }
+
+    fn next_seq(&mut self) -> u32 {
+        let seq = self.seq;
+        self.seq += 1;
+        seq
+    }
+
+    /// Text up to byte `until` that was not sent yet.
+    fn take_text(&mut self, until: usize) -> String {
+        let until = until.max(self.sent_bytes);
+        let fresh = self.text[self.sent_bytes..until].to_owned();
+        self.sent_bytes = until;
+        fresh
+    }
+
+    fn delta(
+        &mut self,
+        sequence: &Sequence,
+        usage: &Usage,
+        n_tokens: usize,
+        until: usize,
+        finished: bool,
+    ) -> ServingEvent {
+        // A stop string may have taken tokens back that were never sent as text; offsets never go backwards.
+        let offset = self.sent_tokens.min(n_tokens);
+        let positions = sequence.prompt_len() + offset..sequence.prompt_len() + n_tokens;
+        self.sent_tokens = self.sent_tokens.max(n_tokens);
+        ServingEvent::Delta(ServingDelta {
+            rid: self.rid.clone(),
+            token_offset: offset as u32,
+            text: self.take_text(until),
+            token_ids: sequence.tokens()[positions.clone()].to_vec(),
+            nfe: sequence.nfe().charged(),
+            finished,
+            engine_decode_time_s: usage.decode_time_s,
+            engine_decode_tokens: usage.decode_tokens,
+            engine_decode_tps: usage.tokens_per_second(),
+            seq: self.next_seq(),
+            confidences: self.reported_confidences(sequence, positions),
+        })
+    }
+
+    fn snapshot(
+        &mut self,
+        sequence: &Sequence,
+        text: &TextModel,
+        usage: &Usage,
+        until: usize,
+        finished: bool,
+    ) -> ServingEvent {
+        let prompt_len = sequence.prompt_len();
+        let end =
+            if finished { prompt_len + self.ends.len() } else { sequence.states().len().min(sequence.answer_end()) };
+        let block_size = sequence.block_size();
+        let start = match self.span {
+            SnapshotSpan::Full => prompt_len,
+            SnapshotSpan::Window => prompt_len.max(self.snapshot_frontier / block_size * block_size),
+        }
+        .min(end);
+        let committed_end = if finished { end } else { sequence.final_end() };
+        self.snapshot_frontier = committed_end;
+
+        let token_ids = sequence.tokens()[start..end].to_vec();
+        let states = &sequence.states()[start..end];
+        let is_masked = |state: &PositionState| *state == PositionState::Masked;
+        let pieces = token_ids
+            .iter()
+            .zip(states)
+            .map(|(id, state)| if is_masked(state) { None } else { Some(text.piece(*id)) })
+            .collect();
+        let mask_positions =
+            states.iter().enumerate().filter(|(_, state)| is_masked(state)).map(|(index, _)| index as u32).collect();
+        let mut window_text = String::new();
+        let mut index = 0;
+        for run in states.chunk_by(|a, b| is_masked(a) == is_masked(b)) {
+            if is_masked(&run[0]) {
+                window_text.extend(std::iter::repeat_n(MASK_CHARACTER, run.len()));
+            } else {
+                window_text.push_str(&text.decode(&token_ids[index..index + run.len()]));
+            }
+            index += run.len();
+        }
+        ServingEvent::BufferSnapshot(ServingBufferSnapshot {
+            rid: self.rid.clone(),
+            token_offset: (start - prompt_len) as u32,
+            absolute_start: start as u32,
+            absolute_end: end as u32,
+            text: window_text,
+            token_ids,
+            nfe: sequence.nfe().charged(),
+            finished,
+            engine_decode_time_s: usage.decode_time_s,
+            engine_decode_tokens: usage.decode_tokens,
+            engine_decode_tps: usage.tokens_per_second(),
+            seq: self.next_seq(),
+            committed_len: (committed_end - prompt_len) as u32,
+            committed_text: self.take_text(until),
+            mask_positions,
+            pieces,
+            confidences: sequence.confidences()[start..end].to_vec(),
+            block_size: block_size as u32,
+        })
+    }
+}

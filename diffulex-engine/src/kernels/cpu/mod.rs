@@ -1,0 +1,167 @@
+//! The fast bodies for a CPU: packed weights, one thread pool, vector code chosen at run time.
+
+mod attention;
+mod linear;
+mod rows;
+mod simd;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::{AttentionBatch, CacheShape, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use crate::error::{LoadError, StepError};
+pub use linear::PackedMatrix;
+pub use rows::Rows;
+pub(crate) use simd::{Simd, log_sum_exp};
+
+/// The CPU's kernels.
+pub struct CpuOps {
+    pool: ThreadPool,
+    simd: Simd,
+}
+
+/// K and V per layer, `[n_slots, n_kv_heads, head_dim]`.
+pub struct CpuCache {
+    shape: CacheShape,
+    layers: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+impl CpuOps {
+    /// Kernels on `n_threads` threads, at least 1.
+    pub fn new(n_threads: usize) -> Result<Self, LoadError> {
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(n_threads.max(1))
+            .thread_name(|index| format!("kernel-{index}"))
+            .build()
+            .map_err(|error| LoadError::of("kernel threads", error))?;
+        Ok(Self { pool, simd: Simd::detect() })
+    }
+
+    /// Kernels on one thread with the given instructions.
+    #[cfg(test)]
+    pub(crate) fn with_simd(simd: Simd) -> Self {
+        Self { simd, ..Self::new(1).expect("a thread") }
+    }
+
+    /// The vector instructions in use, for messages.
+    pub fn simd_name(&self) -> &'static str {
+        self.simd.name()
+    }
+}
+
+impl Ops for CpuOps {
+    type Tensor = Rows;
+    type Matrix = PackedMatrix;
+    type Vector = Vec<f32>;
+    type Cache = CpuCache;
+
+    fn matrix(
+        &self,
+        data: WeightData<'_>,
+        n_out: usize,
+        n_in: usize,
+        hold: WeightType,
+    ) -> Result<PackedMatrix, StepError> {
+        Ok(PackedMatrix::pack(data, n_out, n_in, hold))
+    }
+
+    fn vector(&self, data: WeightData<'_>) -> Result<Vec<f32>, StepError> {
+        Ok(data.to_f32())
+    }
+
+    fn cache(&self, shape: CacheShape) -> Result<CpuCache, StepError> {
+        // Zeroed memory comes from the system page by page as it is touched: an unused cache costs nothing.
+        let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
+        let layers = (0..shape.n_layers).map(|_| (vec![0.0; len], vec![0.0; len])).collect();
+        Ok(CpuCache { shape, layers })
+    }
+
+    fn embed(&self, table: &PackedMatrix, ids: &[u32]) -> Result<Rows, StepError> {
+        let mut out = Rows::zeros(ids.len(), table.n_in());
+        for (row, id) in ids.iter().enumerate() {
+            if *id as usize >= table.n_out() {
+                return Err(StepError(format!("token id {id} is outside the vocabulary of {}", table.n_out())));
+            }
+            table.unpack_row(*id as usize, out.row_mut(row));
+        }
+        Ok(out)
+    }
+
+    fn rms_norm(&self, x: &Rows, weight: &Vec<f32>, eps: f32) -> Result<Rows, StepError> {
+        let mut out = x.clone();
+        for row in 0..out.n_rows() {
+            self.simd.rms_norm(out.row_mut(row), weight, eps);
+        }
+        Ok(out)
+    }
+
+    fn linear(&self, x: &Rows, weight: &PackedMatrix, bias: Option<&Vec<f32>>) -> Result<Rows, StepError> {
+        Ok(linear::linear(self.simd, x, weight, bias.map(Vec::as_slice)))
+    }
+
+    fn add(&self, x: &mut Rows, y: &Rows) -> Result<(), StepError> {
+        for (x, y) in x.values_mut().iter_mut().zip(y.values()) {
+            *x += y;
+        }
+        Ok(())
+    }
+
+    fn norm_rope(
+        &self,
+        x: &mut Rows,
+        norm: HeadNorm<'_, Self>,
+        rope: &RopeTable,
+        positions: &[u32],
+    ) -> Result<(), StepError> {
+        for (row, position) in positions.iter().enumerate() {
+            let place = *position as usize * rope.half..(*position as usize + 1) * rope.half;
+            let (cos, sin) = (&rope.cos[place.clone()], &rope.sin[place]);
+            for head in x.row_mut(row).chunks_exact_mut(2 * rope.half) {
+                if let Some((weight, eps)) = norm {
+                    self.simd.rms_norm(head, weight, eps);
+                }
+                let (low, high) = head.split_at_mut(rope.half);
+                for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                    (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store(&self, cache: &mut CpuCache, layer: usize, k: &Rows, v: &Rows, slots: &[u32]) -> Result<(), StepError> {
+        let width = cache.shape.n_kv_heads * cache.shape.head_dim;
+        let (cached_k, cached_v) = &mut cache.layers[layer];
+        for (row, slot) in slots.iter().enumerate() {
+            let place = *slot as usize * width..(*slot as usize + 1) * width;
+            cached_k[place.clone()].copy_from_slice(k.row(row));
+            cached_v[place].copy_from_slice(v.row(row));
+        }
+        Ok(())
+    }
+
+    fn attend(&self, q: &Rows, cache: &CpuCache, layer: usize, batch: AttentionBatch<'_>) -> Result<Rows, StepError> {
+        let (k, v) = &cache.layers[layer];
+        Ok(attention::attend(self.simd, q, k, v, cache.shape, batch))
+    }
+
+    fn gate(&self, mut gate: Rows, up: &Rows) -> Result<Rows, StepError> {
+        self.simd.silu_mul(gate.values_mut(), up.values());
+        Ok(gate)
+    }
+
+    fn select(&self, x: &Rows, rows: &[u32]) -> Result<Rows, StepError> {
+        let mut out = Rows::zeros(rows.len(), x.width());
+        for (place, row) in rows.iter().enumerate() {
+            out.row_mut(place).copy_from_slice(x.row(*row as usize));
+        }
+        Ok(out)
+    }
+
+    fn host(&self, x: &Rows) -> Result<Vec<f32>, StepError> {
+        Ok(x.values().to_vec())
+    }
+
+    fn scope<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+}

@@ -1,0 +1,290 @@
+//! Small vector operations, compiled for the instructions the machine has.
+//!
+//! Each body is written once as plain loops over lanes and inlined into one function per instruction set, where the
+//! compiler vectorises it. Sums run over fixed lanes and are folded in a fixed order, so that a result does not depend
+//! on the instruction set beyond fused rounding.
+
+/// Lanes a sum is spread over: one AVX-512 register of f32.
+const LANES: usize = 16;
+
+/// The instruction set in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Simd {
+    /// AVX-512 with the foundation set.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// AVX2 with FMA.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// What every processor of the target has.
+    Portable,
+}
+
+/// Calls the body compiled for `self`.
+macro_rules! dispatch {
+    ($self:expr, $body:ident, $avx512:ident, $avx2:ident, ($($arg:expr),*)) => {
+        match $self {
+            // SAFETY: `Avx512` exists only where `detect` found avx512f, and `Avx2` where it found avx2 and fma.
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => unsafe { $avx512($($arg),*) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => unsafe { $avx2($($arg),*) },
+            Simd::Portable => $body($($arg),*),
+        }
+    };
+}
+
+/// Declares the per-instruction-set copies of a body.
+macro_rules! compile {
+    ($body:ident, $avx512:ident, $avx2:ident, ($($arg:ident: $type:ty),*) -> $result:ty) => {
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx512f")]
+        fn $avx512($($arg: $type),*) -> $result {
+            $body($($arg),*)
+        }
+        #[cfg(target_arch = "x86_64")]
+        #[target_feature(enable = "avx2,fma")]
+        fn $avx2($($arg: $type),*) -> $result {
+            $body($($arg),*)
+        }
+    };
+}
+
+impl Simd {
+    /// The best set this machine has.
+    pub(crate) fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                return Self::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                return Self::Avx2;
+            }
+        }
+        Self::Portable
+    }
+
+    /// Every set this machine has, for tests.
+    #[cfg(test)]
+    pub(crate) fn all() -> Vec<Self> {
+        let mut all = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                all.push(Self::Avx2);
+            }
+            if is_x86_feature_detected!("avx512f") {
+                all.push(Self::Avx512);
+            }
+        }
+        all
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "AVX2",
+            Self::Portable => "portable",
+        }
+    }
+
+    /// `x * rsqrt(mean(x^2) + eps) * weight`, in place.
+    pub(crate) fn rms_norm(self, x: &mut [f32], weight: &[f32], eps: f32) {
+        dispatch!(self, rms_norm, rms_norm_avx512, rms_norm_avx2, (x, weight, eps))
+    }
+
+    /// `silu(x) * y`, in place.
+    pub(crate) fn silu_mul(self, x: &mut [f32], y: &[f32]) {
+        dispatch!(self, silu_mul, silu_mul_avx512, silu_mul_avx2, (x, y))
+    }
+
+    /// `sum(x * y)`.
+    pub(crate) fn dot(self, x: &[f32], y: &[f32]) -> f32 {
+        dispatch!(self, dot, dot_avx512, dot_avx2, (x, y))
+    }
+
+    /// `x += a * y`.
+    pub(crate) fn add_scaled(self, x: &mut [f32], a: f32, y: &[f32]) {
+        dispatch!(self, add_scaled, add_scaled_avx512, add_scaled_avx2, (x, a, y))
+    }
+
+    /// `exp(x - top)` in place, and their sum.
+    pub(crate) fn exp_sub_sum(self, x: &mut [f32], top: f32) -> f32 {
+        dispatch!(self, exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x, top))
+    }
+
+    /// `sum(exp(x - top))`.
+    pub(crate) fn sum_exp_sub(self, x: &[f32], top: f32) -> f32 {
+        dispatch!(self, sum_exp_sub, sum_exp_sub_avx512, sum_exp_sub_avx2, (x, top))
+    }
+}
+
+compile!(rms_norm, rms_norm_avx512, rms_norm_avx2, (x: &mut [f32], weight: &[f32], eps: f32) -> ());
+compile!(silu_mul, silu_mul_avx512, silu_mul_avx2, (x: &mut [f32], y: &[f32]) -> ());
+compile!(dot, dot_avx512, dot_avx2, (x: &[f32], y: &[f32]) -> f32);
+compile!(add_scaled, add_scaled_avx512, add_scaled_avx2, (x: &mut [f32], a: f32, y: &[f32]) -> ());
+compile!(exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x: &mut [f32], top: f32) -> f32);
+compile!(sum_exp_sub, sum_exp_sub_avx512, sum_exp_sub_avx2, (x: &[f32], top: f32) -> f32);
+
+/// `ln(sum(exp(x)))`, and the largest value.
+pub(crate) fn log_sum_exp(simd: Simd, x: &[f32]) -> f32 {
+    let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    top + simd.sum_exp_sub(x, top).ln()
+}
+
+/// `a * b + c`; fused wherever that is one instruction.
+#[inline(always)]
+fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+    // Without the instruction a fused product is a library call of a hundred cycles.
+    if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { a.mul_add(b, c) } else { a * b + c }
+}
+
+#[inline(always)]
+fn fold(lanes: [f32; LANES]) -> f32 {
+    let mut width = LANES;
+    let mut lanes = lanes;
+    while width > 1 {
+        width /= 2;
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+    }
+    lanes[0]
+}
+
+#[inline(always)]
+fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let (x_chunks, x_rest) = x.as_chunks::<LANES>();
+    let (y_chunks, y_rest) = y.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for (x, y) in x_chunks.iter().zip(y_chunks) {
+        for lane in 0..LANES {
+            lanes[lane] = mul_add(x[lane], y[lane], lanes[lane]);
+        }
+    }
+    for (lane, (x, y)) in x_rest.iter().zip(y_rest).enumerate() {
+        lanes[lane] = mul_add(*x, *y, lanes[lane]);
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn add_scaled(x: &mut [f32], a: f32, y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x = mul_add(a, *y, *x);
+    }
+}
+
+#[inline(always)]
+fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
+    let scale = (dot(x, x) / x.len() as f32 + eps).sqrt().recip();
+    for (x, weight) in x.iter_mut().zip(weight) {
+        *x = *x * scale * weight;
+    }
+}
+
+#[inline(always)]
+fn silu_mul(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x = *x / (1.0 + exp(-*x)) * y;
+    }
+}
+
+#[inline(always)]
+fn exp_sub_sum(x: &mut [f32], top: f32) -> f32 {
+    let (chunks, rest) = x.as_chunks_mut::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            chunk[lane] = exp(chunk[lane] - top);
+            lanes[lane] += chunk[lane];
+        }
+    }
+    for (lane, x) in rest.iter_mut().enumerate() {
+        *x = exp(*x - top);
+        lanes[lane] += *x;
+    }
+    fold(lanes)
+}
+
+#[inline(always)]
+fn sum_exp_sub(x: &[f32], top: f32) -> f32 {
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] += exp(chunk[lane] - top);
+        }
+    }
+    for (lane, x) in rest.iter().enumerate() {
+        lanes[lane] += exp(*x - top);
+    }
+    fold(lanes)
+}
+
+/// `e^x` to 2 units in the last place, without branches so that it vectorises.
+///
+/// `x = n ln2 + r` with |r| <= ln2/2, and a polynomial of degree 6 for `e^r` (the coefficients of Cephes' expf). Below
+/// -87 the result is 0 or nearly so; a NaN stays a NaN.
+#[inline(always)]
+fn exp(x: f32) -> f32 {
+    /// 1.5 * 2^23: adding it rounds to the nearest integer, which stands in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = x.clamp(-87.3, 88.3);
+    let shifted = mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    // ln 2 in two parts, so that the product with n is exact.
+    let r = mul_add(n, -0.693_359_4, clamped);
+    let r = mul_add(n, 2.121_944_4e-4, r);
+    let mut p = 1.987_569_1e-4;
+    p = mul_add(p, r, 1.398_199_9e-3);
+    p = mul_add(p, r, 8.333_452e-3);
+    p = mul_add(p, r, 4.166_579_6e-2);
+    p = mul_add(p, r, 1.666_666_5e-1);
+    p = mul_add(p, r, 0.5);
+    let e_r = mul_add(p, r * r, r + 1.0);
+    let exponent = (shifted.to_bits() << 23).wrapping_add(1.0f32.to_bits());
+    e_r * f32::from_bits(exponent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exp_agrees_with_the_library() {
+        // Relative; 2 ulp of f32 and the library's own rounding.
+        const TOLERANCE: f64 = 3e-7;
+        for step in -8700..8800 {
+            let x = step as f32 / 100.0;
+            let (got, want) = (f64::from(exp(x)), f64::from(x).exp());
+            assert!((got - want).abs() <= TOLERANCE * want, "exp({x}) = {got}, expected {want}");
+        }
+        assert!(exp(f32::NEG_INFINITY) < 1e-37 && exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn every_instruction_set_agrees() {
+        // Fused and unfused products round differently; sums are over at most 77 terms of size 1.
+        const TOLERANCE: f32 = 2e-5;
+        for n in [1, 15, 16, 17, 64, 77] {
+            let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 19) as f32 - 9.0) / 9.0).collect();
+            let y: Vec<f32> = (0..n).map(|i| ((i * 53 % 23) as f32 - 11.0) / 11.0).collect();
+            let plain: f32 = x.iter().zip(&y).map(|(x, y)| x * y).sum();
+            for simd in Simd::all() {
+                assert!((simd.dot(&x, &y) - plain).abs() < TOLERANCE, "{simd:?} {n}");
+                let mut z = x.clone();
+                simd.silu_mul(&mut z, &y);
+                for ((z, x), y) in z.iter().zip(&x).zip(&y) {
+                    assert!((z - x / (1.0 + (-x).exp()) * y).abs() < TOLERANCE);
+                }
+                let want: f32 = x.iter().map(|x| (x - 1.0).exp()).sum();
+                assert!((simd.sum_exp_sub(&x, 1.0) - want).abs() < TOLERANCE * n as f32);
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The operations a network is written against, and their bodies.
+//!
+//! [`Ops`] states the contract of each operation once. [`reference`] is its slow, plainly right body (candle, f32, CPU);
+//! [`cpu`] is the fast one. A network is generic over `Ops` and never asks where it runs; a new device is a new body.
+//!
+//! Every body computes a row of its result from that row's inputs alone, in an order that does not depend on how many
+//! rows there are: what a request is answered must not depend on what else is in the batch.
+//!
+//! Never here: requests, blocks, pages' owners, strategies.
+
+pub mod cpu;
+pub mod reference;
+
+use std::ops::Range;
+
+use crate::error::StepError;
+
+/// A weight as a checkpoint stores it, row-major.
+#[derive(Clone, Copy, Debug)]
+pub enum WeightData<'a> {
+    /// 32-bit floats, little-endian bytes.
+    F32(&'a [u8]),
+    /// bfloat16, little-endian bytes.
+    Bf16(&'a [u8]),
+    /// IEEE half, little-endian bytes.
+    F16(&'a [u8]),
+}
+
+impl WeightData<'_> {
+    /// As 32-bit floats, in order.
+    pub fn to_f32(self) -> Vec<f32> {
+        fn pairs(bytes: &[u8]) -> impl Iterator<Item = [u8; 2]> + '_ {
+            bytes.as_chunks::<2>().0.iter().copied()
+        }
+        match self {
+            Self::F32(bytes) => bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
+            Self::Bf16(bytes) => pairs(bytes).map(|two| half::bf16::from_le_bytes(two).to_f32()).collect(),
+            Self::F16(bytes) => pairs(bytes).map(|two| half::f16::from_le_bytes(two).to_f32()).collect(),
+        }
+    }
+}
+
+/// How a matrix is held after loading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightType {
+    /// 32-bit floats.
+    F32,
+    /// bfloat16, widened when used; sums are 32-bit.
+    Bf16,
+}
+
+/// Extent of a KV cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheShape {
+    /// Layers of the network.
+    pub n_layers: usize,
+    /// Tokens it holds: pages times page size.
+    pub n_slots: usize,
+    /// K (or V) heads.
+    pub n_kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+}
+
+/// The rows of one sequence in a batch, and what they may look at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceRows {
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Pages that hold the sequence's K/V, in order of position.
+    pub pages: Vec<u32>,
+    /// One per row: it sees positions `0..visible`.
+    pub visible: Vec<u32>,
+}
+
+/// What attention needs to know beside its tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionBatch<'a> {
+    /// Every row of the batch belongs to exactly one.
+    pub sequences: &'a [SequenceRows],
+    /// Tokens of a page: position `p` lies in slot `pages[p / page_size] * page_size + p % page_size`.
+    pub page_size: usize,
+    /// Query heads; head `h` reads K/V head `h / (n_heads / n_kv_heads)`.
+    pub n_heads: usize,
+}
+
+/// Cosine and sine of every position and frequency, `[max_positions, head_dim / 2]` each.
+#[derive(Clone, Debug)]
+pub struct RopeTable {
+    /// Row-major cosines.
+    pub cos: Vec<f32>,
+    /// Row-major sines.
+    pub sin: Vec<f32>,
+    /// Half of the head's width.
+    pub half: usize,
+}
+
+impl RopeTable {
+    /// Frequencies `theta^(-2i/d)` (RoFormer, section 3.2.2), angles in f64 before they are rounded once.
+    pub fn new(theta: f64, head_dim: usize, max_positions: usize) -> Self {
+        let half = head_dim / 2;
+        let (mut cos, mut sin) = (Vec::with_capacity(max_positions * half), Vec::with_capacity(max_positions * half));
+        for position in 0..max_positions {
+            for index in 0..half {
+                // The frequency is rounded to f32 first, as every Python implementation does.
+                let frequency = theta.powf(-2.0 * index as f64 / head_dim as f64) as f32;
+                let angle = f64::from(position as f32 * frequency);
+                cos.push(angle.cos() as f32);
+                sin.push(angle.sin() as f32);
+            }
+        }
+        Self { cos, sin, half }
+    }
+}
+
+/// Norm of each head before rotation (qk-norm): its weight `[head_dim]` and epsilon.
+pub type HeadNorm<'a, O> = Option<(&'a <O as Ops>::Vector, f32)>;
+
+/// The operations. Activations are f32 `[n_rows, width]`.
+pub trait Ops: Send + Sync {
+    /// Activations on this device.
+    type Tensor;
+    /// A weight `[n_out, n_in]` made ready for `linear` and `embed`.
+    type Matrix: Send + Sync;
+    /// A weight `[width]`.
+    type Vector: Send + Sync;
+    /// K and V of every layer and slot.
+    type Cache: Send;
+
+    /// Makes a matrix ready. `data` holds `n_out * n_in` values.
+    fn matrix(
+        &self,
+        data: WeightData<'_>,
+        n_out: usize,
+        n_in: usize,
+        hold: WeightType,
+    ) -> Result<Self::Matrix, StepError>;
+
+    /// Makes a vector ready.
+    fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, StepError>;
+
+    /// An empty cache.
+    fn cache(&self, shape: CacheShape) -> Result<Self::Cache, StepError>;
+
+    /// Rows of `table` by id: `[ids.len(), n_in]`.
+    fn embed(&self, table: &Self::Matrix, ids: &[u32]) -> Result<Self::Tensor, StepError>;
+
+    /// `x * rsqrt(mean(x^2) + eps) * weight` per row.
+    fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, StepError>;
+
+    /// `x W^T + bias`: `[n_rows, n_out]`.
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+    ) -> Result<Self::Tensor, StepError>;
+
+    /// `x += y`.
+    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), StepError>;
+
+    /// Per head: norm where there is one, then half-split rotation by the row's position.
+    fn norm_rope(
+        &self,
+        x: &mut Self::Tensor,
+        norm: HeadNorm<'_, Self>,
+        rope: &RopeTable,
+        positions: &[u32],
+    ) -> Result<(), StepError>
+    where
+        Self: Sized;
+
+    /// Writes K and V of every row to its slot of `layer`.
+    fn store(
+        &self,
+        cache: &mut Self::Cache,
+        layer: usize,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        slots: &[u32],
+    ) -> Result<(), StepError>;
+
+    /// `softmax(q K^T / sqrt(head_dim)) V` over the cached positions each row may see: `[n_rows, n_heads * head_dim]`.
+    fn attend(
+        &self,
+        q: &Self::Tensor,
+        cache: &Self::Cache,
+        layer: usize,
+        batch: AttentionBatch<'_>,
+    ) -> Result<Self::Tensor, StepError>;
+
+    /// `silu(gate) * up`, element by element.
+    fn gate(&self, gate: Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor, StepError>;
+
+    /// The named rows, in that order.
+    fn select(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor, StepError>;
+
+    /// A copy on the host, row-major.
+    fn host(&self, x: &Self::Tensor) -> Result<Vec<f32>, StepError>;
+
+    /// Runs `work` where this body's threads are at hand.
+    fn scope<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R
+    where
+        Self: Sized;
+}
+
+#[cfg(test)]
+mod tests;

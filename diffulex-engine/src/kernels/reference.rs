@@ -1,0 +1,163 @@
+//! The slow, plainly right body of every operation: candle tensors, f32, CPU.
+
+use candle_core::{D, DType, Device, IndexOp, Tensor};
+
+use super::{AttentionBatch, CacheShape, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use crate::error::StepError;
+
+/// candle on the CPU.
+#[derive(Debug, Default)]
+pub struct ReferenceOps;
+
+/// K and V per layer, `[n_slots, n_kv_heads, head_dim]`.
+pub struct ReferenceCache {
+    shape: CacheShape,
+    layers: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+impl ReferenceCache {
+    fn gather(&self, values: &[f32], slots: &[usize]) -> Result<Tensor, StepError> {
+        let width = self.shape.n_kv_heads * self.shape.head_dim;
+        let rows: Vec<f32> = slots.iter().flat_map(|slot| &values[slot * width..(slot + 1) * width]).copied().collect();
+        // [n_kv_heads, n_positions, head_dim]
+        Ok(Tensor::from_vec(rows, (slots.len(), self.shape.n_kv_heads, self.shape.head_dim), &Device::Cpu)?
+            .transpose(0, 1)?
+            .contiguous()?)
+    }
+}
+
+impl Ops for ReferenceOps {
+    type Tensor = Tensor;
+    type Matrix = Tensor;
+    type Vector = Tensor;
+    type Cache = ReferenceCache;
+
+    fn matrix(&self, data: WeightData<'_>, n_out: usize, n_in: usize, _hold: WeightType) -> Result<Tensor, StepError> {
+        Ok(Tensor::from_vec(data.to_f32(), (n_out, n_in), &Device::Cpu)?)
+    }
+
+    fn vector(&self, data: WeightData<'_>) -> Result<Tensor, StepError> {
+        let values = data.to_f32();
+        let width = values.len();
+        Ok(Tensor::from_vec(values, width, &Device::Cpu)?)
+    }
+
+    fn cache(&self, shape: CacheShape) -> Result<ReferenceCache, StepError> {
+        let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
+        Ok(ReferenceCache { shape, layers: vec![(vec![0.0; len], vec![0.0; len]); shape.n_layers] })
+    }
+
+    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, StepError> {
+        Ok(table.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, StepError> {
+        let mean_square = x.sqr()?.mean_keepdim(D::Minus1)?;
+        let scale = (mean_square + f64::from(eps))?.sqrt()?.recip()?;
+        Ok(x.broadcast_mul(&scale)?.broadcast_mul(weight)?)
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, StepError> {
+        let product = x.matmul(&weight.t()?)?;
+        Ok(match bias {
+            Some(bias) => product.broadcast_add(bias)?,
+            None => product,
+        })
+    }
+
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<(), StepError> {
+        *x = (&*x + y)?;
+        Ok(())
+    }
+
+    fn norm_rope(
+        &self,
+        x: &mut Tensor,
+        norm: HeadNorm<'_, Self>,
+        rope: &RopeTable,
+        positions: &[u32],
+    ) -> Result<(), StepError> {
+        let (n_rows, width) = x.dims2()?;
+        let head_dim = 2 * rope.half;
+        let mut heads = x.reshape((n_rows, width / head_dim, head_dim))?;
+        if let Some((weight, eps)) = norm {
+            heads = self.rms_norm(&heads, weight, eps)?;
+        }
+        let row = |table: &[f32]| -> Result<Tensor, StepError> {
+            let values: Vec<f32> =
+                positions.iter().flat_map(|p| &table[*p as usize * rope.half..][..rope.half]).copied().collect();
+            Ok(Tensor::from_vec(values, (n_rows, 1, rope.half), &Device::Cpu)?)
+        };
+        let (cos, sin) = (row(&rope.cos)?, row(&rope.sin)?);
+        let (low, high) = (heads.narrow(2, 0, rope.half)?, heads.narrow(2, rope.half, rope.half)?);
+        let rotated_low = (low.broadcast_mul(&cos)? - high.broadcast_mul(&sin)?)?;
+        let rotated_high = (high.broadcast_mul(&cos)? + low.broadcast_mul(&sin)?)?;
+        *x = Tensor::cat(&[rotated_low, rotated_high], 2)?.reshape((n_rows, width))?;
+        Ok(())
+    }
+
+    fn store(
+        &self,
+        cache: &mut ReferenceCache,
+        layer: usize,
+        k: &Tensor,
+        v: &Tensor,
+        slots: &[u32],
+    ) -> Result<(), StepError> {
+        let width = cache.shape.n_kv_heads * cache.shape.head_dim;
+        let (k, v) = (self.host(k)?, self.host(v)?);
+        let (cached_k, cached_v) = &mut cache.layers[layer];
+        for (row, slot) in slots.iter().enumerate() {
+            let place = *slot as usize * width..(*slot as usize + 1) * width;
+            cached_k[place.clone()].copy_from_slice(&k[row * width..(row + 1) * width]);
+            cached_v[place].copy_from_slice(&v[row * width..(row + 1) * width]);
+        }
+        Ok(())
+    }
+
+    fn attend(
+        &self,
+        q: &Tensor,
+        cache: &ReferenceCache,
+        layer: usize,
+        batch: AttentionBatch<'_>,
+    ) -> Result<Tensor, StepError> {
+        let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
+        let group = batch.n_heads / n_kv_heads;
+        let scale = 1.0 / (head_dim as f64).sqrt();
+        let (cached_k, cached_v) = &cache.layers[layer];
+        let mut outputs = Vec::new();
+        for sequence in batch.sequences {
+            for (row, visible) in sequence.rows.clone().zip(&sequence.visible) {
+                let slots: Vec<usize> = (0..*visible as usize)
+                    .map(|p| sequence.pages[p / batch.page_size] as usize * batch.page_size + p % batch.page_size)
+                    .collect();
+                let (k, v) = (cache.gather(cached_k, &slots)?, cache.gather(cached_v, &slots)?);
+                // [n_kv_heads, group, head_dim]: the query heads of one K/V head are neighbours.
+                let q_row = q.i(row)?.reshape((n_kv_heads, group, head_dim))?;
+                let scores = (q_row.matmul(&k.transpose(1, 2)?.contiguous()?)? * scale)?;
+                let top = scores.max_keepdim(D::Minus1)?;
+                let weights = scores.broadcast_sub(&top)?.exp()?;
+                let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
+                outputs.push(weights.matmul(&v)?.reshape((1, batch.n_heads * head_dim))?);
+            }
+        }
+        Ok(Tensor::cat(&outputs, 0)?)
+    }
+
+    fn gate(&self, gate: Tensor, up: &Tensor) -> Result<Tensor, StepError> {
+        Ok((gate.silu()? * up)?)
+    }
+
+    fn select(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor, StepError> {
+        Ok(x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?)
+    }
+
+    fn host(&self, x: &Tensor) -> Result<Vec<f32>, StepError> {
+        Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+    }
+
+    fn scope<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        work()
+    }
+}

@@ -1,0 +1,144 @@
+//! Each operation of each body against the reference, over random shapes with ragged edges.
+
+use proptest::prelude::*;
+
+use super::cpu::CpuOps;
+use super::reference::ReferenceOps;
+use super::*;
+
+/// Sums of up to 100 products of size 1, in another order.
+const TOLERANCE: f32 = 1e-4;
+
+/// Reproducible values in [-1, 1].
+fn values(seed: u64, len: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// Identity of width `n`: `linear` with it brings host values to any device.
+fn tensor<O: Ops>(ops: &O, rows: &[f32], width: usize) -> O::Tensor {
+    let data = bytes(rows);
+    let table = ops.matrix(WeightData::F32(&data), rows.len() / width, width, WeightType::F32).unwrap();
+    let ids: Vec<u32> = (0..(rows.len() / width) as u32).collect();
+    ops.embed(&table, &ids).unwrap()
+}
+
+fn assert_close(got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len());
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= TOLERANCE * (1.0 + want.abs()), "at {index}: {got}, expected {want}");
+    }
+}
+
+/// Everything a layer does, on any body; returns the host values of each result.
+fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
+    let Case { n_rows, n_in, n_out, n_kv_heads, group, half, n_visible, seed } = *case;
+    let head_dim = 2 * half;
+    let (q_width, kv_width) = (n_kv_heads * group * head_dim, n_kv_heads * head_dim);
+    let hold = if seed % 2 == 0 { WeightType::F32 } else { WeightType::Bf16 };
+    // Weights that bfloat16 holds exactly, so that both ways of holding them give the same products.
+    let round =
+        |values: Vec<f32>| -> Vec<f32> { values.iter().map(|value| half::bf16::from_f32(*value).to_f32()).collect() };
+    let x = tensor(ops, &values(seed, n_rows * n_in), n_in);
+    let weight = bytes(&round(values(seed + 1, n_out * n_in)));
+    let weight = ops.matrix(WeightData::F32(&weight), n_out, n_in, hold).unwrap();
+    let bias = bytes(&values(seed + 2, n_out));
+    let bias = ops.vector(WeightData::F32(&bias)).unwrap();
+    let norm = bytes(&values(seed + 3, n_in));
+    let norm = ops.vector(WeightData::F32(&norm)).unwrap();
+    let head_norm = bytes(&values(seed + 4, head_dim));
+    let head_norm = ops.vector(WeightData::F32(&head_norm)).unwrap();
+
+    let mut results = Vec::new();
+    let product = ops.linear(&x, &weight, Some(&bias)).unwrap();
+    results.push(ops.host(&product).unwrap());
+    results.push(ops.host(&ops.linear(&x, &weight, None).unwrap()).unwrap());
+    results.push(ops.host(&ops.rms_norm(&x, &norm, 1e-6).unwrap()).unwrap());
+    let mut sum = ops.select(&x, &(0..n_rows as u32).rev().collect::<Vec<_>>()).unwrap();
+    ops.add(&mut sum, &x).unwrap();
+    results.push(ops.host(&sum).unwrap());
+    results.push(ops.host(&ops.gate(sum, &x).unwrap()).unwrap());
+
+    // A context of `n_visible` positions of which the rows are the last ones, over pages of 4 in an odd order.
+    let page_size = 4;
+    let n_pages = n_visible.div_ceil(page_size);
+    let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
+    let slot = |position: usize| pages[position / page_size] * page_size as u32 + (position % page_size) as u32;
+    let rope = RopeTable::new(10_000.0, head_dim, n_visible);
+    let positions: Vec<u32> = (0..n_visible as u32).collect();
+    let mut cache = ops.cache(CacheShape { n_layers: 2, n_slots: n_pages * page_size, n_kv_heads, head_dim }).unwrap();
+    let mut k = tensor(ops, &values(seed + 5, n_visible * kv_width), kv_width);
+    let v = tensor(ops, &values(seed + 6, n_visible * kv_width), kv_width);
+    ops.norm_rope(&mut k, Some((&head_norm, 1e-6)), &rope, &positions).unwrap();
+    results.push(ops.host(&k).unwrap());
+    let slots: Vec<u32> = (0..n_visible).map(slot).collect();
+    ops.store(&mut cache, 1, &k, &v, &slots).unwrap();
+    let n_queries = n_rows.min(n_visible);
+    let mut q = tensor(ops, &values(seed + 7, n_queries * q_width), q_width);
+    ops.norm_rope(&mut q, None, &rope, &positions[n_visible - n_queries..]).unwrap();
+    let visible = (n_visible - n_queries + 1..=n_visible).map(|visible| visible as u32).collect();
+    let sequences = [SequenceRows { rows: 0..n_queries, pages, visible }];
+    let batch = AttentionBatch { sequences: &sequences, page_size, n_heads: n_kv_heads * group };
+    results.push(ops.host(&ops.attend(&q, &cache, 1, batch).unwrap()).unwrap());
+    results
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    n_rows: usize,
+    n_in: usize,
+    n_out: usize,
+    n_kv_heads: usize,
+    group: usize,
+    half: usize,
+    n_visible: usize,
+    seed: u64,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn fast_bodies_agree_with_the_reference(
+        n_rows in 1usize..20,
+        n_in in 1usize..100,
+        n_out in 1usize..70,
+        n_kv_heads in 1usize..4,
+        group in 1usize..4,
+        half in 1usize..20,
+        n_visible in 1usize..40,
+        seed in 0u64..1 << 32,
+    ) {
+        let case = Case { n_rows, n_in, n_out, n_kv_heads, group, half, n_visible, seed };
+        let want = run(&ReferenceOps, &case);
+        for simd in cpu::Simd::all() {
+            let got = run(&CpuOps::with_simd(simd), &case);
+            for (got, want) in got.iter().zip(&want) {
+                assert_close(got, want);
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_the_rows_beside_it(n_rows in 2usize..30, n_in in 1usize..300, seed in 0u64..1 << 32) {
+        let ops = CpuOps::new(2).unwrap();
+        let weight = bytes(&values(seed, 40 * n_in));
+        let weight = ops.matrix(WeightData::F32(&weight), 40, n_in, WeightType::F32).unwrap();
+        let x = values(seed + 1, n_rows * n_in);
+        let together = ops.scope(|| ops.host(&ops.linear(&tensor(&ops, &x, n_in), &weight, None).unwrap()).unwrap());
+        for (row, x) in x.chunks_exact(n_in).enumerate() {
+            let alone = ops.host(&ops.linear(&tensor(&ops, x, n_in), &weight, None).unwrap()).unwrap();
+            prop_assert_eq!(&alone[..], &together[row * 40..(row + 1) * 40]);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Pages of the KV cache: who holds which, and which can be found again by what they hold.
+//!
+//! A page holds the K/V of `page_size` positions. A request holds the pages its window needs, private until every block
+//! on them is cached; then a page gets a name, the hash of all tokens up to its end, under which later requests find it.
+//! A page nobody holds keeps its name until it is taken for something else, the longest unused first.
+//!
+//! Never here: tensors, requests, blocks.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+
+/// Index of a page in the pool.
+pub type PageId = u32;
+
+/// Names a page by everything up to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageHash(u64);
+
+impl PageHash {
+    /// The name before the first page.
+    pub const ROOT: Self = Self(0);
+}
+
+#[derive(Clone, Debug, Default)]
+struct Page {
+    /// Requests that hold it.
+    n_holders: u32,
+    /// Its name and, as a guard against collisions, what it holds.
+    content: Option<(PageHash, Vec<u32>)>,
+}
+
+/// All pages.
+#[derive(Debug)]
+pub struct PagePool {
+    pages: Vec<Page>,
+    /// Held by nobody; the front is taken first.
+    free: VecDeque<PageId>,
+    by_hash: HashMap<PageHash, PageId>,
+    /// Keyed at random, so that nobody can send prompts whose names collide.
+    hasher: RandomState,
+}
+
+impl PagePool {
+    /// `n_pages` pages that hold nothing.
+    pub fn new(n_pages: usize) -> Self {
+        Self {
+            pages: vec![Page::default(); n_pages],
+            free: (0..n_pages as PageId).collect(),
+            by_hash: HashMap::new(),
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Pages in all.
+    pub fn n_pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Pages nobody holds.
+    pub fn n_free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// The name of the page that holds `ids` behind the page named `previous`.
+    pub fn hash(&self, previous: PageHash, ids: &[u32]) -> PageHash {
+        PageHash(self.hasher.hash_one((previous, ids)))
+    }
+
+    /// Takes a page for one holder, forgetting what it held.
+    pub fn take(&mut self) -> Option<PageId> {
+        let id = self.free.pop_front()?;
+        let page = &mut self.pages[id as usize];
+        page.n_holders = 1;
+        if let Some((hash, _)) = page.content.take()
+            && self.by_hash.get(&hash) == Some(&id)
+        {
+            self.by_hash.remove(&hash);
+        }
+        Some(id)
+    }
+
+    /// Gives pages back for one holder. The last positions go first, so that beginnings are kept longest.
+    pub fn give_back(&mut self, pages: &mut Vec<PageId>) {
+        while let Some(id) = pages.pop() {
+            let page = &mut self.pages[id as usize];
+            page.n_holders -= 1;
+            if page.n_holders == 0 {
+                self.free.push_back(id);
+            }
+        }
+    }
+
+    /// Names a page whose K/V are final. Where the name is taken already, the first page keeps it.
+    pub fn name(&mut self, id: PageId, hash: PageHash, ids: &[u32]) {
+        let page = &mut self.pages[id as usize];
+        if page.content.is_none() {
+            page.content = Some((hash, ids.to_vec()));
+            self.by_hash.entry(hash).or_insert(id);
+        }
+    }
+
+    /// Holds the page of this name and content, if there is one.
+    pub fn find(&mut self, hash: PageHash, ids: &[u32]) -> Option<PageId> {
+        let id = *self.by_hash.get(&hash)?;
+        let page = &mut self.pages[id as usize];
+        if page.content.as_ref().is_none_or(|(_, held)| held != ids) {
+            return None;
+        }
+        if page.n_holders == 0 {
+            self.free.retain(|free| *free != id);
+        }
+        page.n_holders += 1;
+        Some(id)
+    }
+
+    /// Forgets the names of all pages nobody holds.
+    pub fn forget_free(&mut self) {
+        for id in &self.free {
+            if let Some((hash, _)) = self.pages[*id as usize].content.take()
+                && self.by_hash.get(&hash) == Some(id)
+            {
+                self.by_hash.remove(&hash);
+            }
+        }
+    }
+
+    /// Checks that free and held pages add up and that `holdings`, all requests' pages, match the counts.
+    pub fn is_consistent<'a>(&self, holdings: impl Iterator<Item = &'a [PageId]>) -> bool {
+        let mut n_holders = vec![0; self.pages.len()];
+        for id in holdings.flatten() {
+            n_holders[*id as usize] += 1;
+        }
+        let mut is_free = vec![false; self.pages.len()];
+        for id in &self.free {
+            if std::mem::replace(&mut is_free[*id as usize], true) {
+                return false;
+            }
+        }
+        self.pages
+            .iter()
+            .zip(n_holders)
+            .zip(is_free)
+            .all(|((page, held), free)| page.n_holders == held && free == (held == 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_named_page_is_found_by_its_content_only() {
+        let mut pool = PagePool::new(2);
+        let mut held = vec![pool.take().unwrap()];
+        let hash = pool.hash(PageHash::ROOT, &[1, 2]);
+        pool.name(held[0], hash, &[1, 2]);
+        assert_eq!(pool.find(hash, &[1, 3]), None, "a collision is not a hit");
+        pool.give_back(&mut held);
+        assert_eq!(pool.n_free(), 2);
+        let hit = pool.find(hash, &[1, 2]).unwrap();
+        assert_eq!(pool.n_free(), 1);
+        pool.give_back(&mut vec![hit]);
+        let both = [pool.take().unwrap(), pool.take().unwrap()];
+        assert!(both.contains(&hit) && pool.find(hash, &[1, 2]).is_none(), "taking a page forgets its name");
+    }
+
+    proptest! {
+        /// Random holders take, find, name and give back; counts always add up.
+        #[test]
+        fn pages_are_never_lost_or_held_twice(actions in proptest::collection::vec((0usize..4, 0u32..6), 0..200)) {
+            let mut pool = PagePool::new(8);
+            let mut holders: Vec<Vec<PageId>> = vec![Vec::new(); 4];
+            for (holder, action) in actions {
+                let ids = [action];
+                let hash = pool.hash(PageHash::ROOT, &ids);
+                match action {
+                    0 | 1 => holders[holder].extend(pool.take()),
+                    2 => pool.give_back(&mut holders[holder]),
+                    3 => if let Some(id) = holders[holder].last() { pool.name(*id, hash, &ids) },
+                    4 => pool.forget_free(),
+                    _ => {
+                        let ids = [3];
+                        let hash = pool.hash(PageHash::ROOT, &ids);
+                        let found = pool.find(hash, &ids);
+                        if let Some(id) = found {
+                            prop_assert!(!holders[holder].contains(&id) || pool.n_free() < 8);
+                            holders[holder].push(id);
+                        }
+                    }
+                }
+                prop_assert!(pool.is_consistent(holders.iter().map(Vec::as_slice)));
+            }
+        }
+    }
+}

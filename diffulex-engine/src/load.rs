@@ -1,0 +1,128 @@
+//! From a model's files and an operator's options to a runner and the configuration it acts under.
+
+use std::time::Instant;
+
+use diffulex_protocol::ModelCard;
+
+use crate::config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, MAX_BLOCK_SIZE};
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+use crate::kernels::cpu::CpuOps;
+use crate::kernels::reference::ReferenceOps;
+use crate::kernels::{Ops, WeightType};
+use crate::models::{self, ModelSpec, Network};
+use crate::runner::{DeviceRunner, Runner};
+use crate::text::TextModel;
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadProgress {
+    /// Weights made ready.
+    pub done: u64,
+    /// Weights in all.
+    pub total: u64,
+}
+
+/// Everything an engine starts with.
+pub(crate) struct Loaded {
+    pub(crate) config: EngineConfig,
+    pub(crate) card: ModelCard,
+    pub(crate) text: TextModel,
+    pub(crate) runner: Box<dyn Runner>,
+}
+
+/// Loads `files` as `options` say.
+pub(crate) fn load(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, LoadError> {
+    let started = Instant::now();
+    let text = TextModel::load(files)?;
+    let (config, spec, runner, device) = match options.device {
+        DeviceChoice::Reference => {
+            let (config, spec, runner) = on_device(files, options, &text, ReferenceOps, progress)?;
+            (config, spec, runner, "reference".to_owned())
+        }
+        DeviceChoice::Auto | DeviceChoice::Cpu => {
+            let ops = CpuOps::new(options.threads.map_or_else(default_threads, |threads| threads as usize))?;
+            let device = format!("cpu ({})", ops.simd_name());
+            let (config, spec, runner) = on_device(files, options, &text, ops, progress)?;
+            (config, spec, runner, device)
+        }
+        DeviceChoice::Cuda(index) => return Err(no_cuda(index)),
+    };
+    let card = card(&config, &spec, device);
+    tracing::info!(
+        architecture = card.architecture,
+        parameters = card.parameters,
+        seconds = started.elapsed().as_secs_f64(),
+        "model loaded"
+    );
+    Ok(Loaded { config, card, text, runner })
+}
+
+fn on_device<O: Ops + 'static>(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    text: &TextModel,
+    ops: O,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(EngineConfig, ModelSpec, Box<dyn Runner>), LoadError> {
+    let dtype = match options.dtype {
+        DtypeChoice::Auto => None,
+        DtypeChoice::Float32 => Some(WeightType::F32),
+        DtypeChoice::Bfloat16 => Some(WeightType::Bf16),
+    };
+    // The last block may stick out over the limit.
+    let max_positions = (options.max_model_len as usize).next_multiple_of(MAX_BLOCK_SIZE);
+    let network = models::load(files, &ops, dtype, max_positions, &mut |done, total| {
+        progress(LoadProgress { done, total });
+    })?;
+    let spec = network.spec().clone();
+    let config = EngineConfig::resolve(options, &spec, text).map_err(|what| LoadError::of(files.place(), what))?;
+    let runner = DeviceRunner::new(ops, network, config.n_pages, config.page_size)?;
+    Ok((config, spec, Box::new(runner)))
+}
+
+/// One thread per core, less one for the front end where there are more than two.
+fn default_threads() -> usize {
+    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if n_cores > 2 { n_cores - 1 } else { n_cores }
+}
+
+/// The driver lists its devices here on Linux.
+const NVIDIA_DEVICES: &str = "/proc/driver/nvidia/gpus";
+
+fn no_cuda(index: u32) -> LoadError {
+    let n_devices = std::fs::read_dir(NVIDIA_DEVICES).map_or(0, |entries| entries.count());
+    if n_devices <= index as usize {
+        LoadError::of(format!("--device cuda:{index}"), format!("this machine has {n_devices} CUDA devices"))
+    } else {
+        LoadError::of(format!("--device cuda:{index}"), "no operation has a CUDA body yet; use --device cpu")
+    }
+}
+
+fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
+    ModelCard {
+        architecture: spec.architecture.clone(),
+        strategy: EngineConfig::STRATEGY.to_owned(),
+        accept_rule: config.strategy.accept.name().to_owned(),
+        accept_threshold: config.strategy.accept.accept_threshold().unwrap_or_default(),
+        block_size: config.strategy.block_size as u32,
+        buffer_size: config.strategy.buffer_size as u32,
+        mask_token_id: config.mask_token_id,
+        eos_token_ids: config.eos_token_ids.clone(),
+        max_model_len: config.max_model_len as u32,
+        vocab_size: spec.vocab_size as u32,
+        parameters: spec.n_parameters,
+        device,
+        dtype: match spec.dtype {
+            WeightType::F32 => "float32",
+            WeightType::Bf16 => "bfloat16",
+        }
+        .to_owned(),
+        page_size: config.page_size as u32,
+        kv_pages: config.n_pages as u32,
+    }
+}

@@ -1,0 +1,159 @@
+//! The tensors of a checkpoint: one safetensors file, or several with an index.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use memmap2::Mmap;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+use crate::kernels::{WeightData, WeightType};
+
+/// Names listed in an error before it says how many more there are.
+const NAMES_SHOWN: usize = 8;
+
+/// An open checkpoint. Remembers which tensors were asked for, so that surplus ones can be refused.
+pub struct Checkpoint {
+    place: String,
+    shards: Vec<Shard>,
+    tensors: BTreeMap<String, Entry>,
+    used: BTreeSet<String>,
+}
+
+enum Shard {
+    Bytes(Cow<'static, [u8]>),
+    Mapped(Mmap),
+}
+
+impl Shard {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Mapped(map) => map,
+        }
+    }
+}
+
+struct Entry {
+    shard: usize,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    range: std::ops::Range<usize>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    pub fn open(files: &ModelFiles) -> Result<Self, LoadError> {
+        let names: Vec<String> = match files.read_json("model.safetensors.index.json")? {
+            Some(index) => {
+                let map = index
+                    .get("weight_map")
+                    .and_then(|map| map.as_object())
+                    .ok_or_else(|| LoadError::of(files.place(), "model.safetensors.index.json has no weight_map"))?;
+                let shards: BTreeSet<String> =
+                    map.values().filter_map(|shard| shard.as_str().map(str::to_owned)).collect();
+                // A shard is a file of this folder: a path would let a checkpoint read others.
+                if let Some(path) = shards.iter().find(|shard| shard.contains(['/', '\\'])) {
+                    return Err(LoadError::of(files.place(), format!("weight_map names {path:?}, which is a path")));
+                }
+                shards.into_iter().collect()
+            }
+            None => vec!["model.safetensors".to_owned()],
+        };
+        let mut checkpoint =
+            Self { place: files.place(), shards: Vec::new(), tensors: BTreeMap::new(), used: BTreeSet::new() };
+        for name in names {
+            checkpoint.add_shard(files, &name)?;
+        }
+        Ok(checkpoint)
+    }
+
+    fn add_shard(&mut self, files: &ModelFiles, name: &str) -> Result<(), LoadError> {
+        let fail = |error: &dyn std::fmt::Display| LoadError::of(files.place(), format!("{name}: {error}"));
+        let shard = match files.path(name) {
+            Some(path) => {
+                let file = std::fs::File::open(&path).map_err(|error| fail(&error))?;
+                // SAFETY: the map is only read, and bounds come from its own length. A file that another program cuts
+                // while it is mapped ends this process with SIGBUS, as it does with every program that maps weights.
+                Shard::Mapped(unsafe { Mmap::map(&file) }.map_err(|error| fail(&error))?)
+            }
+            None => Shard::Bytes(files.require(name)?),
+        };
+        let bytes = shard.bytes();
+        let header = SafeTensors::deserialize(bytes).map_err(|error| fail(&error))?;
+        let base = bytes.as_ptr() as usize;
+        for (name, view) in header.tensors() {
+            let start = view.data().as_ptr() as usize - base;
+            let entry = Entry {
+                shard: self.shards.len(),
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+                range: start..start + view.data().len(),
+            };
+            self.tensors.insert(name, entry);
+        }
+        self.shards.push(shard);
+        Ok(())
+    }
+
+    /// True if the checkpoint has a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Bytes of all tensors.
+    pub fn n_bytes(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+    }
+
+    /// How most of the weights are stored.
+    pub fn weight_type(&self) -> WeightType {
+        let bytes_of = |dtype: Dtype| -> usize {
+            self.tensors.values().filter(|entry| entry.dtype == dtype).map(|entry| entry.range.len()).sum()
+        };
+        if bytes_of(Dtype::BF16) > bytes_of(Dtype::F32) + bytes_of(Dtype::F16) {
+            WeightType::Bf16
+        } else {
+            WeightType::F32
+        }
+    }
+
+    /// The tensor `name`, which must have `shape`.
+    pub fn take(&mut self, name: &str, shape: &[usize]) -> Result<WeightData<'_>, LoadError> {
+        let entry = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| LoadError::of(&self.place, format!("the checkpoint has no tensor {name}")))?;
+        if entry.shape != shape {
+            let found = &entry.shape;
+            return Err(LoadError::of(&self.place, format!("{name} has shape {found:?}, expected {shape:?}")));
+        }
+        self.used.insert(name.to_owned());
+        let bytes = &self.shards[entry.shard].bytes()[entry.range.clone()];
+        match entry.dtype {
+            Dtype::F32 => Ok(WeightData::F32(bytes)),
+            Dtype::BF16 => Ok(WeightData::Bf16(bytes)),
+            Dtype::F16 => Ok(WeightData::F16(bytes)),
+            other => Err(LoadError::of(&self.place, format!("{name} is {other:?}; expected F32, BF16 or F16"))),
+        }
+    }
+
+    /// Marks a tensor as known although nobody reads it, such as the copy of a tied head.
+    pub fn ignore(&mut self, name: &str) {
+        self.used.insert(name.to_owned());
+    }
+
+    /// An error that names the tensors nobody asked for.
+    pub fn refuse_surplus(&self) -> Result<(), LoadError> {
+        let surplus: Vec<&str> =
+            self.tensors.keys().filter(|name| !self.used.contains(*name)).map(String::as_str).collect();
+        if surplus.is_empty() {
+            return Ok(());
+        }
+        let shown = surplus.iter().take(NAMES_SHOWN).copied().collect::<Vec<_>>().join(", ");
+        let more = surplus.len().saturating_sub(NAMES_SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        Err(LoadError::of(&self.place, format!("the network has no use for these tensors: {shown}{more}")))
+    }
+}

@@ -1,0 +1,175 @@
+//! Logits of one position to a token and how sure the network is of it, in f32.
+//!
+//! Greedy takes the likeliest token, ties to the highest id, with its probability under the whole vocabulary, as the
+//! authors' loops do. With a temperature the distribution is tempered, cut by top-k, top-p and min-p in this order, and
+//! the confidence is the token's probability in what is left (SDAR's generate.py). The mask and rows of the head that
+//! are no token are never drawn.
+
+use diffulex_protocol::SamplingParams;
+
+use crate::kernels::cpu::{Simd, log_sum_exp};
+
+/// Which ids may be drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Vocabulary {
+    /// Ids below this are tokens.
+    pub n_sampleable: usize,
+    /// Never drawn.
+    pub mask_token_id: u32,
+}
+
+/// What a draw depends on beside the logits: nothing that a batch, a schedule or a preemption could change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrawKey {
+    /// The request's seed.
+    pub seed: u64,
+    /// Absolute position.
+    pub position: usize,
+    /// Denoise steps the block took before.
+    pub step: usize,
+}
+
+impl DrawKey {
+    /// A number in [0, 1) with 53 random bits.
+    fn uniform(self) -> f64 {
+        // SplitMix64's finaliser (Steele, Lea, Flood 2014) over a counter, once per part of the key.
+        fn mix(mut z: u64) -> u64 {
+            z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            z ^ (z >> 31)
+        }
+        const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+        let z = mix(self.seed.wrapping_add(GOLDEN));
+        let z = mix(z.wrapping_add((self.position as u64 + 1).wrapping_mul(GOLDEN)));
+        let z = mix(z.wrapping_add((self.step as u64 + 1).wrapping_mul(GOLDEN)));
+        (z >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Draws a token for one position: `(token, confidence)`, or `None` where the logits are no numbers.
+pub fn sample(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
+    if params.temperature > 0.0 { draw(logits, vocabulary, params, key) } else { greedy(logits, vocabulary) }
+}
+
+fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usize, f32)> + '_ {
+    logits
+        .iter()
+        .copied()
+        .enumerate()
+        .take(vocabulary.n_sampleable)
+        .filter(move |(id, _)| *id != vocabulary.mask_token_id as usize)
+}
+
+fn greedy(logits: &[f32], vocabulary: Vocabulary) -> Option<(u32, f32)> {
+    let (token, logit) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let confidence = (logit - log_sum_exp(Simd::detect(), logits)).exp();
+    confidence.is_finite().then_some((token as u32, confidence))
+}
+
+fn draw(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
+    let top = allowed(logits, vocabulary).map(|(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
+    if !top.is_finite() {
+        return None;
+    }
+    // (id, weight), weights relative to the likeliest token's 1.
+    let mut weights: Vec<(usize, f32)> =
+        allowed(logits, vocabulary).map(|(id, logit)| (id, ((logit - top) / params.temperature).exp())).collect();
+    if params.top_k.is_some() || params.top_p.is_some() {
+        weights.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    }
+    if let Some(top_k) = params.top_k
+        && let Some((_, least)) = weights.get(top_k as usize - 1).copied()
+    {
+        // Ties with the last one are kept.
+        weights.truncate(weights.partition_point(|(_, weight)| *weight >= least));
+    }
+    if let Some(top_p) = params.top_p {
+        let total: f32 = weights.iter().map(|(_, weight)| weight).sum();
+        let mut before = 0.0;
+        let kept = weights.iter().take_while(|(_, weight)| {
+            let keep = before <= top_p * total;
+            before += weight;
+            keep
+        });
+        let n_kept = kept.count().max(1);
+        weights.truncate(n_kept);
+    }
+    if let Some(min_p) = params.min_p {
+        weights.retain(|(_, weight)| *weight >= min_p);
+    }
+    let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+    let mut left = key.uniform() * total;
+    let chosen = weights.iter().find(|(_, weight)| {
+        left -= f64::from(*weight);
+        left < 0.0
+    });
+    // Rounding can leave a hair over: then it is the last one.
+    let (token, weight) = chosen.or(weights.last())?;
+    let confidence = (f64::from(*weight) / total) as f32;
+    confidence.is_finite().then_some((*token as u32, confidence))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: 2 };
+
+    fn params(temperature: f32) -> SamplingParams {
+        SamplingParams { temperature, ..Default::default() }
+    }
+
+    fn key(position: usize) -> DrawKey {
+        DrawKey { seed: 7, position, step: 0 }
+    }
+
+    #[test]
+    fn greedy_takes_the_highest_id_among_equals_and_never_the_mask() {
+        let logits = [1.0, 3.0, 9.0, 3.0, 0.0, 99.0];
+        let (token, confidence) = sample(&logits, VOCABULARY, &params(0.0), key(0)).unwrap();
+        assert_eq!(token, 3);
+        assert!(confidence < 1e-6, "the whole vocabulary counts, the mask's and the unused rows' logits too");
+    }
+
+    #[test]
+    fn draws_follow_the_distribution() {
+        let logits = [0.0, 1.0, 50.0, 2.0, -1.0, 60.0];
+        let weights: Vec<f64> = [0.0f64, 1.0, f64::NEG_INFINITY, 2.0, -1.0].iter().map(|x| (x / 0.8).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let n = 20_000;
+        let mut counts = [0usize; 5];
+        for position in 0..n {
+            counts[sample(&logits, VOCABULARY, &params(0.8), key(position)).unwrap().0 as usize] += 1;
+        }
+        for (count, weight) in counts.iter().zip(&weights) {
+            let share = weight / total;
+            // Five standard deviations of a binomial share.
+            let bound = 5.0 * (share * (1.0 - share) / n as f64).sqrt() + 1e-12;
+            assert!((*count as f64 / n as f64 - share).abs() <= bound, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn filters_cut_the_tail() {
+        let logits = [0.0, 1.0, 50.0, 2.0, -1.0];
+        let drawn = |params: &SamplingParams| -> Vec<u32> {
+            let mut seen: Vec<u32> =
+                (0..500).map(|position| sample(&logits, VOCABULARY, params, key(position)).unwrap().0).collect();
+            seen.sort_unstable();
+            seen.dedup();
+            seen
+        };
+        assert_eq!(drawn(&params(1.0)), [0, 1, 3, 4]);
+        assert_eq!(drawn(&SamplingParams { top_k: Some(2), ..params(1.0) }), [1, 3]);
+        assert_eq!(drawn(&SamplingParams { top_p: Some(0.5), ..params(1.0) }), [3]);
+        assert_eq!(drawn(&SamplingParams { min_p: Some(0.3), ..params(1.0) }), [1, 3]);
+        let only = SamplingParams { top_k: Some(1), ..params(1.0) };
+        assert_eq!(sample(&logits, VOCABULARY, &only, key(0)), Some((3, 1.0)));
+    }
+
+    #[test]
+    fn numbers_that_are_none_are_refused() {
+        assert_eq!(sample(&[f32::NAN; 5], VOCABULARY, &params(0.0), key(0)), None);
+        assert_eq!(sample(&[f32::NAN; 5], VOCABULARY, &params(1.0), key(0)), None);
+    }
+}

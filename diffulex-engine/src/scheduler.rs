@@ -1,0 +1,307 @@
+//! Which requests take part in the next forward, with which blocks, on which pages.
+//!
+//! Decode rows come first, prompts fill what is left of the token budget in whole blocks, both in one forward. A request
+//! that lacks pages takes them from the youngest. Every plan leaves a request in a state it would also have reached
+//! alone: a block is opened only when the request really takes part.
+//!
+//! Never here: tensors, sampling, events.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use crate::config::EngineConfig;
+use crate::kv::{PageHash, PageId, PagePool};
+use crate::sequence::Sequence;
+
+/// Order of arrival; older is smaller.
+pub type Ticket = u64;
+
+/// What the scheduler keeps of one request.
+#[derive(Debug)]
+pub struct Scheduled {
+    /// The request.
+    pub sequence: Sequence,
+    /// Pages it holds, in order of position.
+    pub pages: Vec<PageId>,
+    /// Pages at the front that have a name, and the last one's.
+    named: (usize, PageHash),
+    last_step: u64,
+    /// Prompt tokens found in the prefix cache.
+    pub cached_tokens: usize,
+    /// Times it lost its pages.
+    pub preemptions: u32,
+}
+
+impl Scheduled {
+    /// A request that holds nothing yet.
+    pub fn new(sequence: Sequence) -> Self {
+        Self { sequence, pages: Vec::new(), named: (0, PageHash::ROOT), last_step: 0, cached_tokens: 0, preemptions: 0 }
+    }
+}
+
+/// The part of one request in a forward: whole blocks, of which the first are `Ready` and the others `Active`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Which request.
+    pub ticket: Ticket,
+    /// Which of its blocks.
+    pub blocks: Range<usize>,
+}
+
+/// Queues, pages and budgets.
+#[derive(Debug)]
+pub struct Scheduler {
+    waiting: VecDeque<Ticket>,
+    /// In order of admission.
+    running: Vec<Ticket>,
+    pool: PagePool,
+    page_size: usize,
+    block_size: usize,
+    max_num_reqs: usize,
+    max_num_batched_tokens: usize,
+    prefix_caching: bool,
+    step: u64,
+    /// Prompt tokens looked up in the prefix cache, and found there.
+    pub prefix_queries: u64,
+    /// See `prefix_queries`.
+    pub prefix_hits: u64,
+    /// Requests that lost their pages.
+    pub preemptions: u64,
+}
+
+impl Scheduler {
+    /// Empty queues over a pool of `config.n_pages`.
+    pub fn new(config: &EngineConfig) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            pool: PagePool::new(config.n_pages),
+            page_size: config.page_size,
+            block_size: config.strategy.block_size,
+            max_num_reqs: config.max_num_reqs,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            prefix_caching: config.prefix_caching,
+            step: 0,
+            prefix_queries: 0,
+            prefix_hits: 0,
+            preemptions: 0,
+        }
+    }
+
+    /// Pages.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// Requests in the batch.
+    pub fn n_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests that wait.
+    pub fn n_waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Puts a new request at the end of the queue.
+    pub fn enqueue(&mut self, ticket: Ticket) {
+        self.waiting.push_back(ticket);
+    }
+
+    /// Takes a request out, wherever it is, and its pages back.
+    pub fn remove(&mut self, ticket: Ticket, scheduled: &mut Scheduled) {
+        self.waiting.retain(|waiting| *waiting != ticket);
+        self.running.retain(|running| *running != ticket);
+        self.pool.give_back(&mut scheduled.pages);
+    }
+
+    /// Forgets cached prefixes that no request holds.
+    pub fn flush_cache(&mut self) {
+        self.pool.forget_free();
+    }
+
+    /// What the next forward does. Empty only when there is no request.
+    pub fn plan(&mut self, requests: &mut BTreeMap<Ticket, Scheduled>) -> Vec<Span> {
+        self.step += 1;
+        let mut plan = Vec::new();
+        let mut budget = self.max_num_batched_tokens;
+        // Those who waited longest come first, so that a budget too small for all starves nobody.
+        let mut order = self.running.clone();
+        order.sort_by_key(|ticket| requests.get(ticket).map(|request| request.last_step));
+        let (decoding, encoding): (Vec<Ticket>, Vec<Ticket>) = order.into_iter().partition(|ticket| {
+            requests.get(ticket).is_some_and(|request| {
+                let (ready, _) = request.sequence.window();
+                ready.len() <= request.sequence.strategy_window()
+            })
+        });
+        for ticket in decoding.into_iter().chain(encoding) {
+            self.plan_request(ticket, requests, &mut budget, &mut plan);
+        }
+        while self.running.len() < self.max_num_reqs
+            && budget >= self.block_size
+            && let Some(ticket) = self.waiting.front().copied()
+        {
+            let Some(request) = requests.get_mut(&ticket) else {
+                self.waiting.pop_front();
+                continue;
+            };
+            if !self.admit(request) {
+                break;
+            }
+            self.waiting.pop_front();
+            self.running.push(ticket);
+            self.plan_request(ticket, requests, &mut budget, &mut plan);
+        }
+        plan
+    }
+
+    /// Looks up the prefix and checks that there is room to begin.
+    fn admit(&mut self, request: &mut Scheduled) -> bool {
+        self.find_prefix(request);
+        let n_positions = (request.sequence.blocks().len() + 1) * self.block_size;
+        let needed = n_positions.div_ceil(self.page_size).saturating_sub(request.pages.len());
+        // A page to spare for everybody who runs, lest the newcomer be thrown out in the next step.
+        let fits = self.running.is_empty() || self.pool.n_free() >= needed + self.running.len();
+        if !fits {
+            self.lose_pages(request);
+            return false;
+        }
+        if request.preemptions == 0 {
+            self.prefix_queries += request.sequence.prompt_len() as u64;
+            self.prefix_hits += request.cached_tokens as u64;
+        }
+        true
+    }
+
+    /// Holds the pages of the longest cached prefix of whole blocks and whole pages.
+    fn find_prefix(&mut self, request: &mut Scheduled) {
+        if !self.prefix_caching {
+            return;
+        }
+        let sequence = &request.sequence;
+        let (ready, _) = sequence.window();
+        let n_final = ready.end * self.block_size;
+        let mut hash = PageHash::ROOT;
+        let mut names = Vec::new();
+        for ids in sequence.tokens()[..n_final].chunks_exact(self.page_size) {
+            hash = self.pool.hash(hash, ids);
+            let Some(page) = self.pool.find(hash, ids) else { break };
+            request.pages.push(page);
+            names.push(hash);
+        }
+        // Where a page ends inside a block, the block is not whole: give such pages back.
+        while !(request.pages.len() * self.page_size).is_multiple_of(self.block_size) {
+            if let Some(page) = request.pages.pop() {
+                self.pool.give_back(&mut vec![page]);
+            }
+        }
+        let n_pages = request.pages.len();
+        let n_blocks = n_pages * self.page_size / self.block_size;
+        request.named = (n_pages, n_pages.checked_sub(1).map_or(PageHash::ROOT, |last| names[last]));
+        request.cached_tokens = (n_pages * self.page_size).min(request.sequence.prompt_len());
+        request.sequence.found_in_cache(n_blocks);
+    }
+
+    fn lose_pages(&mut self, request: &mut Scheduled) {
+        self.pool.give_back(&mut request.pages);
+        request.named = (0, PageHash::ROOT);
+        request.cached_tokens = 0;
+        request.sequence.lose_cache();
+    }
+
+    fn plan_request(
+        &mut self,
+        ticket: Ticket,
+        requests: &mut BTreeMap<Ticket, Scheduled>,
+        budget: &mut usize,
+        plan: &mut Vec<Span>,
+    ) {
+        // It may have been thrown out on behalf of one that was planned before it.
+        if !self.running.contains(&ticket) {
+            return;
+        }
+        let Some(request) = requests.get_mut(&ticket) else { return };
+        let n_affordable = *budget / self.block_size;
+        let (ready, active) = request.sequence.window();
+        // All of the window with the block that may open, or a part of the prompt, or nothing: never a part of what is
+        // in flight, which could change the order in which blocks open.
+        let blocks = if ready.len() + active.len() < n_affordable {
+            request.sequence.open_block_if_due();
+            ready.start..request.sequence.blocks().len()
+        } else if ready.len() > request.sequence.strategy_window() {
+            ready.start..ready.end.min(ready.start + n_affordable)
+        } else {
+            return;
+        };
+        if blocks.is_empty() || !self.hold_pages(ticket, blocks.end * self.block_size, requests, budget, plan) {
+            return;
+        }
+        if let Some(request) = requests.get_mut(&ticket) {
+            request.last_step = self.step;
+            *budget -= blocks.len() * self.block_size;
+            plan.push(Span { ticket, blocks });
+        }
+    }
+
+    /// Takes pages for `n_positions`, from the youngest others if need be. False when the request lost its own instead.
+    fn hold_pages(
+        &mut self,
+        ticket: Ticket,
+        n_positions: usize,
+        requests: &mut BTreeMap<Ticket, Scheduled>,
+        budget: &mut usize,
+        plan: &mut Vec<Span>,
+    ) -> bool {
+        let needed = n_positions.div_ceil(self.page_size);
+        loop {
+            let Some(request) = requests.get_mut(&ticket) else { return false };
+            while request.pages.len() < needed
+                && let Some(page) = self.pool.take()
+            {
+                request.pages.push(page);
+            }
+            if request.pages.len() >= needed {
+                return true;
+            }
+            // The youngest goes; admission made sure that the oldest alone always fits.
+            let Some(victim) = self.running.iter().copied().max() else { return false };
+            if let Some(index) = plan.iter().position(|span| span.ticket == victim) {
+                let span = plan.remove(index);
+                *budget += span.blocks.len() * self.block_size;
+            }
+            self.preempt(victim, requests);
+            if victim == ticket {
+                return false;
+            }
+        }
+    }
+
+    /// Takes a running request's pages and puts it at the front of the queue.
+    pub fn preempt(&mut self, ticket: Ticket, requests: &mut BTreeMap<Ticket, Scheduled>) {
+        if let Some(request) = requests.get_mut(&ticket) {
+            self.lose_pages(request);
+            request.preemptions += 1;
+            self.preemptions += 1;
+            self.running.retain(|running| *running != ticket);
+            // Older ones first.
+            let place = self.waiting.iter().position(|waiting| *waiting > ticket).unwrap_or(self.waiting.len());
+            self.waiting.insert(place, ticket);
+        }
+    }
+
+    /// Gives names to pages whose blocks are all cached now.
+    pub fn name_pages(&mut self, request: &mut Scheduled) {
+        if !self.prefix_caching {
+            return;
+        }
+        let n_final = request.sequence.n_cached_blocks() * self.block_size;
+        let (mut n_named, mut hash) = request.named;
+        while (n_named + 1) * self.page_size <= n_final {
+            let ids = &request.sequence.tokens()[n_named * self.page_size..(n_named + 1) * self.page_size];
+            hash = self.pool.hash(hash, ids);
+            self.pool.name(request.pages[n_named], hash, ids);
+            n_named += 1;
+        }
+        request.named = (n_named, hash);
+    }
+}

@@ -1,0 +1,447 @@
+//! One request as the engine holds it: tokens, what is known of each position, blocks, limits.
+//!
+//! Positions are absolute: the prompt's first token is 0, block `k` covers `k * block_size..(k + 1) * block_size`. What
+//! is masked is a fact of its own and never read off a token id. A block goes
+//! `Active` (has masks) -> `Ready` (full, its K/V not final) -> `Cached` (a forward wrote its final K/V), and back to
+//! `Ready` when the request loses its pages.
+//!
+//! Never here: pages, tensors, other requests, events.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
+use diffulex_strategies::{BlockCandidates, BlockView, Edit, MultiBlock, Progress};
+
+use crate::error::RequestError;
+
+/// What is known of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PositionState {
+    /// Given by the client; never written.
+    Prompt,
+    /// Not decided.
+    Masked,
+    /// Decided.
+    Filled,
+}
+
+/// Where a block is on its way into the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockStatus {
+    /// Has masks.
+    Active,
+    /// Full; a forward has to write its K/V.
+    Ready,
+    /// Its K/V are in the cache.
+    Cached,
+}
+
+/// A block that has been opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Where it is on its way.
+    pub status: BlockStatus,
+    /// Denoise steps it took.
+    pub steps: usize,
+}
+
+/// What a forward of a request is for; decides which counter it is charged to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForwardKind {
+    /// At least one block was denoised.
+    Denoise,
+    /// K/V lost in a preemption were written again.
+    Rebuild,
+    /// Prompt blocks were encoded.
+    Prefill,
+    /// Finished blocks were encoded.
+    Commit,
+}
+
+/// Limits of one request, checked when it is admitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Positions of prompt and answer together.
+    pub end: usize,
+    /// Why the answer ends there.
+    pub reason: FinishReason,
+}
+
+/// One request.
+#[derive(Debug)]
+pub struct Sequence {
+    prompt_len: usize,
+    limits: Limits,
+    mask_token_id: u32,
+    stop_ids: BTreeSet<u32>,
+    params: SamplingParams,
+    strategy: MultiBlock,
+    tokens: Vec<u32>,
+    states: Vec<PositionState>,
+    confidences: Vec<f32>,
+    blocks: Vec<Block>,
+    /// Blocks before this one were cached once and lost.
+    rebuild_end: usize,
+    /// Position of the first end token, if one is written.
+    first_stop: Option<usize>,
+    nfe: NfeCounts,
+    /// Steps in a row that changed nothing.
+    n_idle_steps: u32,
+    forced_fills: u32,
+}
+
+impl Sequence {
+    /// A request for `prompt`, which is not empty and shorter than `limits.end`.
+    pub fn new(
+        prompt: &[u32],
+        limits: Limits,
+        mask_token_id: u32,
+        eos_token_ids: &[u32],
+        params: SamplingParams,
+        strategy: MultiBlock,
+    ) -> Self {
+        let mut stop_ids: BTreeSet<u32> = params.stop_token_ids.iter().copied().collect();
+        if !params.ignore_eos {
+            stop_ids.extend(eos_token_ids);
+        }
+        let mut sequence = Self {
+            prompt_len: prompt.len(),
+            limits,
+            mask_token_id,
+            stop_ids,
+            params,
+            strategy,
+            tokens: prompt.to_vec(),
+            states: vec![PositionState::Prompt; prompt.len()],
+            confidences: vec![1.0; prompt.len()],
+            blocks: Vec::new(),
+            rebuild_end: 0,
+            first_stop: None,
+            nfe: NfeCounts::default(),
+            n_idle_steps: 0,
+            forced_fills: 0,
+        };
+        let n_whole = prompt.len() / sequence.block_size();
+        sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; n_whole];
+        if prompt.len() > n_whole * sequence.block_size() {
+            // The prompt's tail shares a block with the first masks.
+            sequence.open_block();
+        }
+        sequence
+    }
+
+    /// Positions of a block.
+    pub fn block_size(&self) -> usize {
+        self.strategy.config().block_size
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    /// What the request asked for.
+    pub fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
+    /// Where the answer must end.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Tokens of every opened position; the mask where nothing is decided.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// What is known of every opened position.
+    pub fn states(&self) -> &[PositionState] {
+        &self.states
+    }
+
+    /// Probability of every filled position when it was filled, 1 in the prompt, 0 where masked.
+    pub fn confidences(&self) -> &[f32] {
+        &self.confidences
+    }
+
+    /// Opened blocks.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Forwards so far.
+    pub fn nfe(&self) -> NfeCounts {
+        self.nfe
+    }
+
+    /// Times the watchdog had to force a token.
+    pub fn forced_fills(&self) -> u32 {
+        self.forced_fills
+    }
+
+    /// Positions of block `index`.
+    pub fn block_range(&self, index: usize) -> Range<usize> {
+        index * self.block_size()..(index + 1) * self.block_size()
+    }
+
+    /// Blocks at the front whose K/V are in the cache.
+    pub fn n_cached_blocks(&self) -> usize {
+        self.blocks.iter().take_while(|block| block.status == BlockStatus::Cached).count()
+    }
+
+    /// Blocks that wait to be written, then blocks that have masks: the order a window always has.
+    pub fn window(&self) -> (Range<usize>, Range<usize>) {
+        let cached = self.n_cached_blocks();
+        let active =
+            cached + self.blocks[cached..].iter().take_while(|block| block.status == BlockStatus::Ready).count();
+        (cached..active, active..self.blocks.len())
+    }
+
+    /// Positions that must be filled before the answer is whole: the limit, or the first end token.
+    pub fn answer_end(&self) -> usize {
+        self.first_stop.unwrap_or(self.limits.end)
+    }
+
+    /// First position after the prompt that is not filled.
+    pub fn frontier(&self) -> usize {
+        let masked = self.states[self.prompt_len..].iter().position(|state| *state == PositionState::Masked);
+        masked.map_or(self.states.len(), |offset| self.prompt_len + offset)
+    }
+
+    /// End of the text that can no longer change: the frontier, cut where the answer ends.
+    pub fn final_end(&self) -> usize {
+        self.frontier().min(self.answer_end())
+    }
+
+    /// Blocks in flight at most.
+    pub fn strategy_window(&self) -> usize {
+        self.strategy.config().buffer_size
+    }
+
+    fn progress(&self, index: usize) -> Progress {
+        let n_masked =
+            self.states[self.block_range(index)].iter().filter(|state| **state == PositionState::Masked).count();
+        Progress { n_filled: self.block_size() - n_masked, block_size: self.block_size() }
+    }
+
+    /// Opens the next block if the strategy and the limits want it. Called once before each step.
+    pub fn open_block_if_due(&mut self) {
+        let next = self.blocks.len();
+        let starts_below_end = next * self.block_size() < self.answer_end();
+        // An end token closes the window for every block behind its own.
+        if !starts_below_end || self.first_stop.is_some() {
+            return;
+        }
+        let first_generated = self.prompt_len / self.block_size();
+        // What was cached once is not in flight, even while it is written again.
+        let live = self.n_cached_blocks().max(first_generated).max(self.rebuild_end)..next;
+        let newest = live.clone().next_back().map(|index| self.progress(index));
+        if self.strategy.opens_block(live.len(), newest, self.n_cached_blocks() == next) {
+            self.open_block();
+        }
+    }
+
+    fn open_block(&mut self) {
+        let end = (self.blocks.len() + 1) * self.block_size();
+        self.tokens.resize(end, self.mask_token_id);
+        self.states.resize(end, PositionState::Masked);
+        self.confidences.resize(end, 0.0);
+        self.blocks.push(Block { status: BlockStatus::Active, steps: 0 });
+    }
+
+    /// Masked positions of block `index`.
+    pub fn masked(&self, index: usize) -> Vec<usize> {
+        self.block_range(index).filter(|position| self.states[*position] == PositionState::Masked).collect()
+    }
+
+    /// Marks the first `n_blocks` as found in the prefix cache. Only before the first step, or after a preemption.
+    pub fn found_in_cache(&mut self, n_blocks: usize) {
+        for block in &mut self.blocks[..n_blocks] {
+            debug_assert_eq!(block.status, BlockStatus::Ready);
+            block.status = BlockStatus::Cached;
+        }
+    }
+
+    /// The pages are gone: everything that was cached has to be written again.
+    pub fn lose_cache(&mut self) {
+        self.rebuild_end = self.rebuild_end.max(self.n_cached_blocks());
+        for block in &mut self.blocks {
+            if block.status == BlockStatus::Cached {
+                block.status = BlockStatus::Ready;
+            }
+        }
+    }
+
+    /// What a forward over `blocks` is for.
+    pub fn forward_kind(&self, blocks: &Range<usize>) -> ForwardKind {
+        if self.blocks[blocks.clone()].iter().any(|block| block.status == BlockStatus::Active) {
+            ForwardKind::Denoise
+        } else if blocks.start < self.rebuild_end {
+            ForwardKind::Rebuild
+        } else if blocks.start < self.prompt_len / self.block_size() {
+            ForwardKind::Prefill
+        } else {
+            ForwardKind::Commit
+        }
+    }
+
+    /// Takes the outcome of a forward over `blocks`: `candidates` of each block with masks, in order.
+    ///
+    /// The runner has written the K/V of all of `blocks`, so those that were full before are cached now. Returns the
+    /// number of positions filled below the limit, with their confidences, and the steps of each block that filled up.
+    pub fn advance(
+        &mut self,
+        blocks: Range<usize>,
+        candidates: &[BlockCandidates],
+    ) -> Result<StepChange, RequestError> {
+        let kind = self.forward_kind(&blocks);
+        match kind {
+            ForwardKind::Denoise => self.nfe.denoise += 1,
+            ForwardKind::Rebuild => self.nfe.rebuild += 1,
+            ForwardKind::Prefill => self.nfe.prefill += 1,
+            ForwardKind::Commit => self.nfe.commit += 1,
+        }
+        let mut change = StepChange { kind, filled: Vec::new(), block_steps: Vec::new() };
+        // Every decision is taken on the state before this step, so the order of blocks does not matter.
+        let mut edits: Vec<(usize, Vec<Edit>)> = Vec::with_capacity(candidates.len());
+        for BlockCandidates { block: index, candidates } in candidates {
+            let view = BlockView {
+                progress: self.progress(*index),
+                previous: index.checked_sub(1).map(|previous| self.progress(previous)),
+                step: self.blocks[*index].steps,
+                candidates,
+            };
+            let proposed = if candidates.is_empty() { Vec::new() } else { self.strategy.step(&view) };
+            edits.push((*index, proposed));
+        }
+        let mut n_changes = 0;
+        for block in &mut self.blocks[blocks.clone()] {
+            if block.status == BlockStatus::Ready {
+                block.status = BlockStatus::Cached;
+                n_changes += 1;
+            }
+        }
+        n_changes += edits.iter().map(|(_, edits)| edits.len()).sum::<usize>();
+        self.n_idle_steps = if n_changes == 0 { self.n_idle_steps + 1 } else { 0 };
+        if self.n_idle_steps >= MAX_IDLE_STEPS {
+            edits = vec![self.forced_edit(candidates)?];
+            self.n_idle_steps = 0;
+            self.forced_fills += 1;
+        }
+        for (index, edits) in edits {
+            self.blocks[index].steps += 1;
+            for edit in edits {
+                self.apply(index, edit, &mut change)?;
+            }
+        }
+        self.walk_statuses(&mut change);
+        self.note_stop();
+        Ok(change)
+    }
+
+    /// The best candidate of the first block that has one.
+    fn forced_edit(&self, candidates: &[BlockCandidates]) -> Result<(usize, Vec<Edit>), RequestError> {
+        candidates
+            .iter()
+            .find_map(|BlockCandidates { block, candidates }| {
+                let best = candidates.iter().rev().max_by(|a, b| a.confidence.total_cmp(&b.confidence))?;
+                Some((*block, vec![Edit::Fill { row: best.row, token: best.token, confidence: best.confidence }]))
+            })
+            .ok_or_else(|| RequestError::engine("decoding made no progress and has no candidate to force"))
+    }
+
+    fn apply(&mut self, index: usize, edit: Edit, change: &mut StepChange) -> Result<(), RequestError> {
+        match edit {
+            Edit::Fill { row, token, confidence } => {
+                let position = index * self.block_size() + row;
+                if row >= self.block_size() || self.states[position] != PositionState::Masked {
+                    return Err(RequestError::engine(format!("illegal edit: position {position} is not masked")));
+                }
+                self.states[position] = PositionState::Filled;
+                self.tokens[position] = token;
+                self.confidences[position] = confidence;
+                if position < self.limits.end {
+                    change.filled.push(confidence);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `Active` blocks that are full become `Ready`, as long as everything before them is at least that.
+    fn walk_statuses(&mut self, change: &mut StepChange) {
+        let (_, active) = self.window();
+        for index in active {
+            if !self.progress(index).is_complete() {
+                break;
+            }
+            self.blocks[index].status = BlockStatus::Ready;
+            change.block_steps.push(self.blocks[index].steps);
+        }
+    }
+
+    /// Looks for the first end token, and drops the blocks behind it.
+    fn note_stop(&mut self) {
+        let generated = self.prompt_len..self.states.len().min(self.limits.end);
+        self.first_stop = generated.clone().find(|position| {
+            self.states[*position] == PositionState::Filled && self.stop_ids.contains(&self.tokens[*position])
+        });
+        if let Some(stop) = self.first_stop {
+            let n_blocks = stop / self.block_size() + 1;
+            self.blocks.truncate(n_blocks);
+            let end = n_blocks * self.block_size();
+            self.tokens.truncate(end);
+            self.states.truncate(end);
+            self.confidences.truncate(end);
+        }
+    }
+
+    /// Why the request is finished, if it is. Stop strings are not looked at here: they are a matter of text.
+    pub fn finished(&self) -> Option<FinishReason> {
+        if self.frontier() >= self.answer_end() {
+            return Some(match self.first_stop {
+                // A stop id of the client's own counts as its stop string does.
+                Some(stop) if self.params.stop_token_ids.contains(&self.tokens[stop]) => FinishReason::StopString,
+                Some(_) => FinishReason::EosTokenGenerated,
+                None => self.limits.reason,
+            });
+        }
+        if self.params.max_nfe.is_some_and(|max| self.nfe.charged() >= max) {
+            return Some(FinishReason::MaxNfeReached);
+        }
+        if self.params.max_repetition_run.is_some_and(|max| self.repetition_run() >= max as usize) {
+            return Some(FinishReason::MaxRepetitionRunReached);
+        }
+        None
+    }
+
+    /// Equal tokens at the end of the text that is final.
+    fn repetition_run(&self) -> usize {
+        let done = &self.tokens[self.prompt_len..self.final_end()];
+        done.last().map_or(0, |last| done.iter().rev().take_while(|token| *token == last).count())
+    }
+
+    /// Everything filled after the prompt, what lies behind an end token included.
+    pub fn full_answer(&self) -> Vec<u32> {
+        (self.prompt_len..self.states.len().min(self.limits.end))
+            .filter(|position| self.states[*position] == PositionState::Filled)
+            .map(|position| self.tokens[position])
+            .collect()
+    }
+}
+
+/// Steps that may change nothing before the watchdog forces a token: one can be a legal pause of a gated rule.
+const MAX_IDLE_STEPS: u32 = 2;
+
+/// What one step did to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepChange {
+    /// What the forward was for.
+    pub kind: ForwardKind,
+    /// Confidence of each position filled below the limit.
+    pub filled: Vec<f32>,
+    /// Denoise steps of each block that filled up.
+    pub block_steps: Vec<usize>,
+}

@@ -1,0 +1,8 @@
+//! The engine as a whole, on a tiny golden checkpoint.
+
+mod determinism;
+mod golden;
+mod harness;
+mod picture;
+mod requests;
+mod text;

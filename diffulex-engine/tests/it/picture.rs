@@ -1,0 +1,219 @@
+//! Denoise pictures of the block machinery with a toy network: one line a step, `_` masked, `|` block edges.
+//!
+//! The toy network writes position `p` as token `p` and is as sure as a table says. The pictures are the corrected
+//! semantics of multi-block decoding: exact limits, commits confirmed by forwards, an end as soon as nothing can change.
+
+use std::collections::BTreeMap;
+
+use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
+use diffulex_protocol::{FinishReason, SamplingParams};
+use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, MultiBlock, MultiBlockConfig};
+
+const MASK: u32 = 500;
+const EOS: u32 = 501;
+/// How positions are drawn.
+const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+struct Toy {
+    prompt_len: usize,
+    max_tokens: usize,
+    config: MultiBlockConfig,
+    /// Confidence by position, and what holds for all others.
+    confidence: BTreeMap<usize, f32>,
+    otherwise: f32,
+    eos: Vec<usize>,
+    params: SamplingParams,
+}
+
+impl Toy {
+    fn new(prompt_len: usize, buffer_size: usize, max_tokens: usize) -> Self {
+        Self {
+            prompt_len,
+            max_tokens,
+            config: MultiBlockConfig {
+                block_size: 4,
+                buffer_size,
+                add_block_threshold: 0.1,
+                accept: AcceptRule::GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 0.9 },
+                fuse_prefill: false,
+            },
+            confidence: BTreeMap::new(),
+            otherwise: 0.99,
+            eos: Vec::new(),
+            params: SamplingParams::default(),
+        }
+    }
+
+    /// Runs to the end. The picture shows the answer's opened blocks after each step; `nfe` is what was charged.
+    fn run(&self) -> (Vec<String>, Sequence, FinishReason) {
+        let prompt: Vec<u32> = (0..self.prompt_len as u32).collect();
+        let limits = Limits { end: self.prompt_len + self.max_tokens, reason: FinishReason::MaxNewTokensReached };
+        let strategy = MultiBlock::new(self.config.clone());
+        let mut sequence = Sequence::new(&prompt, limits, MASK, &[EOS], self.params.clone(), strategy);
+        let mut picture = Vec::new();
+        loop {
+            sequence.open_block_if_due();
+            let blocks = sequence.n_cached_blocks()..sequence.blocks().len();
+            let candidates: Vec<BlockCandidates> = blocks
+                .clone()
+                .filter(|block| sequence.blocks()[*block].status == BlockStatus::Active)
+                .map(|block| BlockCandidates {
+                    block,
+                    candidates: sequence
+                        .masked(block)
+                        .into_iter()
+                        .map(|position| Candidate {
+                            row: position - sequence.block_range(block).start,
+                            token: if self.eos.contains(&position) { EOS } else { position as u32 },
+                            confidence: *self.confidence.get(&position).unwrap_or(&self.otherwise),
+                        })
+                        .collect(),
+                })
+                .collect();
+            let change = sequence.advance(blocks, &candidates).unwrap();
+            picture.push(draw(&sequence, change.kind));
+            if let Some(reason) = sequence.finished() {
+                return (picture, sequence, reason);
+            }
+            assert!(picture.len() < 200, "{picture:#?}");
+        }
+    }
+}
+
+fn draw(sequence: &Sequence, kind: ForwardKind) -> String {
+    let mut line = match kind {
+        ForwardKind::Denoise => "d ",
+        ForwardKind::Rebuild => "r ",
+        ForwardKind::Prefill => "p ",
+        ForwardKind::Commit => "c ",
+    }
+    .to_owned();
+    let first = sequence.prompt_len() / sequence.block_size();
+    for block in first..sequence.blocks().len() {
+        line.push('|');
+        for position in sequence.block_range(block) {
+            line.push(match sequence.states()[position] {
+                PositionState::Prompt => '.',
+                PositionState::Masked => '_',
+                PositionState::Filled if sequence.tokens()[position] == EOS => '$',
+                PositionState::Filled => char::from(LETTERS[position % LETTERS.len()]),
+            });
+        }
+    }
+    line.push('|');
+    line
+}
+
+#[test]
+fn one_block_at_a_time_spends_a_forward_on_each_commit() {
+    let (picture, sequence, reason) = Toy::new(6, 1, 8).run();
+    assert_eq!(picture, ["d |..gh|", "c |..gh|", "d |..gh|ijkl|", "c |..gh|ijkl|", "d |..gh|ijkl|mnop|"]);
+    assert_eq!((sequence.nfe().charged(), reason), (5, FinishReason::MaxNewTokensReached));
+}
+
+#[test]
+fn with_two_blocks_commits_ride_along() {
+    let mut toy = Toy::new(6, 2, 8);
+    toy.config.add_block_threshold = 1.0;
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(picture, ["d |..gh|", "d |..gh|ijkl|", "d |..gh|ijkl|mnop|"]);
+    assert_eq!(sequence.nfe().charged(), 3);
+}
+
+#[test]
+fn an_end_token_ends_the_answer_when_all_before_it_is_filled() {
+    let mut toy = Toy::new(8, 2, 64);
+    toy.eos = vec![10];
+    toy.otherwise = 0.3;
+    toy.confidence = [(10, 0.99)].into();
+    let (picture, sequence, reason) = toy.run();
+    assert_eq!(picture, ["p |", "d |__$_|", "d |i_$_|", "d |ij$_|"]);
+    assert_eq!((sequence.nfe().charged(), reason), (4, FinishReason::EosTokenGenerated));
+    assert_eq!(sequence.tokens()[8..sequence.final_end()], [8, 9]);
+}
+
+#[test]
+fn an_end_token_in_a_later_block_closes_the_window_behind_it() {
+    let mut toy = Toy::new(8, 3, 64);
+    toy.eos = (12..40).collect();
+    toy.otherwise = 0.99;
+    toy.confidence = (8..12).map(|position| (position, 0.3)).collect();
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(
+        picture,
+        ["p |", "d |i___|", "d |ij__|$$$$|", "d |ijk_|$$$$|", "d |ijkl|$$$$|"],
+        "no block opens behind the end"
+    );
+    assert_eq!(sequence.nfe().charged(), 5);
+    assert_eq!(sequence.final_end(), 12);
+}
+
+#[test]
+fn a_limit_inside_a_block_is_exact() {
+    let (picture, sequence, _) = Toy::new(6, 1, 3).run();
+    assert_eq!(picture, ["d |..gh|", "c |..gh|", "d |..gh|ijkl|"]);
+    assert_eq!((sequence.final_end() - 6, sequence.nfe().charged()), (3, 3));
+}
+
+#[test]
+fn an_unsure_network_gets_all_its_steps() {
+    let mut toy = Toy::new(8, 1, 64);
+    toy.otherwise = 0.2;
+    let (_, sequence, _) = toy.run();
+    assert_eq!(sequence.nfe().charged(), 1 + 16 * 4 + 15);
+    assert_eq!(sequence.final_end(), 72);
+}
+
+#[test]
+fn a_prompt_may_be_fused_with_the_first_block() {
+    let mut toy = Toy::new(8, 1, 4);
+    toy.config.fuse_prefill = true;
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(picture, ["d |ijkl|"]);
+    assert_eq!(sequence.nfe().charged(), 1);
+}
+
+#[test]
+fn several_blocks_in_flight_follow_the_thresholds() {
+    let mut toy = Toy::new(8, 3, 64);
+    toy.config.add_block_threshold = 0.25;
+    toy.config.accept = AcceptRule::GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 0.75 };
+    let sure = [(8, 0.95), (9, 0.3), (10, 0.2), (11, 0.1), (12, 0.95), (13, 0.95), (14, 0.4), (15, 0.3)];
+    toy.confidence = sure.into_iter().chain((16..20).map(|position| (position, 0.2))).collect();
+    let (picture, ..) = toy.run();
+    assert_eq!(
+        picture[..9],
+        [
+            "p |",
+            "d |i___|",
+            "d |ij__|mn__|",
+            "d |ijk_|mn__|____|",
+            "d |ijkl|mno_|____|",
+            // Block 2 is committed while 3 and 4 are denoised.
+            "d |ijkl|mnop|q___|",
+            "d |ijkl|mnop|qr__|uvwx|",
+            "d |ijkl|mnop|qrs_|uvwx|yzAB|",
+            "d |ijkl|mnop|qrst|uvwx|yzAB|",
+        ]
+    );
+}
+
+#[test]
+fn a_run_of_masks_is_no_repetition() {
+    let mut toy = Toy::new(8, 1, 8);
+    toy.otherwise = 0.2;
+    toy.params.max_repetition_run = Some(3);
+    let (_, sequence, reason) = toy.run();
+    assert_eq!((sequence.final_end(), reason), (16, FinishReason::MaxNewTokensReached));
+}
+
+#[test]
+fn a_shut_gate_is_forced_open_rather_than_waited_at() {
+    // A gate that never opens: the block before counts as semi-complete only above 1.
+    let mut toy = Toy::new(8, 2, 8);
+    toy.otherwise = 0.1;
+    toy.config.accept = AcceptRule::GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 1.5 };
+    let (_, sequence, _) = toy.run();
+    assert_eq!(sequence.final_end(), 16);
+    assert!(sequence.forced_fills() > 0);
+}

@@ -1,0 +1,90 @@
+//! Tokenizer, chat template and incremental detokenisation against Hugging Face's.
+
+use diffulex_engine::text::Detokenizer;
+use diffulex_engine::{ModelFiles, TextModel};
+use diffulex_protocol::ChatMessage;
+use proptest::prelude::*;
+
+use crate::harness::{golden, json};
+
+fn text_model() -> TextModel {
+    TextModel::load(&ModelFiles::folder(golden("tokenizer")).unwrap()).unwrap()
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn encodings_equal_hugging_faces() {
+    let text = text_model();
+    let vectors = json("tokenizer/vectors.json");
+    for vector in vectors["encode"].as_array().unwrap() {
+        let (source, want) = (vector["text"].as_str().unwrap(), ids(&vector["ids"]));
+        assert_eq!(text.encode(source).unwrap(), want, "{source:?}");
+        assert_eq!(text.decode(&want), vector["decoded_skip_special"].as_str().unwrap(), "{source:?}");
+    }
+}
+
+#[test]
+fn chats_render_as_jinja_renders_them() {
+    let text = text_model();
+    let vectors = json("tokenizer/vectors.json");
+    let mut n_compared = 0;
+    for vector in vectors["chat"].as_array().unwrap() {
+        if vector["add_generation_prompt"] != true {
+            continue;
+        }
+        let messages: Vec<ChatMessage> = vector["messages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|message| ChatMessage {
+                role: message["role"].as_str().unwrap().to_owned(),
+                content: message["content"].as_str().unwrap().to_owned(),
+            })
+            .collect();
+        let rendered = text.render_chat_with(&messages, vector["kwargs"].as_object().unwrap()).unwrap();
+        assert_eq!(rendered, vector["rendered"].as_str().unwrap());
+        assert_eq!(text.encode(&rendered).unwrap(), ids(&vector["ids"]));
+        n_compared += 1;
+    }
+    assert!(n_compared > 0);
+}
+
+#[test]
+fn end_tokens_come_from_every_file() {
+    let text = text_model();
+    assert!(text.eos_token_ids().contains(&501) && text.mask_token_id() == Some(500) && text.is_special(504));
+}
+
+proptest! {
+    /// However ids arrive, the pieces joined are the text, and no character is split.
+    #[test]
+    fn pieces_join_to_the_text(source in "[a-z é汉字😀👩‍👧ก็ \n]{0,40}", cuts in proptest::collection::vec(1usize..5, 0..80)) {
+        let text = text_model();
+        let ids = text.encode(&source).unwrap();
+        let mut detokenizer = Detokenizer::default();
+        let (mut joined, mut at) = (String::new(), 0);
+        for cut in cuts {
+            let end = (at + cut).min(ids.len());
+            let piece = detokenizer.push(&text, &ids[at..end]);
+            prop_assert!(!piece.contains(char::REPLACEMENT_CHARACTER));
+            joined.push_str(&piece);
+            at = end;
+        }
+        joined.push_str(&detokenizer.push(&text, &ids[at..]));
+        joined.push_str(&detokenizer.finish(&text));
+        prop_assert_eq!(joined, text.decode(&ids));
+    }
+
+    /// Ids that are no text at all still come out as `decode` would have them.
+    #[test]
+    fn any_ids_join_to_their_decoding(ids in proptest::collection::vec(0u32..511, 0..60)) {
+        let text = text_model();
+        let mut detokenizer = Detokenizer::default();
+        let mut joined = detokenizer.push(&text, &ids);
+        joined.push_str(&detokenizer.finish(&text));
+        prop_assert_eq!(joined, text.decode(&ids));
+    }
+}
