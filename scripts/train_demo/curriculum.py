@@ -25,6 +25,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # Words that have a token of their own: they must be spelled from memory, so they are drawn more often.
 COMMON_WORDS = ["cat"]
 
+# Share of very long counts; the evaluation prompts were drawn without them.
+LONG = 0.05
+
 
 # ---------------------------------------------------------------- drawing
 
@@ -196,6 +199,8 @@ def count(r):
     if kind < 0.55:
         n = r.choice((r.randint(2, 12), r.randint(2, 20), r.randint(2, 30)))
         a = 1 if r.random() < 0.55 else r.randint(0, 60)
+        if r.random() < LONG:
+            a, n = 1, r.choice((100, 100, r.randint(30, 100), r.randint(30, 60), 50))
         b = a + n - 1
         forms = ["Count from {a} to {b}.", "count {a} to {b}", "List the numbers from {a} to {b}.", "Count up from {a} to {b}.", "Numbers from {a} to {b}.",
                  "Give me the numbers {a} to {b}.", "Start at {a} and count to {b}.", "Write the numbers from {a} to {b}.", "count from {a} up to {b}"]
@@ -660,6 +665,14 @@ def unknown(r):
         return r.choice(WORDS) if r.random() < 0.75 else r.choice(ANIMALS + FOODS + OBJECTS + PLACES)
     form = r.choice(UNKNOWN_FORMS)
     person = r.choice(NAMES) + (" " + r.choice(WORDS).capitalize() if r.random() < 0.5 else "")
+    if r.random() < 0.06:           # arithmetic beyond what is taught
+        a, b = r.randint(1000, 10 ** r.randint(4, 7)), r.randint(1, 10 ** r.randint(1, 6))
+        if r.random() < 0.5:
+            a, b = b, a
+        form = r.choice(["What is {a} + {b}?", "{a}+{b}", "{a} - {b}", "What is {a} x {b}?", "{a} * {b}", "{a}*{b}", "Add {a} and {b}.", "What is {a} times {b}?", "Multiply {a} by {b}.", "what's {a} - {b}", "What is {a} plus {b}?",
+                         "What is {a} minus {b}?", "Divide {a} by {b}.", "What is {k}% of {a}?"]).format(a=a, b=b, k=r.randint(1, 99))
+        if r.random() < 0.3:
+            form = r.choice(["{a} x {b}", "{a}*{b}", "What is {a} times {b}?", "Multiply {a} by {b}."]).format(a=r.randint(13, 99) + 100 * r.randint(0, 9), b=r.randint(13, 99))
     q = ask(r, [form], n=n(), n2=n(), n3=n(), c=r.choice(list(CAPITALS) + UNKNOWN_COUNTRIES), u=r.choice(UNKNOWN_COUNTRIES) if r.random() < 0.7 else r.choice(WORDS).capitalize(), p=person,
             y=r.randint(1000, 2030), k=r.randint(2, 9999))
     if r.random() < 0.04:
@@ -713,6 +726,9 @@ def sample(r, weights=WEIGHTS):
     turns = TASKS[task](r)
     while len(turns) <= 4 and r.random() < 0.16:
         turns = turns + TASKS[r.choices(names, [weights[n] for n in names])[0]](r)
+    while r.random() < 0.008:       # now and then a long chat, so that distant turns are nothing new
+        for _ in range(6):
+            turns = turns + TASKS[r.choices(names, [weights[n] for n in names])[0]](r)
     if r.random() < 0.07:
         turns = [("system", r.choice(SYSTEMS))] + turns
     return turns

@@ -10,13 +10,14 @@ import multiprocessing
 import os
 import random
 from pathlib import Path
+from queue import Full
 
 import numpy as np
 
 import curriculum
 import vocab
 
-SHAPES = ((128, 96), (384, 32))     # row length, rows per batch: two static shapes, so two compiled graphs
+SHAPES = ((128, 64), (256, 32), (512, 16))   # row length, rows per batch: few static shapes, so few compiled graphs
 TARGET_SHARE = 0.4                  # most of a batch's tokens that can be targets (a fixed size, for the compiler)
 
 
@@ -44,13 +45,15 @@ def segment(ids, spans, r, block, limit):
     """One sample as (tokens, positions, streams, blocks, targets, weights), or None if it does not fit."""
     pieces, stream = [], 0
     todo = [(s, e, b) for s, e in spans for b in range(s // block, (e - 1) // block + 1)]
-    clean = todo[-1][2] * block
-    room = (limit - clean) // (2 * block)
-    if room < 1:
+    todo = [x for x in todo if (x[2] + 2) * block <= limit]
+    if not todo:
         return None
-    if len(todo) > room:            # a long answer: noise only some of its blocks
-        todo = r.sample(todo, room)
-        clean = max(b for _, _, b in todo) * block
+    last = r.choice(todo)[2] if (todo[-1][2] + 2 * len(todo)) * block > limit else todo[-1][2]
+    todo = [x for x in todo if x[2] <= last]
+    clean = last * block
+    room = max(1, (limit - clean) // (2 * block))
+    if len(todo) > room:            # a long answer: noise only some of its blocks, the last of them among these
+        todo = sorted(r.sample(todo[:-1], room - 1) + todo[-1:], key=lambda x: x[2])
     tokens, position = ids[:clean], list(range(clean))
     streams, blocks = [0] * clean, [i // block for i in range(clean)]
     targets, weights = [0] * clean, [0.0] * clean
@@ -121,6 +124,7 @@ def produce(queue, tok_path, seed, excluded, mixture_path):
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tok = Tokenizer.from_file(tok_path)
     curriculum.COMMON_WORDS[:] = vocab.common_words(tok)
+    queue.cancel_join_thread()      # so that this process can end with batches nobody took
     encode, r = Encoder(tok), random.Random(seed)
     pools = [[] for _ in SHAPES]
     sizes = [0] * len(SHAPES)
@@ -136,8 +140,6 @@ def produce(queue, tok_path, seed, excluded, mixture_path):
         if any(curriculum.prompt_key(turns[j:i]) in excluded for i in range(1, len(turns)) if turns[i][0] == "assistant" for j in {0, i - 1}):
             continue
         ids, spans = encode(turns)
-        if len(ids) > 330:
-            spans = [s for s in spans if s[0] < 330][:1] or spans
         seg = segment(ids, spans, r, r.choice((4, 8, 8, 16)), SHAPES[-1][0])
         if seg is None:
             continue
@@ -148,7 +150,13 @@ def produce(queue, tok_path, seed, excluded, mixture_path):
         if sizes[which] > length * rows * 1.15:
             batch, rest = pack(pools[which], length, rows)
             pools[which], sizes[which] = rest, sum(len(s[0]) for s in rest)
-            queue.put(batch)
+            while True:
+                try:
+                    queue.put(batch, timeout=10)
+                    break
+                except Full:
+                    if os.getppid() == 1:       # the trainer is gone
+                        return
 
 
 def stream(tok_path, seed, excluded, mixture_path=None):
@@ -157,5 +165,8 @@ def stream(tok_path, seed, excluded, mixture_path=None):
     queue = context.Queue(maxsize=24)
     process = context.Process(target=produce, args=(queue, str(tok_path), seed, excluded, mixture_path), daemon=True)
     process.start()
-    while True:
-        yield queue.get()
+    try:
+        while True:
+            yield queue.get()
+    finally:
+        process.kill()

@@ -29,6 +29,7 @@ def make_prompts(per_task=100, seed=20):
     import curriculum
     r = random.Random(seed)
     curriculum.COMMON_WORDS[:] = r.sample(curriculum.WORDS, 2000)
+    curriculum.LONG = 0
     # The plain greetings and questions are what everybody types: they stay in training.
     plain = {curriculum.prompt_key([("user", f)]) for forms, _ in curriculum.CHAT for f in forms}
     seen, lines = set(), []
@@ -67,9 +68,9 @@ def correct(entry, text):
 
 # ---------------------------------------------------------------- over HTTP
 
-def over_http(entries, url, concurrency, model, extra):
+def over_http(entries, url, concurrency, model, max_tokens, extra):
     def one(entry):
-        body = {"model": model, "messages": entry["messages"], "temperature": 0, "max_tokens": 400, "stream": False, **extra}
+        body = {"model": model, "messages": entry["messages"], "temperature": 0, "max_tokens": max_tokens, "stream": False, **extra}
         request = urllib.request.Request(url.rstrip("/") + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=600) as reply:
             r = json.load(reply)
@@ -135,7 +136,7 @@ def decode(model, raw, prompts, block=8, threshold=0.9, sequential=False, max_to
     return results
 
 
-def locally(entries, folder, block, threshold, sequential, dtype):
+def locally(entries, folder, block, threshold, sequential, max_tokens, dtype):
     import torch
     from tokenizers import Tokenizer
     import export
@@ -143,8 +144,8 @@ def locally(entries, folder, block, threshold, sequential, dtype):
     model, raw = export.load(folder)
     tok = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     prompts = [tok.encode(vocab.render([(m["role"], m["content"]) for m in e["messages"]]) + "<|im_start|>assistant\n").ids for e in entries]
-    out = decode(model, raw, prompts, block, threshold, sequential, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
-    return [(tok.decode(ids), len(ids) + 1, nfe, nfe) for ids, nfe in out]
+    out = decode(model, raw, prompts, block, threshold, sequential, max_tokens, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    return [(tok.decode(ids), len(ids), nfe, nfe) for ids, nfe in out]
 
 
 def report(entries, results, show):
@@ -183,6 +184,7 @@ def main():
     p.add_argument("--dtype", default="f32", choices=("f32", "bf16"))
     p.add_argument("--threads", type=int, default=0)
     p.add_argument("--limit", type=int, default=0, help="prompts per task")
+    p.add_argument("--max-tokens", type=int, default=400)
     p.add_argument("--tasks", help="only these, comma-separated")
     p.add_argument("--show", type=int, default=0, help="print so many wrong answers")
     p.add_argument("--seed", type=int, default=20)
@@ -200,9 +202,9 @@ def main():
         if a.threads:
             import torch
             torch.set_num_threads(a.threads)
-        results = locally(entries, a.local, a.block, a.threshold, a.sequential, a.dtype)
+        results = locally(entries, a.local, a.block, a.threshold, a.sequential, a.max_tokens, a.dtype)
     elif a.url:
-        results = over_http(entries, a.url, a.concurrency, a.model, json.loads(a.extra))
+        results = over_http(entries, a.url, a.concurrency, a.model, a.max_tokens, json.loads(a.extra))
     else:
         p.error("give --url or --local")
     report(entries, results, a.show)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ def write(checkpoint, out, which="model", tokenizer=None):
     config = Config(**c["config"])
     names = Model(config).names
     save_file({n: t.to(torch.bfloat16).contiguous() for n, t in zip(names, c[which])}, out / "model.safetensors", metadata={"format": "pt"})
+    (out / "model.safetensors").chmod(0o644)
     (out / "config.json").write_text(json.dumps(config.checkpoint_json(vocab.EOS, vocab.MASK, vocab.PAD), indent=2) + "\n")
     (out / "generation_config.json").write_text(json.dumps({"eos_token_id": [vocab.EOS], "pad_token_id": vocab.PAD, "do_sample": False, "max_new_tokens": 256}, indent=2) + "\n")
     vocab.save(Tokenizer.from_file(str(tokenizer or Path(checkpoint).parent / "tokenizer.json")), out)

@@ -13,7 +13,7 @@ from torch import nn
 
 @dataclass
 class Config:
-    vocab_size: int = 1024
+    vocab_size: int = 1280
     hidden_size: int = 256
     intermediate_size: int = 576
     num_hidden_layers: int = 7

@@ -6,15 +6,18 @@ training time of all runs together.
 """
 
 import argparse
-import json
-import math
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
+# Threads that spin at a barrier starve each other as soon as anything else uses the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))
 import curriculum
@@ -110,7 +113,7 @@ def main():
         vocab.save(vocab.build(seed=a.seed), work)
     excluded = {curriculum.prompt_key([(m["role"], m["content"]) for m in e["messages"]]) for e in evaluate.load_prompts()}
 
-    config = Config(hidden_size=a.hidden, intermediate_size=a.mlp, num_hidden_layers=a.layers, num_attention_heads=a.hidden // 32, num_key_value_heads=a.hidden // 64)
+    config = Config(vocab_size=Tokenizer.from_file(str(tok_path)).get_vocab_size(), hidden_size=a.hidden, intermediate_size=a.mlp, num_hidden_layers=a.layers, num_attention_heads=a.hidden // 32, num_key_value_heads=a.hidden // 64)
     model = Model(config).to(a.device)
     opt = Optimiser(model, a.lr_muon, a.lr_adam)
     ema = [t.detach().clone() for t in model.tensors]
@@ -144,8 +147,10 @@ def main():
     total, mean, last_save, last_print = a.minutes * 60, None, time.time(), 0.0
     batches = data.stream(tok_path, a.seed * 1000 + runs, excluded, a.mixture)
     clock = time.time()
-    first = True
-    while elapsed < total and not (a.steps and step >= a.steps):
+    stop = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.append(1))
+    while elapsed < total and not (a.steps and step >= a.steps) and not stop:
         b = next(batches)
         t = {k: torch.from_numpy(v).to(a.device) for k, v in b.items()}
         loss = loss_of(t["tokens"], t["position"], t["sample"], t["stream"], t["block"], t["index"], t["loss_target"], t["loss_weight"])
@@ -172,10 +177,10 @@ def main():
             last_save = now
             save()
     save()
-    if total and not a.steps:
+    if elapsed >= total:
         export.write(work / "checkpoint.pt", out, which="model", tokenizer=tok_path)
         print(f"exported to {out}", flush=True)
-    os._exit(0)     # the data process is a daemon that waits on a full queue
+    batches.close()
 
 
 if __name__ == "__main__":

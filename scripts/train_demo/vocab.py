@@ -31,7 +31,7 @@ def render(turns):
     return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns)
 
 
-def build(size=1024, seed=1, samples=60000):
+def build(size=1280, seed=1, samples=60000):
     pre = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PATTERN), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     r, counts = random.Random(seed), collections.Counter()
     for _ in range(samples):
@@ -40,7 +40,10 @@ def build(size=1024, seed=1, samples=60000):
     vocab = {s: i for i, s in enumerate(SPECIALS)}
     for b in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocab[b] = len(vocab)
-    for piece in ["user", "assistant", "system"] + [p for p, n in counts.most_common()]:
+    # Names and the like must be one token wherever they stand, or a sentence that begins with one would be spelled.
+    lists = curriculum.NAMES + curriculum.COLORS + curriculum.DAYS + curriculum.MONTHS + list(curriculum.CAPITALS.values())
+    forced = [form for w in lists if " " not in w for form in (w, "Ġ" + w)]
+    for piece in ["user", "assistant", "system"] + forced + [p for p, n in counts.most_common()]:
         if len(vocab) == size:
             break
         vocab.setdefault(piece, len(vocab))
