@@ -1,0 +1,272 @@
+//! The wire: Diffulex's own bytes, round trips, hostile bytes, and the page that documents it all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use diffulex_protocol::codec::{
+    MAX_FRAME_BYTES, decode_batch, decode_command, encode_batch, encode_command, encode_event,
+};
+use diffulex_protocol::*;
+use proptest::prelude::*;
+use serde_json::Value;
+
+fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+/// A message as generic data.
+fn to_value(bytes: &[u8]) -> Value {
+    rmp_serde::from_slice(bytes).unwrap()
+}
+
+/// True if every key of `part` is in `whole` with the same value; numbers compare as numbers.
+fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => {
+            part.iter().all(|(key, part)| whole.get(key).is_some_and(|whole| contains(whole, part)))
+        }
+        (Value::Array(whole), Value::Array(part)) => {
+            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+        }
+        (Value::Number(whole), Value::Number(part)) => whole.as_f64() == part.as_f64(),
+        _ => whole == part,
+    }
+}
+
+#[test]
+fn diffulexs_own_bytes_are_read_and_written_back() {
+    let golden: Value =
+        serde_json::from_slice(&std::fs::read(repository("tests/golden/protocol/diffulex.json")).unwrap()).unwrap();
+    let commands = ["generate", "abort", "shutdown", "profile_start", "profile_stop"];
+    for case in golden.as_array().unwrap() {
+        let (name, message) = (case["name"].as_str().unwrap(), &case["message"]);
+        let hex = case["msgpack"].as_str().unwrap();
+        let bytes: Vec<u8> =
+            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+        let ours = if commands.contains(&message["type"].as_str().unwrap()) {
+            encode_command(&decode_command(&bytes).unwrap()).unwrap()
+        } else {
+            let batch = decode_batch(&bytes).unwrap();
+            assert_eq!((batch.incarnation, batch.events.len()), (0, 1));
+            encode_event(&batch.events[0]).unwrap()
+        };
+        assert!(contains(&to_value(&ours), message), "{name}: {} lacks some of {message}", to_value(&ours));
+    }
+}
+
+/// One of each command and event, with every optional key present.
+fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
+    let params = SamplingParams {
+        top_p: Some(0.5),
+        top_k: Some(3),
+        min_p: Some(0.25),
+        seed: Some(u64::MAX),
+        stop: vec!["x".to_owned()],
+        stop_token_ids: vec![7],
+        logprobs: true,
+        decoding: DecodingOverrides {
+            accept_rule: Some("static".to_owned()),
+            accept_threshold: Some(0.5),
+            add_block_threshold: Some(0.5),
+            semi_complete_threshold: Some(0.5),
+            denoising_steps: Some(4),
+        },
+        ..SamplingParams::default()
+    };
+    let generate = ServingGenerate {
+        rid: "r".to_owned(),
+        input: ServingInput::ids(vec![1, 2]),
+        sampling_params: params,
+        stream: true,
+        stream_mode: StreamMode::BlockAppend,
+        snapshot: SnapshotSpan::Full,
+        user: Some("u".to_owned()),
+        created_time: 1.5,
+    };
+    let commands = vec![
+        ServingCommand::Generate(generate),
+        ServingCommand::Abort { rid: "r".to_owned() },
+        ServingCommand::Shutdown { grace_ms: Some(5) },
+        ServingCommand::ProfileStart { profile_prefix: Some("p".to_owned()) },
+        ServingCommand::ProfileStop,
+        ServingCommand::FlushCache,
+    ];
+    let reply = ServingReply {
+        rid: "r".to_owned(),
+        text: "t".to_owned(),
+        token_ids: vec![1],
+        nfe: 2,
+        finish_reason: FinishReason::StopString,
+        full_text: "t".to_owned(),
+        full_token_ids: vec![1],
+        engine_decode_time_s: 0.5,
+        engine_decode_tokens: 1,
+        engine_decode_tps: Some(2.0),
+        finished: true,
+        prompt_tokens: 3,
+        cached_tokens: 1,
+        nfe_counts: NfeCounts { denoise: 1, prefill: 1, commit: 0, rebuild: 4 },
+        queue_time_s: 0.125,
+        confidences: vec![0.5],
+        seed: Some(7),
+        preemptions: 1,
+    };
+    let stats = EngineStats { tokens_per_forward: Histogram::new(&[1.0, 2.0]), ..EngineStats::default() };
+    let ready = Ready {
+        protocol_version: PROTOCOL_VERSION,
+        build: "b".to_owned(),
+        pid: 1,
+        boot_nonce: 2,
+        model: ModelCard::default(),
+    };
+    let events = vec![
+        ServingEvent::Delta(ServingDelta { confidences: vec![0.5], ..ServingDelta::default() }),
+        ServingEvent::BufferSnapshot(ServingBufferSnapshot {
+            pieces: vec![None, Some("a".to_owned())],
+            ..ServingBufferSnapshot::default()
+        }),
+        ServingEvent::Reply(reply),
+        ServingEvent::Error(ServingError { param: Some("p".to_owned()), ..ServingError::default() }),
+        ServingEvent::Ready(Box::new(ready)),
+        ServingEvent::Fatal { message: "m".to_owned() },
+        ServingEvent::Heartbeat { stats: Box::new(stats) },
+        ServingEvent::ProfileReply { ok: false, message: Some("m".to_owned()), paths: vec!["p".to_owned()] },
+        ServingEvent::Goodbye,
+    ];
+    (commands, events)
+}
+
+#[test]
+fn every_message_survives_the_wire() {
+    let (commands, events) = full_messages();
+    for command in commands {
+        assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
+    }
+    let batch = EventBatch { incarnation: 9, events };
+    assert_eq!(decode_batch(&encode_batch(&batch).unwrap()).unwrap(), batch);
+    assert_eq!(to_value(&encode_batch(&batch).unwrap())["type"], "batch");
+}
+
+/// Keys by message, nested maps under their own heading.
+fn keys(name: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>>) {
+    let Value::Object(entries) = value else { return };
+    let own = found.entry(name.to_owned()).or_default();
+    own.extend(entries.keys().filter(|key| *key != "type").cloned());
+    for (key, value) in entries {
+        // The shapes of an input are described in words.
+        if key != "input" {
+            keys(key, value, found);
+        }
+    }
+}
+
+#[test]
+fn the_documentation_has_every_key_and_no_other() {
+    let (commands, events) = full_messages();
+    let mut sent = BTreeMap::new();
+    let values = commands
+        .iter()
+        .map(|command| to_value(&encode_command(command).unwrap()))
+        .chain(events.iter().map(|event| to_value(&encode_event(event).unwrap())));
+    for value in values {
+        keys(value["type"].as_str().unwrap(), &value, &mut sent);
+    }
+    // Three histograms of one shape.
+    let histogram = sent["tokens_per_forward"].clone();
+    for name in ["tokens_per_forward", "steps_per_block", "commit_confidence"] {
+        assert_eq!(sent.remove(name).unwrap(), histogram);
+    }
+    sent.insert("histogram".to_owned(), histogram);
+    sent.retain(|_, keys| !keys.is_empty());
+
+    let page = std::fs::read_to_string(repository("docs/protocol.md")).unwrap();
+    let mut documented: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut heading = None;
+    for line in page.lines() {
+        if let Some(name) = line.strip_prefix("### `").and_then(|rest| rest.strip_suffix('`')) {
+            heading = Some(name.to_owned());
+        } else if let (Some(heading), Some(row)) = (&heading, line.strip_prefix("| `")) {
+            let names = row.split('|').next().unwrap_or_default();
+            let names = names.split(',').map(|name| name.trim().trim_matches('`').to_owned());
+            documented.entry(heading.clone()).or_default().extend(names);
+        }
+    }
+    assert_eq!(documented, sent);
+}
+
+#[test]
+fn frames_are_refused_by_size_depth_and_what_follows() {
+    let huge = vec![0xc0; MAX_FRAME_BYTES + 1];
+    assert!(matches!(decode_command(&huge), Err(CodecError::TooLarge { .. })));
+    // A thousand nested arrays in place of a field nobody knows.
+    let mut deep = vec![0x82, 0xa4];
+    deep.extend(b"type");
+    deep.extend([0xa5]);
+    deep.extend(b"abort");
+    deep.extend([0xa1, b'x']);
+    deep.extend(vec![0x91; 1000]);
+    deep.push(0xc0);
+    assert!(matches!(decode_command(&deep), Err(CodecError::Malformed(_))));
+    let mut more = encode_command(&ServingCommand::ProfileStop).unwrap();
+    more.push(0xc0);
+    assert!(matches!(decode_command(&more), Err(CodecError::TrailingBytes { extra: 1 })));
+}
+
+#[test]
+fn unknown_fields_are_skipped_and_unknown_types_refused() {
+    let known = serde_json::json!({"type": "abort", "rid": "r", "colour": {"deep": [1, 2, {"x": null}]}});
+    let bytes = rmp_serde::to_vec_named(&known).unwrap();
+    assert_eq!(decode_command(&bytes).unwrap(), ServingCommand::Abort { rid: "r".to_owned() });
+    let unknown = rmp_serde::to_vec_named(&serde_json::json!({"type": "paint", "rid": "r"})).unwrap();
+    assert!(matches!(decode_command(&unknown), Err(CodecError::Malformed(_))));
+}
+
+proptest! {
+    #[test]
+    fn garbage_is_an_error_and_never_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = decode_command(&bytes);
+        let _ = decode_batch(&bytes);
+    }
+
+    #[test]
+    fn damaged_messages_are_errors_or_messages_and_never_panics(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let (commands, events) = full_messages();
+        for command in commands {
+            let mut bytes = encode_command(&command).unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            let _ = decode_command(&bytes);
+        }
+        let mut bytes = encode_batch(&EventBatch { incarnation: 1, events }).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = decode_batch(&bytes);
+        bytes.truncate(at);
+        prop_assert!(decode_batch(&bytes).is_err());
+    }
+
+    #[test]
+    fn requests_survive_the_wire(
+        rid in ".{0,20}",
+        text in ".{0,80}",
+        ids in proptest::collection::vec(any::<u32>(), 0..50),
+        temperature in 0.0f32..2.0,
+        seed in proptest::option::of(any::<u64>()),
+        stop in proptest::collection::vec(".{1,8}", 0..4),
+        stream in any::<bool>(),
+    ) {
+        for input in [ServingInput::text(text.clone()), ServingInput::ids(ids.clone())] {
+            let command = ServingCommand::Generate(ServingGenerate {
+                rid: rid.clone(),
+                input,
+                sampling_params: SamplingParams { temperature, seed, stop: stop.clone(), ..SamplingParams::default() },
+                stream,
+                stream_mode: StreamMode::Denoise,
+                snapshot: SnapshotSpan::Window,
+                user: None,
+                created_time: 0.5,
+            });
+            prop_assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
+        }
+    }
+}
