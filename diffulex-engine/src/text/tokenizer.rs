@@ -97,6 +97,11 @@ impl TextModel {
         self.decode(&[id])
     }
 
+    /// A token as the vocabulary writes it, special tokens included.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
     /// True for tokens that are markup rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.contains(&id)

@@ -1,0 +1,107 @@
+//! The worker's loop on a thread of this process, over channels instead of sockets.
+//!
+//! In: a way to make an engine. Out: a [`WorkerStarter`] for a front end ([`InProcess`]), or a whole front end
+//! ([`EngineLoop`]). Never here: another loop than [`crate::worker::run`].
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use diffulex_engine::{ServingEngine, TextModel};
+use diffulex_protocol::{EventBatch, ServingEvent};
+
+use crate::frontend::{Frontend, FrontendOptions, WorkerHandle, WorkerParts, WorkerStarter};
+use crate::link::WorkerLink;
+use crate::link::channel;
+use crate::telemetry::Telemetry;
+use crate::worker::{self, WorkerOptions};
+
+/// Makes an engine; called on the thread that will own it, once per start.
+pub type EngineFactory = Arc<dyn Fn() -> Result<Box<dyn ServingEngine>, String> + Send + Sync>;
+
+/// Starts workers as threads of this process.
+pub struct InProcess {
+    factory: EngineFactory,
+    heartbeat_interval: Duration,
+}
+
+impl InProcess {
+    /// Workers whose engines `factory` makes.
+    pub fn new(factory: EngineFactory, heartbeat_interval: Duration) -> Self {
+        Self { factory, heartbeat_interval }
+    }
+}
+
+impl WorkerStarter for InProcess {
+    fn start(&mut self, incarnation: u64) -> Result<WorkerParts, String> {
+        let (commands, events, link) = channel::link();
+        let factory = Arc::clone(&self.factory);
+        let options = WorkerOptions { incarnation, pid: 0, heartbeat_interval: self.heartbeat_interval };
+        let thread = std::thread::Builder::new()
+            .name("diffulex-engine".to_owned())
+            .spawn(move || serve(&factory, link, &options))
+            .map_err(|error| error.to_string())?;
+        Ok(WorkerParts { commands: Arc::new(commands), events: Box::new(events), handle: Box::new(EngineThread { thread }) })
+    }
+}
+
+fn serve(factory: &EngineFactory, mut link: channel::ChannelWorker, options: &WorkerOptions) -> Result<(), String> {
+    match factory() {
+        Ok(mut engine) => {
+            worker::run(engine.as_mut(), &mut link, options).map_err(|error| error.to_string())
+        }
+        Err(message) => {
+            let events = vec![ServingEvent::Fatal { message: message.clone() }];
+            // A front end that is gone already needs no word.
+            let _ = link.send(EventBatch { incarnation: options.incarnation, events });
+            Err(message)
+        }
+    }
+}
+
+struct EngineThread {
+    thread: JoinHandle<Result<(), String>>,
+}
+
+impl WorkerHandle for EngineThread {
+    /// A thread cannot be killed: it ends by itself when it finds its link gone, at the latest after the step it is in.
+    fn end(self: Box<Self>) -> String {
+        if !self.thread.is_finished() {
+            return "its thread is still in a step".to_owned();
+        }
+        match self.thread.join() {
+            Ok(Ok(())) => "its thread ended".to_owned(),
+            Ok(Err(message)) => message,
+            Err(panic) => worker::panic_message(panic.as_ref()),
+        }
+    }
+}
+
+/// An engine behind an async front end, all in this process.
+pub struct EngineLoop {
+    frontend: Frontend,
+}
+
+impl EngineLoop {
+    /// Makes the engine and waits until it takes requests. Needs a tokio runtime.
+    pub async fn start(factory: EngineFactory, text: TextModel, options: FrontendOptions) -> Result<Self, String> {
+        /// Nobody watches an embedded engine's pulse but `/metrics`; chosen by us.
+        const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+        let starter = Box::new(InProcess::new(factory, HEARTBEAT_INTERVAL));
+        let frontend = Frontend::start(text, options, Arc::new(Telemetry::default()), starter)
+            .map_err(|error| error.to_string())?;
+        frontend.ready().await?;
+        Ok(Self { frontend })
+    }
+
+    /// Where requests go.
+    pub fn frontend(&self) -> &Frontend {
+        &self.frontend
+    }
+
+    /// Lets what runs finish within `grace`, tells the rest, ends the engine's thread.
+    pub async fn stop(self, grace: Duration) {
+        self.frontend.shutdown(grace).await;
+    }
+}

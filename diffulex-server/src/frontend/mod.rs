@@ -1,0 +1,684 @@
+//! The front end: admits requests, sends them to the worker and routes its events back to who waits for them.
+//!
+//! In: requests from the routes, event batches from the supervisor's thread. Out: an [`EventStream`] per request, whose
+//! drop aborts the request. Everything has a bound: requests in flight, tokenising threads, what a slow reader holds.
+//! A request ends exactly once: by the engine's reply or error, or here when the worker is lost or time is up.
+//! Never here: HTTP, sockets, processes.
+
+mod request_state;
+mod supervisor;
+
+use std::collections::HashMap;
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use diffulex_engine::{RequestError, TextModel};
+use diffulex_protocol::{
+    ChatMessage, EngineStats, ErrorCode, EventBatch, ModelCard, Prompt, SamplingParams, ServingCommand,
+    ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+};
+use futures::Stream;
+use tokio::sync::{Semaphore, oneshot, watch};
+
+pub use request_state::StreamEvent;
+use request_state::RequestState;
+pub use supervisor::{WorkerHandle, WorkerParts, WorkerStarter};
+
+use crate::link::{CommandSender, LinkError};
+use crate::telemetry::{Gauges, Telemetry};
+
+/// Text up to this many bytes is tokenised where it arrives. Chosen by us: it takes some 50 µs, a hop to another thread
+/// and back takes 10 to 20.
+const INLINE_TOKENISE_BYTES: usize = 1024;
+
+/// Longer texts tokenised at the same time. Chosen by us: tokenising takes cores from the engine.
+const TOKENISING_THREADS: usize = 2;
+
+/// How many completions the rate behind `Retry-After` looks back. Chosen by us.
+const COMPLETIONS_KEPT: usize = 64;
+
+/// Bounds of `Retry-After`, as `http-api` promises them.
+const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
+
+/// How a front end behaves.
+#[derive(Clone, Debug)]
+pub struct FrontendOptions {
+    /// Requests in flight at most: those of a batch and those that may wait.
+    pub max_in_flight: usize,
+    /// Longest time for one request; `None` is no limit.
+    pub request_timeout: Option<Duration>,
+    /// Longest time a worker may take to load.
+    pub startup_timeout: Duration,
+    /// Silence after which a worker counts as stuck.
+    pub heartbeat_timeout: Duration,
+}
+
+/// Where the worker is in its life.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WorkerStatus {
+    /// Loading the model for the first time.
+    Starting,
+    /// Takes requests.
+    Running,
+    /// Died, and is being started again.
+    Restarting {
+        /// How it died.
+        reason: String,
+    },
+    /// Could not start the first time; it is not tried again.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+    /// Left, as it was told to.
+    Stopped,
+}
+
+/// What a client asks the front end for.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// What to start from.
+    pub input: ServingInput,
+    /// Sampling and limits; a missing seed is drawn.
+    pub sampling_params: SamplingParams,
+    /// Progress is wanted, not only the reply.
+    pub stream: bool,
+    /// Which progress.
+    pub stream_mode: StreamMode,
+    /// How much a snapshot covers.
+    pub snapshot: SnapshotSpan,
+    /// The client's own tag.
+    pub user: Option<String>,
+    /// Answers wanted; each is a request of its own with the next seed.
+    pub n_choices: u32,
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SubmitError {
+    /// The request is wrong.
+    #[error("{}", .0.message)]
+    Request(RequestError),
+    /// Too many requests in flight.
+    #[error("too many requests are waiting; try again in {} s", .retry_after.as_secs())]
+    QueueFull {
+        /// When there is likely to be room.
+        retry_after: Duration,
+    },
+    /// There is no worker to take it.
+    #[error("{message}")]
+    Unavailable {
+        /// Why.
+        message: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+}
+
+impl From<RequestError> for SubmitError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
+/// Outcome of a profile command.
+pub type ProfileOutcome = Result<Vec<String>, String>;
+
+/// The front end. Clones share one state.
+#[derive(Clone)]
+pub struct Frontend {
+    shared: Arc<Shared>,
+}
+
+/// What the routes and the supervisor's thread share.
+struct Shared {
+    options: FrontendOptions,
+    text: TextModel,
+    telemetry: Arc<Telemetry>,
+    requests: Mutex<HashMap<String, Arc<RequestState>>>,
+    in_flight: AtomicUsize,
+    worker: RwLock<WorkerView>,
+    status: watch::Sender<WorkerStatus>,
+    draining: AtomicBool,
+    stop_now: AtomicBool,
+    completions: Mutex<VecDeque<Instant>>,
+    tokenising: Semaphore,
+    profile_waiter: Mutex<Option<oneshot::Sender<ProfileOutcome>>>,
+}
+
+/// The worker as last heard of.
+struct WorkerView {
+    /// `None` while no worker takes commands.
+    commands: Option<Arc<dyn CommandSender>>,
+    card: Option<Arc<ModelCard>>,
+    stats: EngineStats,
+    last_heard: Instant,
+}
+
+impl Frontend {
+    /// A front end over the worker that `starter` starts, and starts again whenever it dies.
+    pub fn start(
+        text: TextModel,
+        options: FrontendOptions,
+        telemetry: Arc<Telemetry>,
+        starter: Box<dyn WorkerStarter>,
+    ) -> std::io::Result<Self> {
+        let (status, _) = watch::channel(WorkerStatus::Starting);
+        let shared = Arc::new(Shared {
+            options,
+            text,
+            telemetry,
+            requests: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            worker: RwLock::new(WorkerView {
+                commands: None,
+                card: None,
+                stats: EngineStats::default(),
+                last_heard: Instant::now(),
+            }),
+            status,
+            draining: AtomicBool::new(false),
+            stop_now: AtomicBool::new(false),
+            completions: Mutex::default(),
+            tokenising: Semaphore::new(TOKENISING_THREADS),
+            profile_waiter: Mutex::default(),
+        });
+        let supervised = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("diffulex-events".to_owned())
+            .spawn(move || supervisor::supervise(&supervised, starter))?;
+        Ok(Self { shared })
+    }
+
+    /// Accepts a request, or says why not. One stream per choice.
+    pub async fn submit(&self, submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
+        let accepted = Instant::now();
+        let card = self.shared.card_of_running_worker()?;
+        let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
+        let ids = self.tokenise(submission.input).await?;
+        check_prompt(&ids, &submission.sampling_params, &card)?;
+
+        let first_seed = submission.sampling_params.seed.unwrap_or_else(draw_seed);
+        let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let mut streams = Vec::with_capacity(permits.len());
+        for (choice, permit) in (0..).zip(permits) {
+            let rid = format!("diffulex-{}", uuid::Uuid::new_v4().simple());
+            let generate = ServingGenerate {
+                rid: rid.clone(),
+                input: ServingInput::ids(ids.clone()),
+                sampling_params: SamplingParams {
+                    seed: Some(first_seed.wrapping_add(choice)),
+                    ..submission.sampling_params.clone()
+                },
+                stream: submission.stream,
+                stream_mode: submission.stream_mode,
+                snapshot: submission.snapshot,
+                user: submission.user.clone(),
+                created_time,
+            };
+            let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
+            let state = Arc::new(RequestState::new(rid, accepted, deadline));
+            self.shared.register_and_send(&state, generate)?;
+            streams.push(EventStream { shared: Arc::clone(&self.shared), state, _permit: permit });
+        }
+        Ok(streams)
+    }
+
+    /// Token ids of a prompt or a chat; long texts leave the caller's thread.
+    pub async fn tokenise(&self, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
+        let n_bytes = match &input {
+            ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
+            ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),
+            ServingInput::Chat { messages } => messages.iter().map(|message| message.content.len()).sum(),
+        };
+        if n_bytes <= INLINE_TOKENISE_BYTES {
+            return Ok(tokenise(&self.shared.text, input)?);
+        }
+        let shared = Arc::clone(&self.shared);
+        // Neither the semaphore is ever closed nor does the tokenizer panic; both would be our own fault.
+        let _turn = self.shared.tokenising.acquire().await.map_err(|error| RequestError::engine(error.to_string()))?;
+        let ids = tokio::task::spawn_blocking(move || tokenise(&shared.text, input))
+            .await
+            .map_err(|error| RequestError::engine(format!("tokenising failed: {error}")))?;
+        Ok(ids?)
+    }
+
+    /// Messages as the model's template writes them.
+    pub fn render_chat_prompt(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
+        self.shared.text.render_chat(messages)
+    }
+
+    /// The model's tokenizer and template.
+    pub fn text(&self) -> &TextModel {
+        &self.shared.text
+    }
+
+    /// What the worker serves; `None` until one was ready for the first time.
+    pub fn card(&self) -> Option<Arc<ModelCard>> {
+        self.shared.worker_view().card.clone()
+    }
+
+    /// Where the worker is in its life.
+    pub fn status(&self) -> WorkerStatus {
+        self.shared.status.borrow().clone()
+    }
+
+    /// Every change of [`Self::status`].
+    pub fn watch_status(&self) -> watch::Receiver<WorkerStatus> {
+        self.shared.status.subscribe()
+    }
+
+    /// Waits until the worker takes requests; the error says why it never will.
+    pub async fn ready(&self) -> Result<Arc<ModelCard>, String> {
+        let mut status = self.watch_status();
+        loop {
+            match status.borrow_and_update().clone() {
+                WorkerStatus::Starting | WorkerStatus::Restarting { .. } => {}
+                WorkerStatus::Failed { reason } => return Err(reason),
+                WorkerStatus::Stopped => return Err("the worker was stopped".to_owned()),
+                WorkerStatus::Running => {
+                    if let Some(card) = self.card() {
+                        return Ok(card);
+                    }
+                }
+            }
+            status.changed().await.map_err(|error| error.to_string())?;
+        }
+    }
+
+    /// True once [`Self::shutdown`] was called: nothing is accepted any more.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// How long the worker has been silent, when that is longer than it may be.
+    pub fn stall(&self) -> Option<Duration> {
+        if self.status() != WorkerStatus::Running {
+            return None;
+        }
+        let silence = self.shared.worker_view().last_heard.elapsed();
+        (silence > self.shared.options.heartbeat_timeout).then_some(silence)
+    }
+
+    /// Gauges for `/metrics` and `/health`.
+    pub fn gauges(&self) -> Gauges {
+        Gauges {
+            in_flight: self.shared.in_flight.load(Ordering::Relaxed),
+            worker_up: self.status() == WorkerStatus::Running,
+            engine: self.shared.worker_view().stats.clone(),
+        }
+    }
+
+    /// Requests in flight at most.
+    pub fn max_in_flight(&self) -> usize {
+        self.shared.options.max_in_flight
+    }
+
+    /// Asks the engine to end request `rid`; its stream gets a reply with reason `aborted`. False for unknown ids.
+    pub fn abort(&self, rid: &str) -> bool {
+        let is_known = self.shared.requests().contains_key(rid);
+        if is_known {
+            self.shared.send_abort(rid);
+        }
+        is_known
+    }
+
+    /// Gives up cached prefixes.
+    pub fn flush_cache(&self) -> Result<(), SubmitError> {
+        self.shared.send_control(ServingCommand::FlushCache)
+    }
+
+    /// Starts (`Some(prefix)`) or stops a profile, and waits for the worker's word.
+    pub async fn profile(&self, command: ServingCommand) -> Result<ProfileOutcome, SubmitError> {
+        let (waiter, outcome) = oneshot::channel();
+        *lock(&self.shared.profile_waiter) = Some(waiter);
+        self.shared.send_control(command)?;
+        // Dropped without a word when another profile command comes in between or the worker dies.
+        Ok(outcome.await.unwrap_or_else(|_| Err("the worker did not answer".to_owned())))
+    }
+
+    /// Stops accepting, lets what runs finish within `grace`, tells the rest, ends the worker.
+    pub async fn shutdown(&self, grace: Duration) {
+        /// What the worker may take beyond the grace to tell everybody and leave. Chosen by us.
+        const MARGIN: Duration = Duration::from_secs(2);
+
+        self.shared.draining.store(true, Ordering::Release);
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        if self.shared.send_control(ServingCommand::Shutdown { grace_ms: Some(grace_ms) }).is_err() {
+            // Nobody to ask: loading, restarting or gone.
+            self.shared.stop_now.store(true, Ordering::Release);
+        }
+        if tokio::time::timeout(grace + MARGIN, self.stopped()).await.is_err() {
+            self.shutdown_now().await;
+        }
+    }
+
+    /// Ends the worker at once; every open request is told.
+    pub async fn shutdown_now(&self) {
+        /// The supervisor looks at its orders ten times a second; killing takes no longer. Chosen by us.
+        const DEADLINE: Duration = Duration::from_secs(2);
+
+        self.shared.draining.store(true, Ordering::Release);
+        self.shared.stop_now.store(true, Ordering::Release);
+        if tokio::time::timeout(DEADLINE, self.stopped()).await.is_err() {
+            tracing::error!("the worker could not be stopped in time");
+        }
+    }
+
+    async fn stopped(&self) {
+        let is_over = |status: &WorkerStatus| match status {
+            WorkerStatus::Stopped | WorkerStatus::Failed { .. } => true,
+            WorkerStatus::Starting | WorkerStatus::Running | WorkerStatus::Restarting { .. } => false,
+        };
+        // An error means that the supervisor is gone, which is what is waited for.
+        let _ = self.watch_status().wait_for(is_over).await;
+    }
+}
+
+impl Shared {
+    fn requests(&self) -> MutexGuard<'_, HashMap<String, Arc<RequestState>>> {
+        lock(&self.requests)
+    }
+
+    fn worker_view(&self) -> RwLockReadGuard<'_, WorkerView> {
+        self.worker.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn worker_view_mut(&self) -> RwLockWriteGuard<'_, WorkerView> {
+        self.worker.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn card_of_running_worker(&self) -> Result<Arc<ModelCard>, SubmitError> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(unavailable("the server is shutting down", 5));
+        }
+        let view = self.worker_view();
+        match (&view.commands, &view.card) {
+            (Some(_), Some(card)) => Ok(Arc::clone(card)),
+            _ => Err(self.no_worker()),
+        }
+    }
+
+    fn no_worker(&self) -> SubmitError {
+        match &*self.status.borrow() {
+            WorkerStatus::Starting | WorkerStatus::Running => unavailable("the model is loading", 2),
+            WorkerStatus::Restarting { reason } => {
+                unavailable(&format!("the engine is being restarted after it was lost: {reason}"), 2)
+            }
+            WorkerStatus::Failed { reason } => unavailable(&format!("the engine could not start: {reason}"), 60),
+            WorkerStatus::Stopped => unavailable("the server is shutting down", 5),
+        }
+    }
+
+    fn admit(self: &Arc<Self>) -> Result<Permit, SubmitError> {
+        let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
+        let permit = Permit { shared: Arc::clone(self) };
+        if in_flight < self.options.max_in_flight {
+            return Ok(permit);
+        }
+        self.telemetry.rejected.add(1);
+        Err(SubmitError::QueueFull { retry_after: self.retry_after(in_flight) })
+    }
+
+    /// The time in which the recent rate of completions empties half of what is in flight: waiting for all of it would
+    /// leave the server idle, coming back for the first free place would meet everybody else there.
+    fn retry_after(&self, in_flight: usize) -> Duration {
+        let completions = lock(&self.completions);
+        let seconds = match completions.front() {
+            Some(oldest) => {
+                let rate = completions.len() as f64 / oldest.elapsed().as_secs_f64().max(1e-3);
+                (in_flight as f64 / 2.0 / rate).ceil() as u64
+            }
+            // Nothing has finished yet, so nothing is known; 5 is chosen by us.
+            None => 5,
+        };
+        Duration::from_secs(seconds.clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end()))
+    }
+
+    /// Registers a request and sends it, so that a worker lost in between either fails here or fails the request.
+    fn register_and_send(&self, state: &Arc<RequestState>, generate: ServingGenerate) -> Result<(), SubmitError> {
+        // Held over both steps: the supervisor takes it to write before it fails the requests of a lost worker.
+        let view = self.worker_view();
+        let Some(commands) = &view.commands else { return Err(self.no_worker()) };
+        self.requests().insert(state.rid.clone(), Arc::clone(state));
+        commands.send(ServingCommand::Generate(generate)).map_err(|error| {
+            self.requests().remove(&state.rid);
+            match error {
+                LinkError::Full => unavailable("the engine does not take requests fast enough", 2),
+                LinkError::Lost(_) => self.no_worker(),
+                LinkError::Codec(error) => RequestError::too_large("prompt", error.to_string()).into(),
+            }
+        })
+    }
+
+    fn send_control(&self, command: ServingCommand) -> Result<(), SubmitError> {
+        let view = self.worker_view();
+        let Some(commands) = &view.commands else { return Err(self.no_worker()) };
+        commands.send(command).map_err(|error| unavailable(&error.to_string(), 2))
+    }
+
+    fn send_abort(&self, rid: &str) {
+        // A worker that is lost or takes nothing has nothing to abort for us: its events will find no reader.
+        if let Err(error) = self.send_control(ServingCommand::Abort { rid: rid.to_owned() }) {
+            tracing::debug!(rid, %error, "an abort was not sent");
+        }
+    }
+
+    /// Brings every event of a batch to its request. One lock of the table a batch, wakes after it is released.
+    fn route(&self, batch: EventBatch) {
+        let now = Instant::now();
+        let mut wakers: Vec<Waker> = Vec::with_capacity(batch.events.len());
+        let mut n_ended = 0;
+        let mut stats = None;
+        {
+            let mut requests = self.requests();
+            for event in batch.events {
+                let waker = match event {
+                    ServingEvent::Delta(delta) => {
+                        self.known(&requests, &delta.rid).and_then(|state| state.take_delta(delta, now, &self.telemetry))
+                    }
+                    ServingEvent::BufferSnapshot(snapshot) => self
+                        .known(&requests, &snapshot.rid)
+                        .and_then(|state| state.take_snapshot(snapshot, now, &self.telemetry)),
+                    ServingEvent::Reply(reply) => {
+                        n_ended += 1;
+                        self.ended(&mut requests, &reply.rid)
+                            .and_then(|state| state.take_reply(reply, now, &self.telemetry))
+                    }
+                    ServingEvent::Error(error) => {
+                        n_ended += 1;
+                        self.ended(&mut requests, &error.rid).and_then(|state| state.take_error(error, &self.telemetry))
+                    }
+                    ServingEvent::Heartbeat { stats: newest } => {
+                        stats = Some(newest);
+                        None
+                    }
+                    ServingEvent::ProfileReply { ok, message, paths } => {
+                        if let Some(waiter) = lock(&self.profile_waiter).take() {
+                            let outcome = if ok { Ok(paths) } else { Err(message.unwrap_or_default()) };
+                            // Nobody waits any more: the client left.
+                            let _ = waiter.send(outcome);
+                        }
+                        None
+                    }
+                    // The supervisor has read these before it let the batch come here.
+                    ServingEvent::Ready(_) | ServingEvent::Fatal { .. } | ServingEvent::Goodbye => None,
+                };
+                wakers.extend(waker);
+            }
+        }
+        for waker in wakers {
+            waker.wake();
+        }
+        if n_ended > 0 {
+            self.note_completions(n_ended, now);
+        }
+        let mut view = self.worker_view_mut();
+        view.last_heard = now;
+        if let Some(stats) = stats {
+            view.stats = *stats;
+        }
+    }
+
+    fn known<'a>(
+        &self,
+        requests: &'a HashMap<String, Arc<RequestState>>,
+        rid: &str,
+    ) -> Option<&'a Arc<RequestState>> {
+        let state = requests.get(rid);
+        if state.is_none() {
+            self.telemetry.orphan_events.add(1);
+        }
+        state
+    }
+
+    fn ended(&self, requests: &mut HashMap<String, Arc<RequestState>>, rid: &str) -> Option<Arc<RequestState>> {
+        let state = requests.remove(rid);
+        if state.is_none() {
+            self.telemetry.orphan_events.add(1);
+        }
+        state
+    }
+
+    fn note_completions(&self, count: usize, now: Instant) {
+        let mut completions = lock(&self.completions);
+        for _ in 0..count.min(COMPLETIONS_KEPT) {
+            if completions.len() == COMPLETIONS_KEPT {
+                completions.pop_front();
+            }
+            completions.push_back(now);
+        }
+    }
+
+    /// Ends every request with an error.
+    fn fail_all(&self, code: ErrorCode, message: &str) {
+        let failed: Vec<_> = self.requests().drain().map(|(_, state)| state).collect();
+        for state in failed {
+            if let Some(waker) = state.fail(code, message, &self.telemetry) {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Ends the requests that have taken too long.
+    fn fail_overdue(&self, now: Instant) {
+        let overdue: Vec<_> = self
+            .requests()
+            .extract_if(|_, state| state.deadline.is_some_and(|deadline| deadline <= now))
+            .map(|(_, state)| state)
+            .collect();
+        for state in overdue {
+            self.send_abort(&state.rid);
+            let message = format!("the request took longer than {:?}", self.options.request_timeout.unwrap_or_default());
+            if let Some(waker) = state.fail(ErrorCode::Timeout, &message, &self.telemetry) {
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// A place among the requests in flight, given back on drop.
+struct Permit {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The events of one request. Dropped before its end, it aborts the request.
+pub struct EventStream {
+    shared: Arc<Shared>,
+    state: Arc<RequestState>,
+    _permit: Permit,
+}
+
+impl EventStream {
+    /// The request's id.
+    pub fn rid(&self) -> &str {
+        &self.state.rid
+    }
+
+    /// The next event, `None` after the end.
+    pub async fn next_event(&mut self) -> Option<StreamEvent> {
+        std::future::poll_fn(|context| self.poll_event(context)).await
+    }
+
+    /// [`Self::next_event`] for hand-written streams.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        self.state.poll(&self.shared.text, context)
+    }
+}
+
+impl Stream for EventStream {
+    type Item = StreamEvent;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_event(context)
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        if self.state.is_ended() {
+            return;
+        }
+        self.shared.telemetry.disconnected.add(1);
+        if self.shared.requests().remove(&self.state.rid).is_some() {
+            self.shared.send_abort(&self.state.rid);
+        }
+    }
+}
+
+fn tokenise(text: &TextModel, input: ServingInput) -> Result<Vec<u32>, RequestError> {
+    match input {
+        ServingInput::Prompt { prompt: Prompt::Ids(ids) } => Ok(ids),
+        ServingInput::Prompt { prompt: Prompt::Text(prompt) } => text.encode(&prompt),
+        ServingInput::Chat { messages } => text.encode(&text.render_chat(&messages)?),
+    }
+}
+
+/// What the front end can know to be wrong before a request travels. A mask id in the prompt is a token like others:
+/// what is masked is the engine's state, not an id.
+fn check_prompt(ids: &[u32], params: &SamplingParams, card: &ModelCard) -> Result<(), RequestError> {
+    if ids.is_empty() {
+        return Err(RequestError::invalid("prompt", "prompt must not be empty"));
+    }
+    if let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) {
+        let message = format!("prompt holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+        return Err(RequestError::invalid("prompt", message));
+    }
+    if ids.len() + 1 > card.max_model_len as usize {
+        let message = format!(
+            "prompt has {} tokens; the model takes {} with at least one token of answer",
+            ids.len(),
+            card.max_model_len
+        );
+        return Err(RequestError::too_large("prompt", message));
+    }
+    if let Some(id) = params.stop_token_ids.iter().find(|id| **id >= card.vocab_size) {
+        let message = format!("stop_token_ids holds {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+        return Err(RequestError::invalid("stop_token_ids", message));
+    }
+    Ok(())
+}
+
+/// 53 bits, so that a JavaScript client can send the reported seed back.
+fn draw_seed() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().1 & ((1 << 53) - 1)
+}
+
+fn unavailable(message: &str, retry_after_s: u64) -> SubmitError {
+    SubmitError::Unavailable { message: message.to_owned(), retry_after: Duration::from_secs(retry_after_s) }
+}
+
+/// A panic while a lock is held cannot leave these maps half-written, so poison is no reason to stop serving.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

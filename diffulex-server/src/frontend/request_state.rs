@@ -1,0 +1,296 @@
+//! What the front end holds of one request: the events its reader has not taken yet, merged.
+//!
+//! In: events from the receiving thread. Out: [`StreamEvent`]s to one reader. Unread deltas merge and a newer snapshot
+//! takes over an unread one with its committed text, so a slow reader costs memory in the length of its answer, never
+//! in the number of steps. Exactly one end is kept, the first. Never here: frames, sockets.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use diffulex_engine::TextModel;
+use diffulex_protocol::{ErrorCode, ServingBufferSnapshot, ServingDelta, ServingError, ServingReply};
+
+use crate::telemetry::Telemetry;
+
+/// What a reader of a request gets, in order: progress, then one end.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StreamEvent {
+    /// Text that will not change any more.
+    Delta(ServingDelta),
+    /// What can still change.
+    Snapshot(Box<ServingBufferSnapshot>),
+    /// The answer; the end.
+    Reply(Box<ServingReply>),
+    /// Why there is none; the end.
+    Error(ServingError),
+}
+
+pub(super) struct RequestState {
+    pub(super) rid: String,
+    pub(super) accepted: Instant,
+    /// When the request has taken too long.
+    pub(super) deadline: Option<Instant>,
+    pending: Mutex<Pending>,
+}
+
+#[derive(Default)]
+struct Pending {
+    progress: Option<Progress>,
+    end: Option<End>,
+    is_ended: bool,
+    reader: Option<Waker>,
+    /// Counts events handed to the reader, so that it sees no gap where events were merged.
+    next_seq: u32,
+    has_event: bool,
+    last_commit: Option<Instant>,
+}
+
+enum End {
+    Reply(Box<ServingReply>),
+    Error(ServingError),
+}
+
+enum Progress {
+    Delta(ServingDelta),
+    Snapshot(Box<ServingBufferSnapshot>),
+    /// A snapshot made of several: its `text` is to be written anew.
+    MergedSnapshot(Box<ServingBufferSnapshot>),
+}
+
+impl RequestState {
+    pub(super) fn new(rid: String, accepted: Instant, deadline: Option<Instant>) -> Self {
+        Self { rid, accepted, deadline, pending: Mutex::default() }
+    }
+
+    pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
+        let mut pending = self.lock();
+        if pending.is_ended {
+            return None;
+        }
+        self.observe(&mut pending, !delta.token_ids.is_empty(), now, telemetry);
+        pending.progress = Some(match pending.progress.take() {
+            Some(Progress::Delta(older)) => {
+                telemetry.frames_coalesced.add(1);
+                Progress::Delta(merge_deltas(older, delta))
+            }
+            // A request has one mode, so there is never a snapshot here.
+            None | Some(Progress::Snapshot(_) | Progress::MergedSnapshot(_)) => Progress::Delta(delta),
+        });
+        pending.reader.take()
+    }
+
+    pub(super) fn take_snapshot(
+        &self,
+        snapshot: ServingBufferSnapshot,
+        now: Instant,
+        telemetry: &Telemetry,
+    ) -> Option<Waker> {
+        let mut pending = self.lock();
+        if pending.is_ended {
+            return None;
+        }
+        self.observe(&mut pending, !snapshot.committed_text.is_empty(), now, telemetry);
+        pending.progress = Some(match pending.progress.take() {
+            Some(Progress::Snapshot(older) | Progress::MergedSnapshot(older)) => {
+                telemetry.frames_coalesced.add(1);
+                Progress::MergedSnapshot(Box::new(merge_snapshots(*older, snapshot)))
+            }
+            None | Some(Progress::Delta(_)) => Progress::Snapshot(Box::new(snapshot)),
+        });
+        pending.reader.take()
+    }
+
+    pub(super) fn take_reply(&self, reply: ServingReply, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
+        let mut pending = self.lock();
+        if pending.is_ended {
+            return None;
+        }
+        self.observe(&mut pending, false, now, telemetry);
+        telemetry.count_success(reply.finish_reason);
+        telemetry.end_to_end.observe(now.saturating_duration_since(self.accepted));
+        telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
+        pending.is_ended = true;
+        pending.end = Some(End::Reply(Box::new(reply)));
+        pending.reader.take()
+    }
+
+    pub(super) fn take_error(&self, error: ServingError, telemetry: &Telemetry) -> Option<Waker> {
+        let mut pending = self.lock();
+        if pending.is_ended {
+            return None;
+        }
+        telemetry.count_failure(error.code);
+        pending.is_ended = true;
+        pending.end = Some(End::Error(error));
+        pending.reader.take()
+    }
+
+    /// [`Self::take_error`] with words of the front end's own.
+    pub(super) fn fail(&self, code: ErrorCode, message: &str, telemetry: &Telemetry) -> Option<Waker> {
+        let error = ServingError { rid: self.rid.clone(), message: message.to_owned(), code, param: None };
+        self.take_error(error, telemetry)
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        self.lock().is_ended
+    }
+
+    /// The next event; `Ready(None)` after the end.
+    pub(super) fn poll(&self, text: &TextModel, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        let mut pending = self.lock();
+        let seq = pending.next_seq;
+        let event = match pending.progress.take() {
+            Some(Progress::Delta(delta)) => StreamEvent::Delta(ServingDelta { seq, ..delta }),
+            Some(Progress::Snapshot(mut snapshot)) => {
+                snapshot.seq = seq;
+                StreamEvent::Snapshot(snapshot)
+            }
+            Some(Progress::MergedSnapshot(mut snapshot)) => {
+                snapshot.seq = seq;
+                snapshot.text = snapshot_text(&snapshot, text);
+                StreamEvent::Snapshot(snapshot)
+            }
+            None => match pending.end.take() {
+                Some(End::Reply(reply)) => StreamEvent::Reply(reply),
+                Some(End::Error(error)) => StreamEvent::Error(error),
+                None if pending.is_ended => return Poll::Ready(None),
+                None => {
+                    match &mut pending.reader {
+                        Some(reader) => reader.clone_from(context.waker()),
+                        reader @ None => *reader = Some(context.waker().clone()),
+                    }
+                    return Poll::Pending;
+                }
+            },
+        };
+        pending.next_seq += 1;
+        Poll::Ready(Some(event))
+    }
+
+    fn observe(&self, pending: &mut Pending, is_commit: bool, now: Instant, telemetry: &Telemetry) {
+        let age = now.saturating_duration_since(self.accepted);
+        if !pending.has_event {
+            pending.has_event = true;
+            telemetry.time_to_first_frame.observe(age);
+        }
+        if is_commit {
+            match pending.last_commit.replace(now) {
+                Some(last) => telemetry.inter_commit.observe(now.saturating_duration_since(last)),
+                None => telemetry.time_to_first_commit.observe(age),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// `older` and then `newer`, as one.
+fn merge_deltas(mut older: ServingDelta, newer: ServingDelta) -> ServingDelta {
+    let mut text = std::mem::take(&mut older.text);
+    text.push_str(&newer.text);
+    let mut token_ids = std::mem::take(&mut older.token_ids);
+    token_ids.extend(newer.token_ids);
+    let mut confidences = std::mem::take(&mut older.confidences);
+    confidences.extend(newer.confidences);
+    ServingDelta { text, token_ids, confidences, token_offset: older.token_offset, ..newer }
+}
+
+/// `newer`, with what only `older` shows before it.
+///
+/// ```text
+/// older  |final final|open open|          both windows in positions of the answer
+/// newer              |final open|open open|
+/// merged |final final|final open|open open|
+/// ```
+fn merge_snapshots(older: ServingBufferSnapshot, mut newer: ServingBufferSnapshot) -> ServingBufferSnapshot {
+    let mut committed_text = older.committed_text;
+    committed_text.push_str(&newer.committed_text);
+    newer.committed_text = committed_text;
+
+    // What lies before the newer window was final when the older one was drawn.
+    let n_kept = newer.token_offset.saturating_sub(older.token_offset) as usize;
+    if n_kept == 0 || n_kept > older.token_ids.len() {
+        return newer;
+    }
+    newer.token_offset = older.token_offset;
+    newer.absolute_start = older.absolute_start;
+    newer.token_ids = join(older.token_ids, n_kept, newer.token_ids);
+    newer.pieces = join(older.pieces, n_kept, newer.pieces);
+    newer.confidences = join(older.confidences, n_kept, newer.confidences);
+    for position in &mut newer.mask_positions {
+        *position += n_kept as u32;
+    }
+    newer
+}
+
+fn join<T>(mut head: Vec<T>, n_kept: usize, tail: Vec<T>) -> Vec<T> {
+    head.truncate(n_kept);
+    head.extend(tail);
+    head
+}
+
+/// The text of a snapshot: runs of tokens decoded, a masked position as `░`.
+fn snapshot_text(snapshot: &ServingBufferSnapshot, text: &TextModel) -> String {
+    let mut out = String::new();
+    let mut run_start = 0;
+    for &position in &snapshot.mask_positions {
+        let position = position as usize;
+        if let Some(run) = snapshot.token_ids.get(run_start..position) {
+            out.push_str(&text.decode(run));
+        }
+        out.push('░');
+        run_start = position + 1;
+    }
+    if let Some(run) = snapshot.token_ids.get(run_start..) {
+        out.push_str(&text.decode(run));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(token_offset: u32, token_ids: &[u32], mask_positions: &[u32], committed: &str) -> ServingBufferSnapshot {
+        ServingBufferSnapshot {
+            token_offset,
+            absolute_start: 10 + token_offset,
+            absolute_end: 10 + token_offset + token_ids.len() as u32,
+            token_ids: token_ids.to_vec(),
+            mask_positions: mask_positions.to_vec(),
+            committed_text: committed.to_owned(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn merged_deltas_read_as_one() {
+        let older = ServingDelta { text: "ab".into(), token_ids: vec![1, 2], token_offset: 4, ..Default::default() };
+        let newer =
+            ServingDelta { text: "c".into(), token_ids: vec![3], token_offset: 6, finished: true, ..Default::default() };
+        let merged = merge_deltas(older, newer);
+        assert_eq!((merged.text.as_str(), merged.token_offset, merged.finished), ("abc", 4, true));
+        assert_eq!(merged.token_ids, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_newer_snapshot_keeps_what_became_final_meanwhile() {
+        let older = snapshot(0, &[1, 2, 3, 99], &[3], "ab");
+        let newer = snapshot(2, &[3, 4, 99, 99], &[2, 3], "c");
+        let merged = merge_snapshots(older, newer);
+        assert_eq!(merged.token_ids, [1, 2, 3, 4, 99, 99]);
+        assert_eq!(merged.mask_positions, [4, 5]);
+        assert_eq!((merged.token_offset, merged.absolute_start, merged.absolute_end), (0, 10, 16));
+        assert_eq!(merged.committed_text, "abc");
+    }
+
+    #[test]
+    fn a_snapshot_that_reaches_further_back_replaces_the_older_one() {
+        let merged = merge_snapshots(snapshot(4, &[5], &[], "x"), snapshot(0, &[1, 2, 3, 4, 6], &[], "y"));
+        assert_eq!((merged.token_offset, merged.token_ids.len()), (0, 5));
+        assert_eq!(merged.committed_text, "xy");
+    }
+}

@@ -1,0 +1,67 @@
+//! What an operator asks of a running server: `/start_profile`, `/stop_profile`, `/abort_request`, `/flush_cache`.
+//!
+//! Every answer is the engine's own word, not a hope. Never here: shutting down, which is a signal's business.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::ServingCommand;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::App;
+use super::body;
+use super::error::ApiError;
+
+/// Diffulex's `profile_prefix` is sglang-omni's `run_id`; its other fields are not ours to read.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ProfileBody {
+    profile_prefix: Option<String>,
+    run_id: Option<String>,
+}
+
+/// Starts a profile.
+pub(super) async fn start_profile(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+    let body: ProfileBody = body::json_or_default(&headers, request, app.options.max_body_bytes).await?;
+    let profile_prefix = body.profile_prefix.or(body.run_id);
+    let outcome = app.frontend.profile(ServingCommand::ProfileStart { profile_prefix: profile_prefix.clone() }).await?;
+    outcome.map_err(refused)?;
+    Ok(Json(json!({"status": "ok", "run_id": profile_prefix})).into_response())
+}
+
+/// Stops it and names its files.
+pub(super) async fn stop_profile(State(app): State<App>) -> Result<Response, ApiError> {
+    let paths = app.frontend.profile(ServingCommand::ProfileStop).await?.map_err(refused)?;
+    Ok(Json(json!({"status": "ok", "paths": paths})).into_response())
+}
+
+fn refused(message: String) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "profiler_refused", message)
+}
+
+#[derive(Debug, Deserialize)]
+struct AbortBody {
+    rid: String,
+}
+
+/// Ends one request; its client gets what there is, with reason `aborted`.
+pub(super) async fn abort_request(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+    let body: AbortBody =
+        body::json(&headers, request, app.options.max_body_bytes, body::Dialect::Native).await?;
+    // OpenAI's ids are the request's with a prefix.
+    let rid = body.rid.trim_start_matches("chatcmpl-").trim_start_matches("cmpl-");
+    if !app.frontend.abort(rid) {
+        let message = format!("no request {rid:?} is in flight");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "request_not_found", message).with_param("rid"));
+    }
+    Ok(Json(json!({"status": "ok"})).into_response())
+}
+
+/// Gives up cached prefixes.
+pub(super) async fn flush_cache(State(app): State<App>) -> Result<Response, ApiError> {
+    app.frontend.flush_cache()?;
+    Ok(Json(json!({"status": "ok"})).into_response())
+}

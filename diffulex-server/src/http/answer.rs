@@ -1,0 +1,148 @@
+//! The parts that answers of all generation routes share: usage, what only a diffusion model reports, the wait for a reply.
+//!
+//! Never here: a route's shape.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use diffulex_engine::TextModel;
+use diffulex_protocol::{FinishReason, ServingReply};
+use serde::Serialize;
+
+use super::error::ApiError;
+use crate::frontend::{EventStream, StreamEvent};
+
+/// Tokens, as OpenAI counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct Usage {
+    /// Of the prompt.
+    pub(super) prompt_tokens: u32,
+    /// Of the answer.
+    pub(super) completion_tokens: u32,
+    /// Of both.
+    pub(super) total_tokens: u32,
+    /// Where they came from.
+    pub(super) prompt_tokens_details: PromptTokensDetails,
+}
+
+/// OpenAI's breakdown of prompt tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(super) struct PromptTokensDetails {
+    /// Found in the prefix cache.
+    pub(super) cached_tokens: u32,
+}
+
+impl Usage {
+    /// The usage of one reply.
+    pub(super) fn of(reply: &ServingReply) -> Self {
+        let completion_tokens = u32::try_from(reply.token_ids.len()).unwrap_or(u32::MAX);
+        Self {
+            prompt_tokens: reply.prompt_tokens,
+            completion_tokens,
+            total_tokens: reply.prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens: reply.cached_tokens },
+        }
+    }
+
+    /// One prompt with several choices: the prompt counts once, as OpenAI does.
+    pub(super) fn add_choice(&mut self, choice: Self) {
+        self.prompt_tokens = choice.prompt_tokens;
+        self.completion_tokens += choice.completion_tokens;
+        self.total_tokens = self.prompt_tokens + self.completion_tokens;
+        self.prompt_tokens_details = choice.prompt_tokens_details;
+    }
+}
+
+/// The `diffulex` object of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct DiffusionReport {
+    /// Forward passes charged.
+    pub(super) nfe: u32,
+    /// Of them: denoised a block.
+    pub(super) nfe_denoise: u32,
+    /// Of them: encoded the prompt only.
+    pub(super) nfe_prefill: u32,
+    /// Of them: wrote K/V of finished blocks only.
+    pub(super) nfe_commit: u32,
+    /// Beside them: wrote K/V again after a preemption.
+    pub(super) nfe_rebuild: u32,
+    /// Tokens of the answer per denoise or commit forward; absent when there was none.
+    pub(super) tokens_per_forward: Option<f64>,
+    /// The engine's own reason.
+    pub(super) finish_reason: FinishReason,
+    /// Prompt tokens found in the prefix cache.
+    pub(super) cached_tokens: u32,
+    /// The seed that draws this text again.
+    pub(super) seed: Option<u64>,
+    /// Seconds from the worker's receipt to the first forward.
+    pub(super) queue_time_s: f64,
+    /// Seconds of the steps the request took part in.
+    pub(super) engine_decode_time_s: f64,
+    /// Times the request lost its pages.
+    pub(super) preemptions: u32,
+}
+
+impl DiffusionReport {
+    /// The report of one reply.
+    pub(super) fn of(reply: &ServingReply) -> Self {
+        let counts = reply.nfe_counts;
+        let n_forwards = counts.denoise + counts.commit;
+        Self {
+            nfe: reply.nfe,
+            nfe_denoise: counts.denoise,
+            nfe_prefill: counts.prefill,
+            nfe_commit: counts.commit,
+            nfe_rebuild: counts.rebuild,
+            tokens_per_forward: (n_forwards > 0).then(|| reply.token_ids.len() as f64 / f64::from(n_forwards)),
+            finish_reason: reply.finish_reason,
+            cached_tokens: reply.cached_tokens,
+            seed: reply.seed,
+            queue_time_s: reply.queue_time_s,
+            engine_decode_time_s: reply.engine_decode_time_s,
+            preemptions: reply.preemptions,
+        }
+    }
+}
+
+/// One entry of chat's `logprobs.content`: a token and the logarithm of its probability when it was committed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct TokenLogprob {
+    /// What the token looks like alone.
+    pub(super) token: String,
+    /// Natural logarithm, 0 at most.
+    pub(super) logprob: f32,
+    /// The token's bytes.
+    pub(super) bytes: Vec<u8>,
+    /// Always empty: alternatives are not kept.
+    pub(super) top_logprobs: [(); 0],
+}
+
+/// Tokens with their probabilities.
+pub(super) fn token_logprobs(text: &TextModel, token_ids: &[u32], confidences: &[f32]) -> Vec<TokenLogprob> {
+    token_ids
+        .iter()
+        .zip(confidences)
+        .map(|(id, confidence)| {
+            let token = text.piece(*id);
+            // A probability of exactly 0 would be -inf, which is no JSON number.
+            let logprob = confidence.max(f32::MIN_POSITIVE).ln();
+            TokenLogprob { bytes: token.clone().into_bytes(), token, logprob, top_logprobs: [] }
+        })
+        .collect()
+}
+
+/// Waits for the answer of a request that is not streamed.
+pub(super) async fn reply_of(mut stream: EventStream) -> Result<ServingReply, ApiError> {
+    while let Some(event) = stream.next_event().await {
+        match event {
+            StreamEvent::Reply(reply) => return Ok(*reply),
+            StreamEvent::Error(error) => return Err(error.into()),
+            StreamEvent::Delta(_) | StreamEvent::Snapshot(_) => {}
+        }
+    }
+    Err(diffulex_engine::RequestError::engine("the request ended without an answer").into())
+}
+
+/// Unix time in seconds.
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

@@ -1,0 +1,272 @@
+//! `POST /v1/chat/completions`: OpenAI's chat, streamed or not.
+//!
+//! Committed text arrives in `delta.content` in both stream modes. In mode `denoise` a chunk also carries the snapshot's
+//! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Never here: other routes.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingInput, ServingReply, StreamMode};
+use futures::future::try_join_all;
+use serde::Serialize;
+
+use super::answer::{DiffusionReport, TokenLogprob, Usage, reply_of, token_logprobs, unix_seconds};
+use super::body::{self, Dialect};
+use super::error::ApiError;
+use super::generate::SnapshotFields;
+use super::request::GenerationBody;
+use super::sse::{self, Framer, Frames, Spacing};
+use super::{App, respond_checked_model};
+use crate::frontend::{Frontend, StreamEvent, Submission};
+
+/// The route.
+pub(super) async fn chat_completions(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::OpenAi).await?;
+    let model = respond_checked_model(&app, body.model.take())?;
+    // Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
+    let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
+    let is_stream = body.stream.unwrap_or(false);
+    let wants_logprobs = body.wants_logprobs();
+    let submission = Submission {
+        sampling_params: body.sampling_params()?,
+        n_choices: body.n_choices()?,
+        input: ServingInput::Chat { messages: body.take_messages()? },
+        stream: is_stream,
+        stream_mode,
+        snapshot: body.snapshot.unwrap_or_default(),
+        user: body.user.take(),
+    };
+    let streams = app.frontend.submit(submission).await?;
+    let id = format!("chatcmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
+    let head = Head { id, model, created: unix_seconds() };
+    if is_stream {
+        let framer = ChatFramer {
+            head,
+            frontend: app.frontend,
+            choices: vec![ChoiceProgress::default(); streams.len()],
+            wants_logprobs,
+            wants_usage: body.wants_usage(),
+            usage: Usage::default(),
+        };
+        return Ok(sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry));
+    }
+    let replies = try_join_all(streams.into_iter().map(reply_of)).await?;
+    Ok(Json(completion(&head, &replies, wants_logprobs, &app.frontend)).into_response())
+}
+
+struct Head {
+    id: String,
+    model: String,
+    created: u64,
+}
+
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice<'a>>,
+    usage: Usage,
+    /// Of the first choice; each choice carries its own when there are several.
+    diffulex: Option<DiffusionReport>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<Logprobs>,
+    finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diffulex: Option<DiffusionReport>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+#[derive(Serialize)]
+struct Logprobs {
+    content: Vec<TokenLogprob>,
+    refusal: Option<()>,
+}
+
+fn completion<'a>(
+    head: &'a Head,
+    replies: &'a [ServingReply],
+    wants_logprobs: bool,
+    frontend: &Frontend,
+) -> Completion<'a> {
+    let mut usage = Usage::default();
+    let has_several = replies.len() > 1;
+    let choices = replies.iter().enumerate().map(|(index, reply)| {
+        usage.add_choice(Usage::of(reply));
+        Choice {
+            index,
+            message: Message { role: "assistant", content: &reply.text, refusal: None },
+            logprobs: wants_logprobs.then(|| logprobs(frontend, &reply.token_ids, &reply.confidences)),
+            finish_reason: reply.finish_reason.openai(),
+            diffulex: has_several.then(|| DiffusionReport::of(reply)),
+        }
+    });
+    let choices = choices.collect();
+    Completion {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices,
+        usage,
+        diffulex: replies.first().map(DiffusionReport::of),
+    }
+}
+
+fn logprobs(frontend: &Frontend, token_ids: &[u32], confidences: &[f32]) -> Logprobs {
+    Logprobs { content: token_logprobs(frontend.text(), token_ids, confidences), refusal: None }
+}
+
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [ChunkChoice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diffulex: Option<DiffusionReport>,
+}
+
+#[derive(Serialize)]
+struct SnapshotChunk<'a> {
+    #[serde(flatten)]
+    chunk: Chunk<'a>,
+    event: &'static str,
+    #[serde(flatten)]
+    fields: SnapshotFields<'a>,
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: usize,
+    delta: ChunkDelta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Default, Serialize)]
+struct ChunkDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct ChoiceProgress {
+    /// Tokens whose probabilities are out.
+    n_reported: u32,
+}
+
+struct ChatFramer {
+    head: Head,
+    frontend: Frontend,
+    choices: Vec<ChoiceProgress>,
+    wants_logprobs: bool,
+    wants_usage: bool,
+    usage: Usage,
+}
+
+impl ChatFramer {
+    fn chunk<'a>(&'a self, choices: &'a [ChunkChoice<'a>]) -> Chunk<'a> {
+        Chunk {
+            id: &self.head.id,
+            object: "chat.completion.chunk",
+            created: self.head.created,
+            model: &self.head.model,
+            choices,
+            usage: None,
+            diffulex: None,
+        }
+    }
+
+    fn delta(&self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
+        let logprobs = (self.wants_logprobs && !delta.token_ids.is_empty())
+            .then(|| logprobs(&self.frontend, &delta.token_ids, &delta.confidences));
+        // Text held back (an incomplete character, a possible stop string) comes with a later chunk.
+        if delta.text.is_empty() && logprobs.is_none() {
+            return;
+        }
+        let delta = ChunkDelta { role: None, content: Some(&delta.text) };
+        frames.push(&self.chunk(&[ChunkChoice { index, delta, logprobs, finish_reason: None }]));
+    }
+
+    fn snapshot(&mut self, index: usize, snapshot: &ServingBufferSnapshot, frames: &mut Frames) {
+        let logprobs = self.snapshot_logprobs(index, snapshot);
+        let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
+        let choices = [ChunkChoice { index, delta: ChunkDelta { role: None, content }, logprobs, finish_reason: None }];
+        let chunk = self.chunk(&choices);
+        frames.push(&SnapshotChunk { chunk, event: "buffer_snapshot", fields: SnapshotFields::of(snapshot) });
+    }
+
+    /// Probabilities of the tokens that became final with this snapshot.
+    fn snapshot_logprobs(&mut self, index: usize, snapshot: &ServingBufferSnapshot) -> Option<Logprobs> {
+        let progress = self.choices.get_mut(index)?;
+        let first = progress.n_reported.max(snapshot.token_offset);
+        if !self.wants_logprobs || snapshot.committed_len <= first {
+            return None;
+        }
+        progress.n_reported = snapshot.committed_len;
+        let fresh = (first - snapshot.token_offset) as usize..(snapshot.committed_len - snapshot.token_offset) as usize;
+        let (ids, confidences) = (snapshot.token_ids.get(fresh.clone())?, snapshot.confidences.get(fresh)?);
+        Some(logprobs(&self.frontend, ids, confidences))
+    }
+
+    fn finish(&mut self, index: usize, reply: &ServingReply, frames: &mut Frames) {
+        self.usage.add_choice(Usage::of(reply));
+        let choices = [ChunkChoice {
+            index,
+            delta: ChunkDelta::default(),
+            logprobs: None,
+            finish_reason: Some(reply.finish_reason.openai()),
+        }];
+        frames.push(&Chunk { diffulex: Some(DiffusionReport::of(reply)), ..self.chunk(&choices) });
+    }
+}
+
+impl Framer for ChatFramer {
+    fn open(&mut self, frames: &mut Frames) {
+        for index in 0..self.choices.len() {
+            let delta = ChunkDelta { role: Some("assistant"), content: Some("") };
+            frames.push(&self.chunk(&[ChunkChoice { index, delta, logprobs: None, finish_reason: None }]));
+        }
+    }
+
+    fn event(&mut self, choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
+        match event {
+            StreamEvent::Delta(delta) => self.delta(choice_idx, &delta, frames),
+            StreamEvent::Snapshot(snapshot) => self.snapshot(choice_idx, &snapshot, frames),
+            StreamEvent::Reply(reply) => self.finish(choice_idx, &reply, frames),
+            StreamEvent::Error(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, frames: &mut Frames) {
+        if self.wants_usage {
+            frames.push(&Chunk { usage: Some(self.usage), ..self.chunk(&[]) });
+        }
+    }
+}

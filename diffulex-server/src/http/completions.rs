@@ -1,0 +1,180 @@
+//! `POST /v1/completions`: OpenAI's completions. A prompt in, text out, streamed or not.
+//!
+//! Never here: chat templates.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::{ServingInput, ServingReply, StreamMode};
+use futures::future::try_join_all;
+use serde::Serialize;
+
+use super::answer::{DiffusionReport, Usage, reply_of, token_logprobs, unix_seconds};
+use super::body::{self, Dialect};
+use super::error::ApiError;
+use super::generate::SnapshotFields;
+use super::request::GenerationBody;
+use super::sse::{self, Framer, Frames, Spacing};
+use super::{App, respond_checked_model};
+use crate::frontend::{Frontend, StreamEvent, Submission};
+
+/// The route.
+pub(super) async fn completions(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::OpenAi).await?;
+    let model = respond_checked_model(&app, body.model.take())?;
+    let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
+    let is_stream = body.stream.unwrap_or(false);
+    let wants_logprobs = body.wants_logprobs();
+    let submission = Submission {
+        sampling_params: body.sampling_params()?,
+        n_choices: body.n_choices()?,
+        input: ServingInput::Prompt { prompt: body.take_prompt()? },
+        stream: is_stream,
+        stream_mode,
+        snapshot: body.snapshot.unwrap_or_default(),
+        user: body.user.take(),
+    };
+    let streams = app.frontend.submit(submission).await?;
+    let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
+    let head = Head { id, model, created: unix_seconds() };
+    if is_stream {
+        let framer = CompletionFramer { head, wants_usage: body.wants_usage(), usage: Usage::default() };
+        return Ok(sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry));
+    }
+    let replies = try_join_all(streams.into_iter().map(reply_of)).await?;
+    let mut usage = Usage::default();
+    let mut choices = Vec::with_capacity(replies.len());
+    for (index, reply) in replies.iter().enumerate() {
+        usage.add_choice(Usage::of(reply));
+        choices.push(Choice {
+            index,
+            text: &reply.text,
+            logprobs: wants_logprobs.then(|| Logprobs::of(reply, &app.frontend)),
+            finish_reason: Some(reply.finish_reason.openai()),
+        });
+    }
+    let diffulex = replies.first().map(DiffusionReport::of);
+    Ok(Json(Completion { usage: Some(usage), diffulex, ..head.completion(&choices) }).into_response())
+}
+
+struct Head {
+    id: String,
+    model: String,
+    created: u64,
+}
+
+impl Head {
+    fn completion<'a>(&'a self, choices: &'a [Choice<'a>]) -> Completion<'a> {
+        Completion {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: None,
+            diffulex: None,
+        }
+    }
+}
+
+/// The answer, and every chunk of a stream: OpenAI has one shape for both.
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: &'a [Choice<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diffulex: Option<DiffusionReport>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+/// Completions' form of token probabilities: lists side by side.
+#[derive(Serialize)]
+struct Logprobs {
+    tokens: Vec<String>,
+    token_logprobs: Vec<f32>,
+    top_logprobs: Option<()>,
+    text_offset: Vec<usize>,
+}
+
+impl Logprobs {
+    fn of(reply: &ServingReply, frontend: &Frontend) -> Self {
+        let entries = token_logprobs(frontend.text(), &reply.token_ids, &reply.confidences);
+        let mut offset = 0;
+        let text_offset = entries.iter().map(|entry| {
+            let start = offset;
+            offset += entry.token.chars().count();
+            start
+        });
+        let text_offset = text_offset.collect();
+        let token_logprobs = entries.iter().map(|entry| entry.logprob).collect();
+        Self {
+            tokens: entries.into_iter().map(|entry| entry.token).collect(),
+            token_logprobs,
+            top_logprobs: None,
+            text_offset,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct SnapshotChunk<'a> {
+    #[serde(flatten)]
+    chunk: Completion<'a>,
+    event: &'static str,
+    // `text` of the snapshot stands beside, not inside, the choices' text.
+    #[serde(flatten)]
+    fields: SnapshotFields<'a>,
+}
+
+struct CompletionFramer {
+    head: Head,
+    wants_usage: bool,
+    usage: Usage,
+}
+
+impl Framer for CompletionFramer {
+    fn event(&mut self, index: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
+        match event {
+            StreamEvent::Delta(delta) => {
+                if !delta.text.is_empty() {
+                    let choice = Choice { index, text: &delta.text, logprobs: None, finish_reason: None };
+                    frames.push(&self.head.completion(&[choice]));
+                }
+            }
+            StreamEvent::Snapshot(snapshot) => {
+                let choices = [Choice { index, text: &snapshot.committed_text, logprobs: None, finish_reason: None }];
+                let chunk = self.head.completion(&choices);
+                frames.push(&SnapshotChunk { chunk, event: "buffer_snapshot", fields: SnapshotFields::of(&snapshot) });
+            }
+            StreamEvent::Reply(reply) => {
+                self.usage.add_choice(Usage::of(&reply));
+                let choices =
+                    [Choice { index, text: "", logprobs: None, finish_reason: Some(reply.finish_reason.openai()) }];
+                let diffulex = Some(DiffusionReport::of(&reply));
+                frames.push(&Completion { diffulex, ..self.head.completion(&choices) });
+            }
+            StreamEvent::Error(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, frames: &mut Frames) {
+        if self.wants_usage {
+            frames.push(&Completion { usage: Some(self.usage), ..self.head.completion(&[]) });
+        }
+    }
+}

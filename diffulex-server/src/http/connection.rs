@@ -1,0 +1,150 @@
+//! Connections: accepts them, bounds how long a peer may idle or refuse to read, and ends them at shutdown.
+//!
+//! In: a listener and a router. Out: nothing until the shutdown signal and its deadline. Never here: routes.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep};
+
+/// Bytes of one connection that may wait to be sent. Chosen by us: more than any one frame, so that a reader that does
+/// not read holds little.
+const BUFFER_BYTES: usize = 64 * 1024;
+
+/// How long after a failed accept (mostly: no file descriptors left) the next one is tried. Chosen by us.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Time-outs of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionOptions {
+    /// Longest time from a connection's start, or its last answer, to the end of the next head.
+    pub header_timeout: Duration,
+    /// Longest time a peer may take nothing of what is ready for it.
+    pub write_timeout: Duration,
+    /// What open connections may take to end after the shutdown signal.
+    pub drain_timeout: Duration,
+}
+
+/// Serves until `shutdown` turns true, then lets open connections end.
+pub async fn serve(listener: TcpListener, router: Router, options: ConnectionOptions, shutdown: watch::Receiver<bool>) {
+    let mut connections = JoinSet::new();
+    let mut stop = shutdown.clone();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = signalled(&mut stop) => break,
+        };
+        match accepted {
+            Ok((socket, _)) => {
+                connections.spawn(connection(socket, router.clone(), options, shutdown.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+        // Ended ones must not pile up.
+        while connections.try_join_next().is_some() {}
+    }
+    drop(listener);
+    let all_ended = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(options.drain_timeout, all_ended).await.is_err() {
+        tracing::warn!("some connections did not end in time and are cut");
+    }
+}
+
+/// Waits for the shutdown signal. An error means that nobody can ever give it: that is a shutdown, too.
+async fn signalled(shutdown: &mut watch::Receiver<bool>) {
+    let _ = shutdown.wait_for(|stop| *stop).await;
+}
+
+async fn connection(socket: TcpStream, router: Router, options: ConnectionOptions, mut shutdown: watch::Receiver<bool>) {
+    // A frame must leave when it is written.
+    if let Err(error) = socket.set_nodelay(true) {
+        tracing::debug!(%error, "TCP_NODELAY");
+    }
+    let socket = ReaderWatch { socket, write_timeout: options.write_timeout, blocked: None };
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(options.header_timeout)
+        .max_buf_size(BUFFER_BYTES)
+        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
+    let mut connection = std::pin::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = signalled(&mut shutdown) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection ended early");
+    }
+}
+
+/// A socket that gives up when its peer takes nothing for too long, so that what feeds it is dropped.
+struct ReaderWatch {
+    socket: TcpStream,
+    write_timeout: Duration,
+    /// Runs while a write waits.
+    blocked: Option<Pin<Box<Sleep>>>,
+}
+
+impl ReaderWatch {
+    fn watch<T>(&mut self, outcome: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if outcome.is_ready() {
+            self.blocked = None;
+            return outcome;
+        }
+        let deadline = Instant::now() + self.write_timeout;
+        let timer = self.blocked.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        match timer.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read"))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl AsyncRead for ReaderWatch {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for ReaderWatch {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.socket).poll_write(context, bytes);
+        self.watch(outcome, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = Pin::new(&mut self.socket).poll_write_vectored(context, slices);
+        self.watch(outcome, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}

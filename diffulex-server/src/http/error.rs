@@ -1,0 +1,159 @@
+//! What goes wrong over HTTP: the only table of statuses, and the one error body.
+//!
+//! In: errors of the front end, of the engine, of a body that does not parse. Out: a response, or the error frame of a
+//! stream whose headers are sent. Never here: retries, logging.
+
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use diffulex_engine::RequestError;
+use diffulex_protocol::{ErrorCode, ServingError};
+use serde::Serialize;
+
+use crate::frontend::SubmitError;
+use crate::telemetry::error_label;
+
+/// An error as a client gets it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    message: String,
+    param: Option<String>,
+    code: &'static str,
+    retry: Retry,
+}
+
+/// Whether the same request may be sent again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Retry {
+    /// Nothing is said.
+    Unsaid,
+    /// It can never be served.
+    Never,
+    /// Not before this long.
+    After(Duration),
+}
+
+impl ApiError {
+    /// A request that is wrong in field `param`.
+    pub(super) fn invalid(param: &str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request", message).with_param(param)
+    }
+
+    /// A status with a code of its own.
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code, retry: Retry::Unsaid }
+    }
+
+    /// A model that is not the served one.
+    pub(super) fn unknown_model(model: &str, served: &str) -> Self {
+        let message = format!("the model {model:?} is not served here; this server serves {served:?}");
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
+    }
+
+    /// The same, naming the field at fault.
+    pub(super) fn with_param(mut self, param: &str) -> Self {
+        self.param = Some(param.to_owned());
+        self
+    }
+
+    fn of_code(code: ErrorCode, message: String, param: Option<String>) -> Self {
+        let (status, retry) = match code {
+            ErrorCode::InvalidRequest => (StatusCode::BAD_REQUEST, Retry::Unsaid),
+            ErrorCode::TooLarge => (StatusCode::BAD_REQUEST, Retry::Never),
+            ErrorCode::EngineFailed => (StatusCode::INTERNAL_SERVER_ERROR, Retry::Unsaid),
+            ErrorCode::EngineLost => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(1))),
+            ErrorCode::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(5))),
+            ErrorCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, Retry::Unsaid),
+        };
+        Self { status, message, param, code: error_label(code), retry }
+    }
+
+    /// OpenAI's `type` for the status.
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// The body, which is also the error frame of a stream.
+    pub(super) fn body(&self) -> impl Serialize + '_ {
+        ErrorEnvelope {
+            error: ErrorBody { message: &self.message, kind: self.kind(), param: self.param.as_deref(), code: self.code },
+            detail: &self.message,
+        }
+    }
+}
+
+/// `detail` repeats the message for clients of FastAPI servers.
+#[derive(Serialize)]
+struct ErrorEnvelope<'a> {
+    error: ErrorBody<'a>,
+    detail: &'a str,
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    message: &'a str,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<&'a str>,
+    code: &'static str,
+}
+
+impl From<ServingError> for ApiError {
+    fn from(error: ServingError) -> Self {
+        Self::of_code(error.code, error.message, error.param)
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> Self {
+        Self::of_code(error.code, error.message, error.param.map(str::to_owned))
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::Request(error) => error.into(),
+            SubmitError::QueueFull { retry_after } => Self {
+                retry: Retry::After(retry_after),
+                ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+            },
+            SubmitError::Unavailable { retry_after, .. } => Self {
+                retry: Retry::After(retry_after),
+                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unavailable", message)
+            },
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        // The body holds strings only, so it is always JSON.
+        let body = serde_json::to_vec(&self.body()).unwrap_or_default();
+        let mut response = (self.status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
+        let headers = response.headers_mut();
+        match self.retry {
+            Retry::Unsaid => {}
+            Retry::Never => {
+                headers.insert(HeaderName::from_static("x-should-retry"), HeaderValue::from_static("false"));
+            }
+            Retry::After(wait) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+                let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+                headers.insert(HeaderName::from_static("retry-after-ms"), HeaderValue::from(wait_ms));
+            }
+        }
+        response
+    }
+}

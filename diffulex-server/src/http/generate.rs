@@ -1,0 +1,219 @@
+//! `POST /generate`: the native route. A prompt in, the whole answer or frames `append` / `buffer_snapshot`, then `final`.
+//!
+//! Never here: chat templates, OpenAI's shapes.
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::{FinishReason, ServingBufferSnapshot, ServingDelta, ServingInput, ServingReply};
+use serde::Serialize;
+
+use super::answer::{DiffusionReport, Usage, reply_of, unix_seconds};
+use super::body::{self, Dialect};
+use super::error::ApiError;
+use super::request::GenerationBody;
+use super::sse::{self, Framer, Frames, Spacing};
+use super::{App, respond_checked_model};
+use crate::frontend::{StreamEvent, Submission};
+
+/// The route.
+pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::Native).await?;
+    let model = respond_checked_model(&app, body.model.take())?;
+    if body.n_choices()? > 1 {
+        return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
+    }
+    let stream_mode = body.stream_mode.unwrap_or_default();
+    let is_stream = body.stream.unwrap_or(false);
+    let submission = Submission {
+        sampling_params: body.sampling_params()?,
+        input: ServingInput::Prompt { prompt: body.take_prompt()? },
+        stream: is_stream,
+        stream_mode,
+        snapshot: body.snapshot.unwrap_or_default(),
+        user: body.user.take(),
+        n_choices: 1,
+    };
+    let mut streams = app.frontend.submit(submission).await?;
+    let head = Head { model, created: unix_seconds() };
+    if is_stream {
+        return Ok(sse::respond(streams, GenerateFramer { head }, Spacing::Python, stream_mode, app.telemetry));
+    }
+    match streams.pop() {
+        Some(stream) => {
+            let reply = reply_of(stream).await?;
+            Ok(Json(Answer::of(&reply, &head, None)).into_response())
+        }
+        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
+    }
+}
+
+struct Head {
+    model: String,
+    created: u64,
+}
+
+/// Diffulex's `ServingReply.to_dict`, and what OpenAI's clients would miss.
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event: Option<&'static str>,
+    id: &'a str,
+    text: &'a str,
+    token_ids: &'a [u32],
+    nfe: u32,
+    finish_reason: FinishReason,
+    full_text: &'a str,
+    full_token_ids: &'a [u32],
+    engine_decode_time_s: f64,
+    engine_decode_tokens: u32,
+    engine_decode_tps: Option<f64>,
+    finished: bool,
+    #[serde(skip_serializing_if = "<[f32]>::is_empty")]
+    confidences: &'a [f32],
+    created: u64,
+    model: &'a str,
+    usage: Usage,
+    diffulex: DiffusionReport,
+}
+
+impl<'a> Answer<'a> {
+    fn of(reply: &'a ServingReply, head: &'a Head, event: Option<&'static str>) -> Self {
+        // As Diffulex: an engine that fills nothing after the answer reports the answer itself.
+        let (full_text, full_token_ids) = if reply.full_token_ids.is_empty() {
+            (&reply.text, &reply.token_ids)
+        } else {
+            (&reply.full_text, &reply.full_token_ids)
+        };
+        Self {
+            event,
+            id: &reply.rid,
+            text: &reply.text,
+            token_ids: &reply.token_ids,
+            nfe: reply.nfe,
+            finish_reason: reply.finish_reason,
+            full_text,
+            full_token_ids,
+            engine_decode_time_s: reply.engine_decode_time_s,
+            engine_decode_tokens: reply.engine_decode_tokens,
+            engine_decode_tps: reply.engine_decode_tps,
+            finished: true,
+            confidences: &reply.confidences,
+            created: head.created,
+            model: &head.model,
+            usage: Usage::of(reply),
+            diffulex: DiffusionReport::of(reply),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Append<'a> {
+    event: &'static str,
+    id: &'a str,
+    seq: u32,
+    token_offset: u32,
+    text: &'a str,
+    token_ids: &'a [u32],
+    nfe: u32,
+    finished: bool,
+    engine_decode_time_s: f64,
+    engine_decode_tokens: u32,
+    engine_decode_tps: Option<f64>,
+    #[serde(skip_serializing_if = "<[f32]>::is_empty")]
+    confidences: &'a [f32],
+}
+
+impl<'a> Append<'a> {
+    fn of(delta: &'a ServingDelta) -> Self {
+        Self {
+            event: "append",
+            id: &delta.rid,
+            seq: delta.seq,
+            token_offset: delta.token_offset,
+            text: &delta.text,
+            token_ids: &delta.token_ids,
+            nfe: delta.nfe,
+            finished: delta.finished,
+            engine_decode_time_s: delta.engine_decode_time_s,
+            engine_decode_tokens: delta.engine_decode_tokens,
+            engine_decode_tps: delta.engine_decode_tps,
+            confidences: &delta.confidences,
+        }
+    }
+}
+
+/// The fields of a snapshot, which chat frames carry too.
+#[derive(Serialize)]
+pub(super) struct SnapshotFields<'a> {
+    seq: u32,
+    token_offset: u32,
+    absolute_start: u32,
+    absolute_end: u32,
+    text: &'a str,
+    token_ids: &'a [u32],
+    nfe: u32,
+    finished: bool,
+    engine_decode_time_s: f64,
+    engine_decode_tokens: u32,
+    engine_decode_tps: Option<f64>,
+    committed_len: u32,
+    committed_text: &'a str,
+    mask_positions: &'a [u32],
+    pieces: &'a [Option<String>],
+    confidences: &'a [f32],
+    block_size: u32,
+}
+
+impl<'a> SnapshotFields<'a> {
+    pub(super) fn of(snapshot: &'a ServingBufferSnapshot) -> Self {
+        Self {
+            seq: snapshot.seq,
+            token_offset: snapshot.token_offset,
+            absolute_start: snapshot.absolute_start,
+            absolute_end: snapshot.absolute_end,
+            text: &snapshot.text,
+            token_ids: &snapshot.token_ids,
+            nfe: snapshot.nfe,
+            finished: snapshot.finished,
+            engine_decode_time_s: snapshot.engine_decode_time_s,
+            engine_decode_tokens: snapshot.engine_decode_tokens,
+            engine_decode_tps: snapshot.engine_decode_tps,
+            committed_len: snapshot.committed_len,
+            committed_text: &snapshot.committed_text,
+            mask_positions: &snapshot.mask_positions,
+            pieces: &snapshot.pieces,
+            confidences: &snapshot.confidences,
+            block_size: snapshot.block_size,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Snapshot<'a> {
+    event: &'static str,
+    id: &'a str,
+    #[serde(flatten)]
+    fields: SnapshotFields<'a>,
+}
+
+struct GenerateFramer {
+    head: Head,
+}
+
+impl Framer for GenerateFramer {
+    fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
+        match event {
+            StreamEvent::Delta(delta) => frames.push(&Append::of(&delta)),
+            StreamEvent::Snapshot(snapshot) => {
+                let fields = SnapshotFields::of(&snapshot);
+                frames.push(&Snapshot { event: "buffer_snapshot", id: &snapshot.rid, fields });
+            }
+            StreamEvent::Reply(reply) => frames.push(&Answer::of(&reply, &self.head, Some("final"))),
+            StreamEvent::Error(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}

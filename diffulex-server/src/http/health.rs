@@ -1,0 +1,86 @@
+//! `GET /health`, `/ready`, `/health_generate`, `/metrics`: is it alive, may it get requests, does it answer, how much.
+//!
+//! Alive is not ready: a loading or draining server is healthy, a dead or stuck engine is not. Never here: repairs.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::{SamplingParams, ServingInput, SnapshotSpan, StreamMode};
+use serde_json::json;
+
+use super::App;
+use super::answer::reply_of;
+use super::error::ApiError;
+use crate::frontend::{Submission, WorkerStatus};
+
+/// Longest a probe of one token may take. Chosen by us: load balancers give up at about as much.
+const PROBE_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Liveness: 503 when the engine is dead or stuck.
+pub(super) async fn health(State(app): State<App>) -> Response {
+    let gauges = app.frontend.gauges();
+    let (is_healthy, status, reason) = match app.frontend.status() {
+        _ if app.frontend.is_draining() => (true, "draining", None),
+        WorkerStatus::Starting => (true, "starting", None),
+        WorkerStatus::Running => match app.frontend.stall() {
+            None => (true, "healthy", None),
+            Some(silence) => (false, "stalled", Some(format!("the engine has been silent for {silence:.1?}"))),
+        },
+        WorkerStatus::Restarting { reason } => (false, "restarting", Some(reason)),
+        WorkerStatus::Failed { reason } => (false, "failed", Some(reason)),
+        WorkerStatus::Stopped => (true, "draining", None),
+    };
+    let body = json!({
+        "status": status,
+        "reason": reason,
+        "model": app.options.model_name,
+        "requests": {
+            "in_flight": gauges.in_flight,
+            "running": gauges.engine.running,
+            "waiting": gauges.engine.waiting,
+        },
+        "kv_pages": {"free": gauges.engine.kv_pages_free, "total": gauges.engine.kv_pages_total},
+        "last_step_age_ms": gauges.engine.last_step_age_ms,
+        "worker_restarts": app.telemetry.worker_restarts.get(),
+    });
+    let code = if is_healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(body)).into_response()
+}
+
+/// Readiness: 200 exactly while requests are accepted.
+pub(super) async fn ready(State(app): State<App>) -> Response {
+    let is_ready = app.frontend.status() == WorkerStatus::Running && !app.frontend.is_draining();
+    if is_ready {
+        return Json(json!({"ready": true})).into_response();
+    }
+    let headers = [(header::RETRY_AFTER, "1")];
+    (StatusCode::SERVICE_UNAVAILABLE, headers, Json(json!({"ready": false}))).into_response()
+}
+
+/// Generates one token through the whole path.
+pub(super) async fn health_generate(State(app): State<App>) -> Result<Response, ApiError> {
+    let sampling_params = SamplingParams { temperature: 0.0, max_tokens: 1, ..SamplingParams::default() };
+    let submission = Submission {
+        input: ServingInput::text("a"),
+        sampling_params,
+        stream: false,
+        stream_mode: StreamMode::BlockAppend,
+        snapshot: SnapshotSpan::Window,
+        user: None,
+        n_choices: 1,
+    };
+    let timeout = || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "no token within the probe's deadline");
+    for stream in app.frontend.submit(submission).await? {
+        tokio::time::timeout(PROBE_DEADLINE, reply_of(stream)).await.map_err(|_| timeout())??;
+    }
+    Ok(Json(json!({"status": "healthy"})).into_response())
+}
+
+/// Prometheus text.
+pub(super) async fn metrics(State(app): State<App>) -> Response {
+    let text = app.telemetry.render(&app.frontend.gauges());
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}

@@ -1,0 +1,156 @@
+//! HTTP: the routes, and what stands before all of them.
+//!
+//! In: a [`Frontend`] and [`HttpOptions`]. Out: a router ([`router`]) that binds nothing and starts nothing, and the loop
+//! that serves it on a listener ([`connection::serve`]). Routes know the front end only. Never here: links, workers.
+
+mod admin;
+mod answer;
+mod body;
+mod chat;
+mod completions;
+pub mod connection;
+mod error;
+mod generate;
+mod health;
+mod models;
+mod playground;
+mod request;
+mod sse;
+mod tokenize;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{get, post};
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use crate::frontend::Frontend;
+use crate::telemetry::Telemetry;
+use error::ApiError;
+
+/// What the routes need to know beside the front end.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// The model's public name.
+    pub model_name: String,
+    /// Other names it answers to.
+    pub model_aliases: Vec<String>,
+    /// Where its files are.
+    pub model_place: String,
+    /// Unix time in seconds at which the server started.
+    pub started_at: u64,
+    /// Asked of every request but probes and the page, when set.
+    pub api_key: Option<String>,
+    /// Pages of this origin may call; `*` is every origin.
+    pub cors_origin: Option<String>,
+    /// Largest body.
+    pub max_body_bytes: usize,
+}
+
+impl HttpOptions {
+    /// True for the model's name and its aliases.
+    pub fn is_served(&self, name: &str) -> bool {
+        self.model_name == name || self.model_aliases.iter().any(|alias| alias == name)
+    }
+}
+
+/// State of every route.
+#[derive(Clone)]
+pub struct App {
+    frontend: Frontend,
+    telemetry: Arc<Telemetry>,
+    options: Arc<HttpOptions>,
+}
+
+/// Every route. The error is a CORS origin that is no header value.
+pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, String> {
+    let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
+    let app = App { frontend, telemetry, options: Arc::new(options) };
+    let router = Router::new()
+        .route("/generate", post(generate::generate))
+        .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/version", get(models::version))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/health_generate", get(health::health_generate))
+        .route("/metrics", get(health::metrics))
+        .route("/start_profile", post(admin::start_profile))
+        .route("/stop_profile", post(admin::stop_profile))
+        .route("/abort_request", post(admin::abort_request))
+        .route("/flush_cache", post(admin::flush_cache))
+        .merge(playground::routes())
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        // Bodies are read by `body`, which has its own limit.
+        .layer(DefaultBodyLimit::disable());
+    let router = match app.options.api_key {
+        Some(_) => router.layer(middleware::from_fn_with_state(app.clone(), check_key)),
+        None => router,
+    };
+    let router = router.with_state(app);
+    Ok(match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    })
+}
+
+/// The model's name in the reply: as the client wrote it, when it is served.
+fn respond_checked_model(app: &App, asked: Option<String>) -> Result<String, ApiError> {
+    match asked {
+        None => Ok(app.options.model_name.clone()),
+        Some(name) if app.options.is_served(&name) => Ok(name),
+        Some(name) => Err(ApiError::unknown_model(&name, &app.options.model_name)),
+    }
+}
+
+async fn unknown_route(request: Request) -> ApiError {
+    let message = format!("there is no {} {}", request.method(), request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "route_not_found", message)
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+async fn check_key(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let path = request.uri().path();
+    let is_open = matches!(path, "/health" | "/ready") || playground::is_asset(path);
+    match &app.options.api_key {
+        Some(key) if !is_open && !has_key(request.headers(), key) => {
+            let message = "an API key is needed: Authorization: Bearer <key>";
+            Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+        }
+        _ => Ok(next.run(request).await),
+    }
+}
+
+fn has_key(headers: &HeaderMap, key: &str) -> bool {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    let plain = headers.get("x-api-key").and_then(|value| value.to_str().ok());
+    bearer.or(plain).is_some_and(|given| is_equal(given.as_bytes(), key.as_bytes()))
+}
+
+/// Takes as long for a wrong first byte as for a wrong last one.
+fn is_equal(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+fn cors_layer(origin: &str) -> Result<CorsLayer, String> {
+    let allowed = match origin {
+        "*" => AllowOrigin::any(),
+        origin => AllowOrigin::exact(
+            HeaderValue::from_str(origin).map_err(|error| format!("--cors-origin {origin:?}: {error}"))?,
+        ),
+    };
+    Ok(CorsLayer::new().allow_origin(allowed).allow_methods(Any).allow_headers(Any))
+}

@@ -1,0 +1,423 @@
+//! The body of a generation request, in every dialect: one struct holds what `/generate`, chat and completions know.
+//!
+//! In: JSON. Out: [`SamplingParams`], messages, prompts. Fields nobody knows are ignored, as OpenAI does; fields that are
+//! known and not supported are an error that names them. Never here: the routes' replies.
+
+use diffulex_protocol::{ChatMessage, DecodingOverrides, Prompt, SamplingParams, SnapshotSpan, StreamMode};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::ApiError;
+
+/// Most choices of one request. Chosen by us: each is a whole request to the engine.
+const MAX_CHOICES: u32 = 8;
+
+/// Everything a client may send to a generation route.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct GenerationBody {
+    /// The model's name.
+    pub(super) model: Option<String>,
+    /// Text or ids (`/generate`, completions).
+    pub(super) prompt: Option<PromptField>,
+    /// The conversation (chat).
+    pub(super) messages: Option<Vec<MessageField>>,
+    /// Progress as server-sent events.
+    pub(super) stream: Option<bool>,
+    /// Which progress.
+    pub(super) stream_mode: Option<StreamMode>,
+    /// OpenAI's options of a stream.
+    pub(super) stream_options: Option<StreamOptions>,
+    /// How much a snapshot covers.
+    pub(super) snapshot: Option<SnapshotSpan>,
+    /// The client's own tag.
+    pub(super) user: Option<String>,
+    /// Answers wanted.
+    pub(super) n: Option<u32>,
+    /// `true` or completions' number of alternatives.
+    pub(super) logprobs: Option<LogprobsField>,
+
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    seed: Option<u64>,
+    stop: Option<StopField>,
+    stop_token_ids: Option<Vec<u32>>,
+    ignore_eos: Option<bool>,
+    max_nfe: Option<u32>,
+    max_repetition_run: Option<u32>,
+    decoding: Option<DecodingOverrides>,
+
+    // Known to OpenAI, vLLM or sglang-omni, and not supported.
+    suffix: Option<Value>,
+    echo: Option<Value>,
+    best_of: Option<Value>,
+    top_logprobs: Option<Value>,
+    logit_bias: Option<Value>,
+    presence_penalty: Option<Value>,
+    frequency_penalty: Option<Value>,
+    repetition_penalty: Option<Value>,
+    tools: Option<Value>,
+    tool_choice: Option<Value>,
+    functions: Option<Value>,
+    function_call: Option<Value>,
+    response_format: Option<Value>,
+    modalities: Option<Value>,
+    audio: Option<Value>,
+    images: Option<Value>,
+    audios: Option<Value>,
+    videos: Option<Value>,
+    prediction: Option<Value>,
+    web_search_options: Option<Value>,
+    reasoning_effort: Option<Value>,
+    verbosity: Option<Value>,
+    min_tokens: Option<Value>,
+    use_beam_search: Option<Value>,
+    guided_json: Option<Value>,
+    guided_regex: Option<Value>,
+    guided_choice: Option<Value>,
+    guided_grammar: Option<Value>,
+    stage_sampling: Option<Value>,
+    stage_params: Option<Value>,
+    context_id: Option<Value>,
+}
+
+/// A prompt as text or as ids.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "prompt must be a string or a list of token ids")]
+pub(super) enum PromptField {
+    /// One text.
+    Text(String),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// Completions' list of texts; one is taken.
+    Texts(Vec<String>),
+    /// Completions' list of id lists; one is taken.
+    IdLists(Vec<Vec<u32>>),
+}
+
+/// `stop` as one string or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "stop must be a string or a list of strings")]
+enum StopField {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// `logprobs` as chat (a flag) or completions (a number) writes it.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "logprobs must be true, false or a number")]
+pub(super) enum LogprobsField {
+    /// Chat's.
+    Flag(bool),
+    /// Completions': alternatives per token.
+    Count(u32),
+}
+
+/// OpenAI's `stream_options`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StreamOptions {
+    /// A last chunk with the usage.
+    pub(super) include_usage: Option<bool>,
+}
+
+/// One message as clients write it.
+#[derive(Debug, Deserialize)]
+pub(super) struct MessageField {
+    role: String,
+    #[serde(default)]
+    content: Option<ContentField>,
+    #[serde(default)]
+    tool_calls: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "content must be a string, null or a list of parts")]
+enum ContentField {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+#[derive(Debug, Deserialize)]
+struct ContentPart {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+}
+
+impl GenerationBody {
+    /// Sampling and limits, every range checked.
+    pub(super) fn sampling_params(&mut self) -> Result<SamplingParams, ApiError> {
+        self.refuse_unsupported()?;
+        let defaults = SamplingParams::default();
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            // OpenAI: max_completion_tokens is the newer name and wins.
+            max_tokens: self.max_completion_tokens.or(self.max_tokens).unwrap_or(defaults.max_tokens),
+            max_nfe: self.max_nfe,
+            max_repetition_run: self.max_repetition_run,
+            ignore_eos: self.ignore_eos.unwrap_or(defaults.ignore_eos),
+            top_p: self.top_p,
+            top_k: self.top_k.map(top_k).transpose()?.flatten(),
+            min_p: self.min_p,
+            seed: self.seed,
+            stop: match self.stop.take() {
+                None => Vec::new(),
+                Some(StopField::One(stop)) => vec![stop],
+                Some(StopField::Many(stops)) => stops,
+            },
+            stop_token_ids: self.stop_token_ids.take().unwrap_or_default(),
+            logprobs: self.wants_logprobs(),
+            decoding: self.decoding.take().unwrap_or_default(),
+        };
+        params.validate().map_err(|(field, message)| ApiError::invalid(field, message))?;
+        Ok(params)
+    }
+
+    /// Answers wanted, 1 to [`MAX_CHOICES`].
+    pub(super) fn n_choices(&self) -> Result<u32, ApiError> {
+        match self.n.unwrap_or(1) {
+            n @ 1..=MAX_CHOICES => Ok(n),
+            n => Err(ApiError::invalid("n", format!("n must be between 1 and {MAX_CHOICES}, got {n}"))),
+        }
+    }
+
+    /// True when tokens' probabilities are wanted.
+    pub(super) fn wants_logprobs(&self) -> bool {
+        match self.logprobs {
+            None | Some(LogprobsField::Flag(false)) => false,
+            Some(LogprobsField::Flag(true) | LogprobsField::Count(_)) => true,
+        }
+    }
+
+    /// The usage chunk is wanted.
+    pub(super) fn wants_usage(&self) -> bool {
+        self.stream_options.as_ref().is_some_and(|options| options.include_usage == Some(true))
+    }
+
+    /// The prompt; an error when there is none, or more than one.
+    pub(super) fn take_prompt(&mut self) -> Result<Prompt, ApiError> {
+        let one_only = |n: usize| ApiError::invalid("prompt", format!("one prompt a request is supported, got {n}"));
+        match self.prompt.take() {
+            None => Err(ApiError::invalid("prompt", "prompt is required: a string or a list of token ids")),
+            Some(PromptField::Text(text)) => Ok(Prompt::Text(text)),
+            Some(PromptField::Ids(ids)) => Ok(Prompt::Ids(ids)),
+            Some(PromptField::Texts(texts)) => match <[String; 1]>::try_from(texts) {
+                Ok([text]) => Ok(Prompt::Text(text)),
+                Err(texts) => Err(one_only(texts.len())),
+            },
+            Some(PromptField::IdLists(lists)) => match <[Vec<u32>; 1]>::try_from(lists) {
+                Ok([ids]) => Ok(Prompt::Ids(ids)),
+                Err(lists) => Err(one_only(lists.len())),
+            },
+        }
+    }
+
+    /// The conversation; an error when there is none.
+    pub(super) fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
+        let messages = self.messages.take().unwrap_or_default();
+        if messages.is_empty() {
+            return Err(ApiError::invalid("messages", "messages must not be empty"));
+        }
+        messages.into_iter().enumerate().map(|(index, message)| message.into_chat_message(index)).collect()
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        if self.suffix.as_ref().is_some_and(|suffix| !asks_for_nothing(suffix)) {
+            let message = "suffix needs a model that reads what follows the gap; the loaded model is block-causal: a block \
+                           never sees a later one";
+            return Err(ApiError::invalid("suffix", message));
+        }
+        let fields = [
+            ("echo", &self.echo),
+            ("best_of", &self.best_of),
+            ("top_logprobs", &self.top_logprobs),
+            ("logit_bias", &self.logit_bias),
+            ("presence_penalty", &self.presence_penalty),
+            ("frequency_penalty", &self.frequency_penalty),
+            ("repetition_penalty", &self.repetition_penalty),
+            ("tools", &self.tools),
+            ("tool_choice", &self.tool_choice),
+            ("functions", &self.functions),
+            ("function_call", &self.function_call),
+            ("response_format", &self.response_format),
+            ("modalities", &self.modalities),
+            ("audio", &self.audio),
+            ("images", &self.images),
+            ("audios", &self.audios),
+            ("videos", &self.videos),
+            ("prediction", &self.prediction),
+            ("web_search_options", &self.web_search_options),
+            ("reasoning_effort", &self.reasoning_effort),
+            ("verbosity", &self.verbosity),
+            ("min_tokens", &self.min_tokens),
+            ("use_beam_search", &self.use_beam_search),
+            ("guided_json", &self.guided_json),
+            ("guided_regex", &self.guided_regex),
+            ("guided_choice", &self.guided_choice),
+            ("guided_grammar", &self.guided_grammar),
+            ("stage_sampling", &self.stage_sampling),
+            ("stage_params", &self.stage_params),
+            ("context_id", &self.context_id),
+        ];
+        for (name, value) in fields {
+            if let Some(value) = value
+                && !asks_for_nothing(value)
+                && !is_default_of(name, value)
+            {
+                return Err(ApiError::invalid(name, format!("{name} is not supported by this server")));
+            }
+        }
+        if matches!(self.logprobs, Some(LogprobsField::Count(count)) if count > 1) {
+            return Err(ApiError::invalid("logprobs", "alternatives per token are not supported; logprobs takes 0, 1 or true"));
+        }
+        Ok(())
+    }
+}
+
+/// `null`, `false`, 0 and empty ask for nothing, whatever the field.
+fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(entries) => entries.is_empty(),
+    }
+}
+
+/// Values of unsupported fields that mean what happens anyway.
+fn is_default_of(name: &str, value: &Value) -> bool {
+    match name {
+        "repetition_penalty" | "best_of" => value.as_f64() == Some(1.0),
+        "response_format" => value.get("type").and_then(Value::as_str) == Some("text"),
+        "modalities" => value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text")),
+        "tool_choice" | "function_call" => value == "none" || value == "auto",
+        _ => false,
+    }
+}
+
+/// vLLM and sglang write -1 (and vLLM 0) for "all".
+fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
+    match value {
+        -1 | 0 => Ok(None),
+        value => u32::try_from(value)
+            .map(Some)
+            .map_err(|_| ApiError::invalid("top_k", format!("top_k must be at least 1, or -1 for all, got {value}"))),
+    }
+}
+
+impl MessageField {
+    fn into_chat_message(self, index: usize) -> Result<ChatMessage, ApiError> {
+        if self.tool_calls.is_some_and(|calls| !asks_for_nothing(&calls)) {
+            let param = format!("messages[{index}].tool_calls");
+            return Err(ApiError::invalid(&param, format!("{param} is not supported by this server")));
+        }
+        let content = match self.content {
+            Some(ContentField::Text(text)) => text,
+            Some(ContentField::Parts(parts)) => {
+                let texts = parts.into_iter().map(|part| part.into_text(index));
+                texts.collect::<Result<Vec<_>, _>>()?.join("")
+            }
+            None if self.role == "assistant" => String::new(),
+            None => {
+                let param = format!("messages[{index}].content");
+                return Err(ApiError::invalid(&param, format!("{param} is required for role {:?}", self.role)));
+            }
+        };
+        // OpenAI's newer name of the same role; no template knows it.
+        let role = if self.role == "developer" { "system".to_owned() } else { self.role };
+        Ok(ChatMessage { role, content })
+    }
+}
+
+impl ContentPart {
+    fn into_text(self, index: usize) -> Result<String, ApiError> {
+        match (self.kind.as_str(), self.text) {
+            ("text" | "input_text", Some(text)) => Ok(text),
+            (kind, _) => {
+                let param = format!("messages[{index}].content");
+                let message = format!("{param} holds a part of type {kind:?}; this model takes text only");
+                Err(ApiError::invalid(&param, message))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(json: &str) -> GenerationBody {
+        serde_json::from_str(json).expect("a body")
+    }
+
+    fn refused_param(json: &str) -> Option<String> {
+        let error = body(json).sampling_params().err()?;
+        let value = serde_json::to_value(error.body()).expect("json");
+        value["error"]["param"].as_str().map(str::to_owned)
+    }
+
+    #[test]
+    fn an_empty_body_has_the_defaults() {
+        assert_eq!(body("{}").sampling_params(), Ok(SamplingParams::default()));
+    }
+
+    #[test]
+    fn max_completion_tokens_wins() {
+        let params = body(r#"{"max_tokens": 5, "max_completion_tokens": 7}"#).sampling_params();
+        assert_eq!(params.map(|params| params.max_tokens), Ok(7));
+    }
+
+    #[test]
+    fn unsupported_fields_are_named() {
+        for (json, param) in [
+            (r#"{"logit_bias": {"5": 1}}"#, "logit_bias"),
+            (r#"{"tools": [{"type": "function"}]}"#, "tools"),
+            (r#"{"presence_penalty": 0.5}"#, "presence_penalty"),
+            (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+            (r#"{"modalities": ["text", "audio"]}"#, "modalities"),
+            (r#"{"top_logprobs": 3}"#, "top_logprobs"),
+            (r#"{"suffix": "x"}"#, "suffix"),
+            (r#"{"temperature": 3}"#, "temperature"),
+            (r#"{"top_k": -7}"#, "top_k"),
+        ] {
+            assert_eq!(refused_param(json).as_deref(), Some(param), "{json}");
+        }
+    }
+
+    #[test]
+    fn fields_that_ask_for_nothing_pass() {
+        let json = r#"{"logit_bias": null, "tools": [], "presence_penalty": 0.0, "response_format": {"type": "text"},
+                       "modalities": ["text"], "repetition_penalty": 1.0, "top_k": -1, "nobody_knows": {"x": 1}}"#;
+        assert_eq!(refused_param(json), None);
+    }
+
+    #[test]
+    fn messages_may_be_text_parts_or_null() {
+        let json = r#"{"messages": [{"role": "developer", "content": [{"type": "text", "text": "a"}]},
+                                    {"role": "assistant", "content": null}, {"role": "user", "content": "b"}]}"#;
+        let messages = body(json).take_messages().expect("messages");
+        let seen: Vec<_> = messages.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
+        assert_eq!(seen, [("system", "a"), ("assistant", ""), ("user", "b")]);
+    }
+
+    #[test]
+    fn other_modalities_are_refused() {
+        let json = r#"{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}"#;
+        assert!(body(json).take_messages().is_err());
+    }
+
+    #[test]
+    fn a_prompt_may_be_a_list_of_one() {
+        assert_eq!(body(r#"{"prompt": ["a"]}"#).take_prompt(), Ok(Prompt::Text("a".into())));
+        assert_eq!(body(r#"{"prompt": [[1, 2]]}"#).take_prompt(), Ok(Prompt::Ids(vec![1, 2])));
+        assert!(body(r#"{"prompt": ["a", "b"]}"#).take_prompt().is_err());
+    }
+}

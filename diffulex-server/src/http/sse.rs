@@ -1,0 +1,236 @@
+//! Server-sent events: frames, and the body that turns a request's events into them.
+//!
+//! In: [`EventStream`]s and a [`Framer`], which knows a route's shapes. Out: a response whose body writes whatever is
+//! ready as one chunk: frames are never sent one system call each. A comment keeps a silent connection open. Never
+//! here: the JSON of a route.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::StreamMode;
+use futures::Stream;
+use serde::Serialize;
+use tokio::time::{Instant, Sleep};
+
+use super::error::ApiError;
+use crate::frontend::{EventStream, StreamEvent};
+use crate::telemetry::Telemetry;
+
+/// Silence after which a comment is sent. Chosen by us, well under the 60 s after which proxies close.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// A comment: an empty `data:` event would break clients.
+const KEEP_ALIVE_FRAME: &[u8] = b": keep-alive\n\n";
+
+/// What an OpenAI stream ends with.
+const DONE_FRAME: &[u8] = b"data: [DONE]\n\n";
+
+/// How JSON is spaced inside a frame.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Spacing {
+    /// As Python's `json.dumps` does; scripts search Diffulex's frames for `"event": "final"`.
+    Python,
+    /// None.
+    Compact,
+}
+
+/// Frames under construction.
+#[derive(Debug)]
+pub(super) struct Frames {
+    bytes: Vec<u8>,
+    count: u64,
+    spacing: Spacing,
+}
+
+impl Frames {
+    fn new(spacing: Spacing) -> Self {
+        Self { bytes: Vec::new(), count: 0, spacing }
+    }
+
+    /// Adds one `data:` frame.
+    pub(super) fn push(&mut self, data: &impl Serialize) {
+        self.bytes.extend_from_slice(b"data: ");
+        let written = match self.spacing {
+            Spacing::Compact => serde_json::to_writer(&mut self.bytes, data),
+            Spacing::Python => {
+                data.serialize(&mut serde_json::Serializer::with_formatter(&mut self.bytes, PythonSpacing))
+            }
+        };
+        // Frames are structs of strings and numbers written to memory: there is nothing to fail.
+        if let Err(error) = written {
+            tracing::error!(%error, "a frame could not be written");
+        }
+        self.bytes.extend_from_slice(b"\n\n");
+        self.count += 1;
+    }
+}
+
+/// A route's frames.
+pub(super) trait Framer: Send + Unpin + 'static {
+    /// Before anything has happened.
+    fn open(&mut self, _frames: &mut Frames) {}
+
+    /// Progress or the answer of a choice. An error ends the stream with an error frame.
+    fn event(&mut self, choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError>;
+
+    /// After every choice's answer, before `[DONE]`.
+    fn close(&mut self, _frames: &mut Frames) {}
+}
+
+/// The response that streams the events of `streams` as `framer` writes them.
+pub(super) fn respond(
+    streams: Vec<EventStream>,
+    framer: impl Framer,
+    spacing: Spacing,
+    mode: StreamMode,
+    telemetry: Arc<Telemetry>,
+) -> Response {
+    let body = SseBody {
+        streams: streams.into_iter().map(Some).collect(),
+        framer,
+        spacing,
+        mode,
+        telemetry,
+        progress: Progress::NotOpened,
+        keep_alive: Box::pin(tokio::time::sleep(KEEP_ALIVE)),
+        last_sent: Instant::now(),
+    };
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // nginx would collect the answer and send it at once.
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+struct SseBody<F> {
+    /// `None` where a choice has ended.
+    streams: Vec<Option<EventStream>>,
+    framer: F,
+    spacing: Spacing,
+    mode: StreamMode,
+    telemetry: Arc<Telemetry>,
+    progress: Progress,
+    keep_alive: Pin<Box<Sleep>>,
+    last_sent: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Progress {
+    NotOpened,
+    Open,
+    Over,
+}
+
+impl<F: Framer> SseBody<F> {
+    fn write_ready(&mut self, frames: &mut Frames, context: &mut Context<'_>) {
+        if self.progress == Progress::NotOpened {
+            self.framer.open(frames);
+            self.progress = Progress::Open;
+        }
+        for (choice_idx, slot) in self.streams.iter_mut().enumerate() {
+            while let Some(stream) = slot {
+                let event = match stream.poll_event(context) {
+                    Poll::Ready(Some(event)) => event,
+                    Poll::Ready(None) => {
+                        *slot = None;
+                        continue;
+                    }
+                    Poll::Pending => break,
+                };
+                if let Err(error) = self.framer.event(choice_idx, event, frames) {
+                    frames.push(&error.body());
+                    // The other choices are dropped, which aborts them.
+                    self.streams.clear();
+                    self.progress = Progress::Over;
+                    return;
+                }
+            }
+        }
+        if self.streams.iter().all(Option::is_none) {
+            self.framer.close(frames);
+            frames.bytes.extend_from_slice(DONE_FRAME);
+            self.progress = Progress::Over;
+        }
+    }
+
+    fn poll_keep_alive(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
+        while self.keep_alive.as_mut().poll(context).is_ready() {
+            let due = self.last_sent + KEEP_ALIVE;
+            let now = Instant::now();
+            // Frames do not move the timer, they only note when they went: one timer per 15 s instead of one a frame.
+            if now < due {
+                self.keep_alive.as_mut().reset(due);
+                continue;
+            }
+            self.last_sent = now;
+            self.keep_alive.as_mut().reset(now + KEEP_ALIVE);
+            return Poll::Ready(Bytes::from_static(KEEP_ALIVE_FRAME));
+        }
+        Poll::Pending
+    }
+}
+
+impl<F: Framer> Stream for SseBody<F> {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let body = &mut *self;
+        if body.progress == Progress::Over {
+            return Poll::Ready(None);
+        }
+        let mut frames = Frames::new(body.spacing);
+        body.write_ready(&mut frames, context);
+        if frames.bytes.is_empty() {
+            return body.poll_keep_alive(context).map(|bytes| Some(Ok(bytes)));
+        }
+        body.telemetry.frames_sent.of(body.mode).add(frames.count);
+        body.telemetry.bytes_sent.of(body.mode).add(frames.bytes.len() as u64);
+        body.last_sent = Instant::now();
+        Poll::Ready(Some(Ok(Bytes::from(frames.bytes))))
+    }
+}
+
+/// `json.dumps` with its default separators.
+struct PythonSpacing;
+
+impl serde_json::ser::Formatter for PythonSpacing {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn python_spacing_is_json_dumps() {
+        let mut frames = Frames::new(Spacing::Python);
+        frames.push(&serde_json::json!({"event": "final", "token_ids": [1, 2]}));
+        assert_eq!(frames.bytes, b"data: {\"event\": \"final\", \"token_ids\": [1, 2]}\n\n");
+    }
+
+    #[test]
+    fn a_line_break_in_text_stays_inside_its_frame() {
+        let mut frames = Frames::new(Spacing::Compact);
+        frames.push(&serde_json::json!({"text": "a\n\nb"}));
+        assert_eq!(frames.bytes.iter().filter(|byte| **byte == b'\n').count(), 2);
+    }
+}

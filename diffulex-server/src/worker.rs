@@ -1,0 +1,179 @@
+//! The loop that drives an engine: commands in, one tick, one batch of events out.
+//!
+//! One loop for every link: a worker process runs it over ZMQ, [`crate::engine_loop`] over channels. It blocks only
+//! while the engine has nothing to do. A panic of the engine ends every request with an error and then the loop.
+//! Never here: sockets, HTTP, the clock of a request.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use diffulex_engine::ServingEngine;
+use diffulex_protocol::{
+    ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, ServingCommand, ServingError, ServingEvent,
+};
+
+use crate::link::{LinkError, WorkerLink};
+
+/// How soon after a finished request the counters follow. Chosen by us: soon enough for a person who watches
+/// `/metrics`, rare enough to cost nothing.
+const STATS_DELAY: Duration = Duration::from_millis(100);
+
+/// How one run of the loop is set up.
+#[derive(Clone, Debug)]
+pub struct WorkerOptions {
+    /// Which start of the worker this is; stamped on every batch.
+    pub incarnation: u64,
+    /// Process id, 0 in-process.
+    pub pid: u32,
+    /// Longest silence of an idle worker.
+    pub heartbeat_interval: Duration,
+}
+
+/// Why the loop ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The front end is gone.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The engine panicked; every request was told.
+    #[error("the engine failed: {0}")]
+    Panicked(String),
+}
+
+/// Serves `engine` over `link` until a `Shutdown` is done or something breaks.
+pub fn run(
+    engine: &mut dyn ServingEngine,
+    link: &mut dyn WorkerLink,
+    options: &WorkerOptions,
+) -> Result<(), WorkerError> {
+    let mut worker = Worker {
+        engine,
+        link,
+        options,
+        shutdown_deadline: None,
+        next_heartbeat: Instant::now() + options.heartbeat_interval,
+    };
+    worker.tell_ready()?;
+    while worker.turn()? {}
+    worker.end()
+}
+
+struct Worker<'a> {
+    engine: &'a mut dyn ServingEngine,
+    link: &'a mut dyn WorkerLink,
+    options: &'a WorkerOptions,
+    /// Set once a shutdown was asked for: what runs then may go on until here.
+    shutdown_deadline: Option<Instant>,
+    next_heartbeat: Instant,
+}
+
+impl Worker<'_> {
+    fn tell_ready(&mut self) -> Result<(), WorkerError> {
+        let ready = Ready {
+            protocol_version: PROTOCOL_VERSION,
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: self.options.pid,
+            boot_nonce: self.options.incarnation,
+            model: self.engine.card().clone(),
+        };
+        self.send(vec![ServingEvent::Ready(Box::new(ready))])
+    }
+
+    /// One turn; false when the loop is done.
+    fn turn(&mut self) -> Result<bool, WorkerError> {
+        let wait = if self.engine.has_work() { Duration::ZERO } else { self.idle_wait() };
+        let mut events = Vec::new();
+        let commands = self.take_commands(wait, &mut events)?;
+
+        if !commands.is_empty() || self.engine.has_work() {
+            events.extend(self.tick(commands)?);
+        }
+        let now = Instant::now();
+        if events.iter().any(ServingEvent::is_terminal) {
+            self.next_heartbeat = self.next_heartbeat.min(now + STATS_DELAY);
+        }
+        if now >= self.next_heartbeat {
+            events.push(ServingEvent::Heartbeat { stats: Box::new(self.engine.stats()) });
+            self.next_heartbeat = now + self.options.heartbeat_interval;
+        }
+        if !events.is_empty() {
+            self.send(events)?;
+        }
+        Ok(match self.shutdown_deadline {
+            Some(deadline) => self.engine.has_work() && now < deadline,
+            None => true,
+        })
+    }
+
+    fn idle_wait(&self) -> Duration {
+        let end = self.shutdown_deadline.map_or(self.next_heartbeat, |deadline| deadline.min(self.next_heartbeat));
+        // Never zero, so that a lost link is noticed by the receive itself.
+        end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+    }
+
+    /// The engine's commands; shutdowns are kept here, and what arrives after one is refused.
+    fn take_commands(
+        &mut self,
+        wait: Duration,
+        events: &mut Vec<ServingEvent>,
+    ) -> Result<Vec<ServingCommand>, WorkerError> {
+        let mut commands = self.link.receive(wait)?;
+        commands.retain(|command| match command {
+            ServingCommand::Shutdown { grace_ms } => {
+                let deadline = Instant::now() + Duration::from_millis(grace_ms.unwrap_or(0));
+                // A second, shorter shutdown is somebody in a hurry; a longer one does not bring time back.
+                self.shutdown_deadline = Some(self.shutdown_deadline.map_or(deadline, |old| old.min(deadline)));
+                false
+            }
+            ServingCommand::Generate(generate) if self.shutdown_deadline.is_some() => {
+                events.push(ServingEvent::Error(ServingError {
+                    rid: generate.rid.clone(),
+                    message: "the server is shutting down".to_owned(),
+                    code: ErrorCode::ShuttingDown,
+                    param: None,
+                }));
+                false
+            }
+            ServingCommand::Generate(_)
+            | ServingCommand::Abort { .. }
+            | ServingCommand::ProfileStart { .. }
+            | ServingCommand::ProfileStop
+            | ServingCommand::FlushCache => true,
+        });
+        Ok(commands)
+    }
+
+    fn tick(&mut self, commands: Vec<ServingCommand>) -> Result<Vec<ServingEvent>, WorkerError> {
+        let engine = &mut *self.engine;
+        // An engine that panicked is only asked to name its requests, then dropped.
+        match catch_unwind(AssertUnwindSafe(|| engine.tick(commands))) {
+            Ok(events) => Ok(events),
+            Err(panic) => {
+                let message = panic_message(panic.as_ref());
+                let told = catch_unwind(AssertUnwindSafe(|| engine.fail_all(ErrorCode::EngineFailed, &message)));
+                // Requests the engine could not name are told by the front end, which takes `Fatal` as a loss.
+                let mut events = told.unwrap_or_default();
+                events.push(ServingEvent::Fatal { message: message.clone() });
+                self.send(events)?;
+                Err(WorkerError::Panicked(message))
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<(), WorkerError> {
+        let mut events = self.engine.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
+        events.push(ServingEvent::Heartbeat { stats: Box::new(self.engine.stats()) });
+        events.push(ServingEvent::Goodbye);
+        self.send(events)
+    }
+
+    fn send(&mut self, events: Vec<ServingEvent>) -> Result<(), WorkerError> {
+        Ok(self.link.send(EventBatch { incarnation: self.options.incarnation, events })?)
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("panicked without a message").to_owned()
+}
