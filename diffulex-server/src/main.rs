@@ -1,1 +1,32 @@
-fn main() {}
+//! The program: parses the command line and goes where it points. Never here: anything else.
+
+use std::process::ExitCode;
+
+use clap::FromArgMatches;
+use diffulex_server::cli::{self, Cli, Command};
+use diffulex_server::{launch, one_shot};
+
+fn main() -> ExitCode {
+    let parsed = cli::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are errors to clap, and go to standard output with code 0.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let result = match cli.command {
+        None => launch::serve(&cli.serve),
+        Some(Command::Serve(args)) => launch::serve(&args),
+        Some(Command::Worker) => launch::run_worker(),
+        Some(Command::Generate(args)) => one_shot::generate(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("error: {message}\n").as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}

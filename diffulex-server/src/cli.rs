@@ -1,0 +1,423 @@
+//! The command line: what can be typed, as types. What it comes to is [`crate::config`]'s business.
+//!
+//! Every flag is optional here, so that a value left out can come from the YAML file and then from the one place with
+//! defaults. Keys of the YAML file are the flags' names with underscores. Never here: defaults, effects.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use diffulex_engine::{DeviceChoice, DtypeChoice};
+use serde::{Deserialize, Serialize};
+
+use crate::config::ServerConfig;
+
+/// Serves a diffusion language model over HTTP.
+///
+/// Without --model, the small demo model inside this program is served.
+#[derive(Debug, Parser)]
+#[command(name = "diffulex-server", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// What to do; `serve` when nothing is said.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Flags of `serve`.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve over HTTP (the default).
+    Serve(Box<ServeArgs>),
+    /// Write one answer in the terminal, with the denoising in plain sight.
+    Generate(Box<GenerateArgs>),
+    /// The engine's own process; `serve` starts it.
+    #[command(hide = true)]
+    Worker,
+}
+
+/// Everything `serve` takes.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ServeArgs {
+    /// YAML file with any of these flags, names with underscores; a flag on the command line wins.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Of the server.
+    #[command(flatten, next_help_heading = "Server")]
+    pub server: ServerFlags,
+    /// Of the engine.
+    #[command(flatten, next_help_heading = "Model and engine")]
+    pub engine: EngineFlags,
+    /// Diffulex's, which do nothing here.
+    #[command(flatten, next_help_heading = "Accepted for scripts written for Diffulex")]
+    pub diffulex: DiffulexFlags,
+}
+
+/// Flags of the server itself.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerFlags {
+    /// Address to listen on.
+    #[arg(long)]
+    pub host: Option<String>,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// Name of the model in /v1/models and in requests; from the model's folder otherwise.
+    #[arg(long, value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Diffulex's name of the model's family: one more name the model answers to.
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Key that requests must bring; probes and the playground's page are open.
+    #[arg(long, env = "DIFFULEX_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Origin whose pages may call this server, * for all.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Option<String>,
+    /// Run the engine in this process instead of one of its own.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub in_process: Option<bool>,
+    /// Requests that may wait beside those in the batch; more get 429.
+    #[arg(long, value_name = "N")]
+    pub max_queued_requests: Option<u32>,
+    /// Largest request body in bytes.
+    #[arg(long, value_name = "BYTES")]
+    pub max_body_bytes: Option<usize>,
+    /// Longest time for one request; 0 is no limit.
+    #[arg(long, value_name = "S")]
+    pub request_timeout_seconds: Option<f64>,
+    /// Longest time a client may leave its stream unread.
+    #[arg(long, value_name = "S")]
+    pub stream_idle_timeout_seconds: Option<f64>,
+    /// Longest time to the end of a request's head, and of an idle connection.
+    #[arg(long, value_name = "S")]
+    pub header_timeout_seconds: Option<f64>,
+    /// Longest time the model may take to load.
+    #[arg(long, value_name = "S")]
+    pub startup_timeout_seconds: Option<f64>,
+    /// How long running requests may go on after SIGTERM or SIGINT; a second signal ends them at once.
+    #[arg(long, value_name = "S")]
+    pub shutdown_grace_seconds: Option<f64>,
+    /// How often an idle engine reports.
+    #[arg(long, value_name = "S")]
+    pub heartbeat_interval_seconds: Option<f64>,
+    /// Silence after which /health calls the engine stalled.
+    #[arg(long, value_name = "S")]
+    pub engine_heartbeat_timeout_seconds: Option<f64>,
+    /// ZMQ address of commands, ipc:// or tcp:// on loopback; a private one otherwise.
+    #[arg(long, value_name = "ADDR")]
+    pub zmq_command_addr: Option<String>,
+    /// ZMQ address of events, ipc:// or tcp:// on loopback; a private one otherwise.
+    #[arg(long, value_name = "ADDR")]
+    pub zmq_event_addr: Option<String>,
+    /// error, warn, info, debug, trace, or a filter such as diffulex_server=debug.
+    #[arg(long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+}
+
+/// Flags of the model and the engine.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineFlags {
+    /// Checkpoint folder with config.json, tokenizer.json and safetensors; the demo model otherwise.
+    #[arg(long, value_name = "FOLDER")]
+    pub model: Option<PathBuf>,
+    /// auto, cpu, reference, cuda or cuda:INDEX.
+    #[arg(long)]
+    pub device: Option<String>,
+    /// CUDA device index, Diffulex's way to write --device cuda:INDEX; one only.
+    #[arg(long, value_name = "INDEX")]
+    pub device_ids: Option<String>,
+    /// How weights are held: auto, float32 or bfloat16.
+    #[arg(long)]
+    pub dtype: Option<String>,
+    /// Threads of the CPU kernels; one per core otherwise, less one where there are more than two.
+    #[arg(long, value_name = "N")]
+    pub threads: Option<u32>,
+    /// Decoding strategy by name; the model's own otherwise.
+    #[arg(long, value_name = "NAME")]
+    pub decoding_strategy: Option<String>,
+    /// Positions of a block; the model's own otherwise.
+    #[arg(long, value_name = "N")]
+    pub block_size: Option<u32>,
+    /// Blocks in flight at most.
+    #[arg(long, value_name = "N")]
+    pub buffer_size: Option<u32>,
+    /// The mask token's id; the model's own otherwise.
+    #[arg(long, value_name = "ID")]
+    pub mask_token_id: Option<u32>,
+    /// Accept rule: threshold, gated_threshold, static, dynamic or sequential.
+    #[arg(long, value_name = "NAME")]
+    pub accept_rule: Option<String>,
+    /// Confidence above which a token is accepted, 0 to 1.
+    #[arg(long, value_name = "P")]
+    pub accept_threshold: Option<f32>,
+    /// Share of a block that must be filled before the next one opens, 0 to 1.
+    #[arg(long, value_name = "SHARE")]
+    pub add_block_threshold: Option<f32>,
+    /// Share of a block that must be filled before the next one may be forced, 0 to 1.
+    #[arg(long, value_name = "SHARE")]
+    pub semi_complete_threshold: Option<f32>,
+    /// Denoise steps of a block under the scheduled rules.
+    #[arg(long, value_name = "N")]
+    pub denoising_steps: Option<u32>,
+    /// Longest prompt and answer together, in tokens; cut to what the model was made for.
+    #[arg(long, value_name = "N")]
+    pub max_model_len: Option<u32>,
+    /// Requests in the batch.
+    #[arg(long, value_name = "N")]
+    pub max_num_reqs: Option<u32>,
+    /// Token rows of one forward.
+    #[arg(long, value_name = "N")]
+    pub max_num_batched_tokens: Option<u32>,
+    /// Tokens of one KV page.
+    #[arg(long, value_name = "N")]
+    pub page_size: Option<u32>,
+    /// Size of the KV pool in bytes; enough for a full batch otherwise, 1 GiB at most.
+    #[arg(long, value_name = "BYTES")]
+    pub kv_cache_bytes: Option<u64>,
+    /// Do not reuse the K/V of prompts that begin alike.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub disable_prefix_caching: Option<bool>,
+}
+
+/// Flags of Diffulex that have nothing to act on here. [`crate::config`] says of each whether it is a no-op or refused.
+#[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
+#[serde(default)]
+#[command(hide = true)]
+pub struct DiffulexFlags {
+    /// Only `naive`.
+    #[arg(long, hide = true)]
+    pub sampling_mode: Option<String>,
+    /// Only 1.
+    #[arg(long, hide = true)]
+    pub tensor_parallel_size: Option<u32>,
+    /// Only 1.
+    #[arg(long, hide = true)]
+    pub data_parallel_size: Option<u32>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub master_addr: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub master_port: Option<u16>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub distributed_timeout_seconds: Option<u32>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub disable_prefill_cudagraph: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub prefill_cudagraph_max_len: Option<u32>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub disable_full_static_runner: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub disable_torch_compile: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enable_cudagraph_torch_compile: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub torch_compile_mode: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub enforce_eager: Option<bool>,
+    /// Only Diffulex's default of 8.
+    #[arg(long, hide = true)]
+    pub auto_max_nfe_warmup_steps: Option<u32>,
+    /// Only Diffulex's default of 1.
+    #[arg(long, hide = true)]
+    pub auto_max_nfe_tpf_floor: Option<f64>,
+    /// No effect; --kv-cache-bytes sizes the pool.
+    #[arg(long, hide = true)]
+    pub gpu_memory_utilization: Option<f64>,
+    /// No effect; --device chooses the kernels.
+    #[arg(long, hide = true)]
+    pub attn_impl: Option<String>,
+    /// Only `unified`.
+    #[arg(long, hide = true)]
+    pub kv_cache_layout: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub moe_dispatcher_backend: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub moe_gemm_impl: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub moe_topk_impl: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub deepep_mode: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub deepep_num_max_dispatch_tokens_per_rank: Option<u32>,
+    /// Refused: no strategy here remasks by it.
+    #[arg(long, hide = true)]
+    pub remask_threshold: Option<f64>,
+    /// Only Diffulex's default of 0.
+    #[arg(long, hide = true)]
+    pub token_stability_threshold: Option<f64>,
+    /// Refused: adapters are not supported.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub use_lora: Option<bool>,
+    /// Refused: adapters are not supported.
+    #[arg(long, hide = true)]
+    pub lora_path: Option<String>,
+    /// Refused: adapters are not supported.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub pre_merge_lora: Option<bool>,
+    /// No effect; /start_profile says that there is no profiler.
+    #[arg(long, hide = true)]
+    pub profiler: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub torch_profiler_dir: Option<String>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub profiler_record_shapes: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true, alias = "profiler-memory", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    pub profiler_profile_memory: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub profiler_with_stack: Option<bool>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub profiler_delay_iterations: Option<u32>,
+    /// No effect.
+    #[arg(long, hide = true)]
+    pub profiler_max_iterations: Option<u32>,
+}
+
+/// Everything `generate` takes.
+#[derive(Clone, Debug, Args)]
+pub struct GenerateArgs {
+    /// What to say to the model.
+    pub prompt: String,
+    /// Give the model the prompt as it is, without its chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// Longest answer in tokens.
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// 0 is greedy, at most 2.
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Draws the same answer again.
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+    /// Denoise steps shown a second, so that eyes can follow; 0 shows each when it comes.
+    #[arg(long, default_value_t = 30.0, value_name = "N")]
+    pub fps: f64,
+    /// error, warn, info, debug, trace, or a filter.
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Of the model and the engine.
+    #[command(flatten, next_help_heading = "Model and engine")]
+    pub engine: EngineFlags,
+}
+
+impl EngineFlags {
+    /// The device, from either flag.
+    pub fn device_choice(&self) -> Result<Option<DeviceChoice>, String> {
+        let by_index = match self.device_ids.as_deref().map(parse_device_ids).transpose()?.as_deref() {
+            None | Some([]) => None,
+            Some([index]) => Some(DeviceChoice::Cuda(*index)),
+            Some(indices) => {
+                return Err(format!("--device-ids: one device is supported, got {}", indices.len()));
+            }
+        };
+        match (&self.device, by_index) {
+            (Some(device), None) => {
+                device.parse().map(Some).map_err(|error: String| format!("--device: {error}"))
+            }
+            (Some(_), Some(_)) => Err("--device and --device-ids say the same thing; give one".to_owned()),
+            (None, by_index) => Ok(by_index),
+        }
+    }
+
+    /// How weights are held.
+    pub fn dtype_choice(&self) -> Result<Option<DtypeChoice>, String> {
+        self.dtype
+            .as_deref()
+            .map(|dtype| match dtype {
+                "auto" => Ok(DtypeChoice::Auto),
+                "float32" => Ok(DtypeChoice::Float32),
+                "bfloat16" => Ok(DtypeChoice::Bfloat16),
+                _ => Err(format!("--dtype: expected auto, float32 or bfloat16, got {dtype:?}")),
+            })
+            .transpose()
+    }
+}
+
+/// Diffulex's list of device indices: comma-separated, spaces and empty items allowed.
+pub fn parse_device_ids(text: &str) -> Result<Vec<u32>, String> {
+    let mut ids = Vec::new();
+    for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        let id = item.parse().map_err(|_| format!("--device-ids: {item:?} is not a device index"))?;
+        if ids.contains(&id) {
+            return Err(format!("--device-ids: {id} is named twice"));
+        }
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+/// The command line's grammar, with every default that there is written into the help.
+pub fn command() -> clap::Command {
+    let defaults = ServerConfig::flag_defaults();
+    let with_defaults = |mut command: clap::Command| {
+        for (name, value) in &defaults {
+            let default = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let is_known = command.get_arguments().any(|argument| argument.get_id() == name.as_str());
+            if is_known {
+                command = command.mut_arg(name, |argument| {
+                    let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+                    argument.help(format!("{help} [default: {default}]"))
+                });
+            }
+        }
+        command
+    };
+    with_defaults(Cli::command()).mut_subcommand("serve", with_defaults).mut_subcommand("generate", with_defaults)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn device_ids_are_read_as_diffulex_reads_them() {
+        assert_eq!(parse_device_ids(""), Ok(vec![]));
+        assert_eq!(parse_device_ids("0, 1 ,,2,"), Ok(vec![0, 1, 2]));
+        assert!(parse_device_ids("-1").is_err());
+        assert!(parse_device_ids("1,1").is_err());
+        assert!(parse_device_ids("0,x").is_err());
+    }
+
+    #[test]
+    fn serve_is_the_default_subcommand() {
+        let bare = Cli::try_parse_from(["diffulex-server", "--port", "9"]).expect("parses");
+        assert_eq!((bare.command.is_none(), bare.serve.server.port), (true, Some(9)));
+        let named = Cli::try_parse_from(["diffulex-server", "serve", "--port", "9"]).expect("parses");
+        assert!(matches!(named.command, Some(Command::Serve(args)) if args.server.port == Some(9)));
+    }
+
+    #[test]
+    fn help_shows_defaults() {
+        let help = command().render_long_help().to_string();
+        assert!(help.contains("Port to listen on; 0 takes a free one. [default: 8000]"), "{help}");
+    }
+}

@@ -1,0 +1,520 @@
+//! What a server does, decided once: flags over YAML over defaults.
+//!
+//! In: [`ServeArgs`]. Out: a [`ServerConfig`] that nothing changes any more, and notices for flags that do nothing here.
+//! [`ServerConfig::default`] and the engine's `EngineOptions::default` are the only places with defaults. Never here:
+//! effects.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use diffulex_engine::EngineOptions;
+use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::cli::{DiffulexFlags, EngineFlags, ServeArgs, ServerFlags};
+
+/// A wrong flag or file; says which.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub String);
+
+/// The server's whole configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ServerConfig {
+    /// Address to listen on.
+    pub host: String,
+    /// Port; 0 takes a free one.
+    pub port: u16,
+    /// Checkpoint folder; `None` is the demo model.
+    pub model: Option<PathBuf>,
+    /// Public name; `None` is the folder's.
+    pub served_model_name: Option<String>,
+    /// One more name.
+    pub model_name: Option<String>,
+    /// Key of requests.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
+    /// Origin whose pages may call.
+    pub cors_origin: Option<String>,
+    /// The engine runs in this process.
+    pub in_process: bool,
+    /// Requests that may wait.
+    pub max_queued_requests: u32,
+    /// Largest body.
+    pub max_body_bytes: usize,
+    /// For one request; 0 is no limit.
+    pub request_timeout_seconds: f64,
+    /// For a client that does not read.
+    pub stream_idle_timeout_seconds: f64,
+    /// To the end of a request's head.
+    pub header_timeout_seconds: f64,
+    /// For loading.
+    pub startup_timeout_seconds: f64,
+    /// For what runs at shutdown.
+    pub shutdown_grace_seconds: f64,
+    /// Between an idle engine's reports.
+    pub heartbeat_interval_seconds: f64,
+    /// Until a silent engine counts as stalled.
+    pub engine_heartbeat_timeout_seconds: f64,
+    /// ZMQ address of commands; `None` is a private one.
+    pub zmq_command_addr: Option<String>,
+    /// ZMQ address of events; `None` is a private one.
+    pub zmq_event_addr: Option<String>,
+    /// Level or filter of log lines.
+    pub log_level: String,
+    /// The engine's.
+    #[serde(flatten)]
+    pub engine: EngineOptions,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            // Diffulex listens on 0.0.0.0; nobody should be reachable by accident.
+            host: "127.0.0.1".to_owned(),
+            // Diffulex's.
+            port: 8000,
+            model: None,
+            served_model_name: None,
+            model_name: None,
+            api_key: None,
+            cors_origin: None,
+            in_process: false,
+            // The following are chosen by us. Eight batches of waiting requests: minutes of queue at worst.
+            max_queued_requests: 1024,
+            // A prompt of a million characters, in JSON.
+            max_body_bytes: 4 * 1024 * 1024,
+            // A long answer of a large model on a CPU takes minutes; a client that wants less closes its connection.
+            request_timeout_seconds: 600.0,
+            stream_idle_timeout_seconds: 60.0,
+            header_timeout_seconds: 60.0,
+            // Diffulex's distributed time-out; a large checkpoint on a network disk.
+            startup_timeout_seconds: 600.0,
+            // What container runtimes allow between SIGTERM and SIGKILL.
+            shutdown_grace_seconds: 30.0,
+            heartbeat_interval_seconds: 1.0,
+            // One forward of a large model on a CPU may take this long.
+            engine_heartbeat_timeout_seconds: 60.0,
+            zmq_command_addr: None,
+            zmq_event_addr: None,
+            // Diffulex's.
+            log_level: "info".to_owned(),
+            engine: EngineOptions::default(),
+        }
+    }
+}
+
+/// What became of the command line.
+#[derive(Debug)]
+pub struct Resolved {
+    /// The configuration.
+    pub config: ServerConfig,
+    /// One line for each flag that does nothing here.
+    pub notices: Vec<String>,
+}
+
+impl ServerConfig {
+    /// Flags over the YAML file over the defaults.
+    pub fn resolve(args: &ServeArgs) -> Result<Resolved, ConfigError> {
+        let mut file = args.config.as_ref().map(read_yaml).transpose()?.unwrap_or_default();
+        let server = overlay(&args.server, &mut file)?;
+        let engine = overlay(&args.engine, &mut file)?;
+        let diffulex = overlay(&args.diffulex, &mut file)?;
+        if let Some(key) = file.keys().next() {
+            return Err(ConfigError(format!("the configuration file has an unknown key {key:?}")));
+        }
+        let notices = judge_diffulex_flags(&diffulex)?;
+        let config = Self::of_flags(server, &engine)?;
+        config.check()?;
+        Ok(Resolved { config, notices })
+    }
+
+    fn of_flags(flags: ServerFlags, engine: &EngineFlags) -> Result<Self, ConfigError> {
+        let defaults = Self::default();
+        // Named one by one, so that a new flag does not compile until somebody says what it sets.
+        let ServerFlags {
+            host,
+            port,
+            served_model_name,
+            model_name,
+            api_key,
+            cors_origin,
+            in_process,
+            max_queued_requests,
+            max_body_bytes,
+            request_timeout_seconds,
+            stream_idle_timeout_seconds,
+            header_timeout_seconds,
+            startup_timeout_seconds,
+            shutdown_grace_seconds,
+            heartbeat_interval_seconds,
+            engine_heartbeat_timeout_seconds,
+            zmq_command_addr,
+            zmq_event_addr,
+            log_level,
+        } = flags;
+        let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+        Ok(Self {
+            host: host.unwrap_or(defaults.host),
+            port: port.unwrap_or(defaults.port),
+            model: engine.model.clone(),
+            served_model_name: given(served_model_name),
+            model_name: given(model_name),
+            api_key: given(api_key),
+            cors_origin: given(cors_origin),
+            in_process: in_process.unwrap_or(defaults.in_process),
+            max_queued_requests: max_queued_requests.unwrap_or(defaults.max_queued_requests),
+            max_body_bytes: max_body_bytes.unwrap_or(defaults.max_body_bytes),
+            request_timeout_seconds: request_timeout_seconds.unwrap_or(defaults.request_timeout_seconds),
+            stream_idle_timeout_seconds: stream_idle_timeout_seconds.unwrap_or(defaults.stream_idle_timeout_seconds),
+            header_timeout_seconds: header_timeout_seconds.unwrap_or(defaults.header_timeout_seconds),
+            startup_timeout_seconds: startup_timeout_seconds.unwrap_or(defaults.startup_timeout_seconds),
+            shutdown_grace_seconds: shutdown_grace_seconds.unwrap_or(defaults.shutdown_grace_seconds),
+            heartbeat_interval_seconds: heartbeat_interval_seconds.unwrap_or(defaults.heartbeat_interval_seconds),
+            engine_heartbeat_timeout_seconds: engine_heartbeat_timeout_seconds
+                .unwrap_or(defaults.engine_heartbeat_timeout_seconds),
+            zmq_command_addr: given(zmq_command_addr),
+            zmq_event_addr: given(zmq_event_addr),
+            log_level: log_level.unwrap_or(defaults.log_level),
+            engine: engine_options(engine)?,
+        })
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        let seconds = [
+            ("--request-timeout-seconds", self.request_timeout_seconds, true),
+            ("--shutdown-grace-seconds", self.shutdown_grace_seconds, true),
+            ("--stream-idle-timeout-seconds", self.stream_idle_timeout_seconds, false),
+            ("--header-timeout-seconds", self.header_timeout_seconds, false),
+            ("--startup-timeout-seconds", self.startup_timeout_seconds, false),
+            ("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, false),
+            ("--engine-heartbeat-timeout-seconds", self.engine_heartbeat_timeout_seconds, false),
+        ];
+        for (flag, value, zero_is_allowed) in seconds {
+            let is_fine = value > 0.0 || zero_is_allowed && value == 0.0;
+            // A year: beyond, sums with the clock overflow.
+            if !is_fine || value > 365.0 * 86400.0 {
+                return Err(ConfigError(format!("{flag}: {value} is not a time in seconds that makes sense here")));
+            }
+        }
+        for (flag, address) in [("--zmq-command-addr", &self.zmq_command_addr), ("--zmq-event-addr", &self.zmq_event_addr)] {
+            if let Some(address) = address {
+                check_address(flag, address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every default by its flag's name, for the help.
+    pub fn flag_defaults() -> Map<String, Value> {
+        let mut defaults = match serde_json::to_value(Self::default()) {
+            Ok(Value::Object(map)) => map,
+            // A struct of plain fields is always a map.
+            Ok(_) | Err(_) => Map::new(),
+        };
+        // What is absent by default says so in its own words; flags that are switches need no default shown.
+        defaults.retain(|_, value| !value.is_null() && !value.is_boolean());
+        defaults
+    }
+
+    /// Seconds as a duration; [`Self::check`] has refused what cannot be one.
+    pub fn duration(seconds: f64) -> Duration {
+        Duration::try_from_secs_f64(seconds).unwrap_or_default()
+    }
+}
+
+/// The engine's options from its flags.
+pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError> {
+    let defaults = EngineOptions::default();
+    let EngineFlags {
+        model: _,
+        device: _,
+        device_ids: _,
+        dtype: _,
+        threads,
+        decoding_strategy,
+        block_size,
+        buffer_size,
+        mask_token_id,
+        accept_rule,
+        accept_threshold,
+        add_block_threshold,
+        semi_complete_threshold,
+        denoising_steps,
+        max_model_len,
+        max_num_reqs,
+        max_num_batched_tokens,
+        page_size,
+        kv_cache_bytes,
+        disable_prefix_caching,
+    } = flags;
+    for (flag, value) in [
+        ("--accept-threshold", accept_threshold),
+        ("--add-block-threshold", add_block_threshold),
+        ("--semi-complete-threshold", semi_complete_threshold),
+    ] {
+        if let Some(value) = value
+            && !(0.0..=1.0).contains(value)
+        {
+            return Err(ConfigError(format!("{flag}: must be in [0, 1], got {value}")));
+        }
+    }
+    for (flag, value) in [
+        ("--block-size", block_size),
+        ("--buffer-size", buffer_size),
+        ("--max-model-len", max_model_len),
+        ("--max-num-reqs", max_num_reqs),
+        ("--max-num-batched-tokens", max_num_batched_tokens),
+        ("--page-size", page_size),
+        ("--denoising-steps", denoising_steps),
+        ("--threads", threads),
+    ] {
+        if *value == Some(0) {
+            return Err(ConfigError(format!("{flag}: must be at least 1")));
+        }
+    }
+    Ok(EngineOptions {
+        decoding_strategy: decoding_strategy.clone(),
+        block_size: *block_size,
+        buffer_size: *buffer_size,
+        mask_token_id: *mask_token_id,
+        accept_rule: accept_rule.clone(),
+        accept_threshold: *accept_threshold,
+        add_block_threshold: *add_block_threshold,
+        semi_complete_threshold: *semi_complete_threshold,
+        denoising_steps: *denoising_steps,
+        max_model_len: max_model_len.unwrap_or(defaults.max_model_len),
+        max_num_reqs: max_num_reqs.unwrap_or(defaults.max_num_reqs),
+        max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
+        page_size: page_size.unwrap_or(defaults.page_size),
+        kv_cache_bytes: *kv_cache_bytes,
+        prefix_caching: disable_prefix_caching.map_or(defaults.prefix_caching, |disable| !disable),
+        device: flags.device_choice().map_err(ConfigError)?.unwrap_or(defaults.device),
+        dtype: flags.dtype_choice().map_err(ConfigError)?.unwrap_or(defaults.dtype),
+        threads: *threads,
+    })
+}
+
+/// The flags, each one not given on the command line taken out of the file.
+fn overlay<T: Clone + Serialize + DeserializeOwned>(flags: &T, file: &mut Map<String, Value>) -> Result<T, ConfigError> {
+    let internal = |error: serde_json::Error| ConfigError(format!("flags cannot be read back: {error}"));
+    let Value::Object(mut merged) = serde_json::to_value(flags).map_err(internal)? else { return Ok(flags.clone()) };
+    for (key, value) in &mut merged {
+        if let Some(from_file) = file.remove(key)
+            && value.is_null()
+        {
+            *value = from_file;
+        }
+    }
+    serde_json::from_value(Value::Object(merged)).map_err(|error| ConfigError(format!("the configuration file: {error}")))
+}
+
+fn read_yaml(path: &PathBuf) -> Result<Map<String, Value>, ConfigError> {
+    let wrong = |error: &dyn std::fmt::Display| ConfigError(format!("--config {}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let file: Option<Map<String, Value>> = serde_norway::from_str(&text).map_err(|error| wrong(&error))?;
+    // An empty file is an empty map.
+    Ok(file.unwrap_or_default())
+}
+
+/// TCP reaches every user of the machine at least; beyond it would need keys, which are not built.
+fn check_address(flag: &str, address: &str) -> Result<(), ConfigError> {
+    if let Some(path) = address.strip_prefix("ipc://") {
+        return check_ipc_path(path).map_err(|error| ConfigError(format!("{flag}: {error}")));
+    }
+    let Some(rest) = address.strip_prefix("tcp://") else {
+        return Err(ConfigError(format!("{flag}: expected ipc://PATH or tcp://127.0.0.1:PORT, got {address:?}")));
+    };
+    let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
+    if matches!(host, "127.0.0.1" | "[::1]" | "localhost") {
+        return Ok(());
+    }
+    Err(ConfigError(format!("{flag}: tcp:// is taken on loopback only, got {address:?}")))
+}
+
+/// Refuses a path that the kernel would cut: `sockaddr_un` has room for 107 bytes.
+pub fn check_ipc_path(path: &str) -> Result<(), String> {
+    const SUN_PATH_BYTES: usize = 107;
+    if path.len() > SUN_PATH_BYTES {
+        return Err(format!("the socket path {path:?} has {} bytes, at most {SUN_PATH_BYTES} fit", path.len()));
+    }
+    Ok(())
+}
+
+/// What a flag of Diffulex means here.
+enum Meaning {
+    /// Nothing: there is nothing it could change.
+    NoOp(&'static str),
+    /// Something that would change answers and is not built; these values ask for nothing.
+    RefusedUnless(&'static [&'static str], &'static str),
+}
+
+fn meaning_of(flag: &str) -> Option<Meaning> {
+    use Meaning::{NoOp, RefusedUnless};
+    const ADAPTERS: &str = "adapters are not supported";
+    const ONE_PROCESS: &str = "there is one engine process and no process group";
+    const NO_TORCH: &str = "there is no PyTorch here, and kernels need no such choice";
+    const NO_PROFILER: &str = "there is no profiler; /start_profile will say so";
+    Some(match flag {
+        "sampling_mode" => RefusedUnless(&["naive"], "editing of committed tokens is not built"),
+        "tensor_parallel_size" | "data_parallel_size" => RefusedUnless(&["1"], ONE_PROCESS),
+        "master_addr" | "master_port" | "distributed_timeout_seconds" => NoOp(ONE_PROCESS),
+        "disable_prefill_cudagraph"
+        | "prefill_cudagraph_max_len"
+        | "disable_full_static_runner"
+        | "disable_torch_compile"
+        | "enable_cudagraph_torch_compile"
+        | "torch_compile_mode"
+        | "enforce_eager"
+        | "moe_dispatcher_backend"
+        | "moe_gemm_impl"
+        | "moe_topk_impl"
+        | "deepep_mode"
+        | "deepep_num_max_dispatch_tokens_per_rank" => NoOp(NO_TORCH),
+        "attn_impl" => NoOp("--device chooses the kernels"),
+        "gpu_memory_utilization" => NoOp("--kv-cache-bytes sizes the KV pool"),
+        "auto_max_nfe_warmup_steps" => RefusedUnless(&["8"], "max_nfe is not chosen automatically; send it"),
+        "auto_max_nfe_tpf_floor" => RefusedUnless(&["1", "1.0"], "max_nfe is not chosen automatically; send it"),
+        "kv_cache_layout" => RefusedUnless(&["unified"], "there is one layout"),
+        "remask_threshold" => RefusedUnless(&["0.4"], "no strategy here remasks by a threshold"),
+        "token_stability_threshold" => RefusedUnless(&["0", "0.0"], "no strategy here edits by a threshold"),
+        "use_lora" | "pre_merge_lora" => RefusedUnless(&["false"], ADAPTERS),
+        "lora_path" => RefusedUnless(&[""], ADAPTERS),
+        "profiler"
+        | "torch_profiler_dir"
+        | "profiler_record_shapes"
+        | "profiler_profile_memory"
+        | "profiler_with_stack"
+        | "profiler_delay_iterations"
+        | "profiler_max_iterations" => NoOp(NO_PROFILER),
+        _ => return None,
+    })
+}
+
+fn judge_diffulex_flags(flags: &DiffulexFlags) -> Result<Vec<String>, ConfigError> {
+    let mut notices = Vec::new();
+    let Ok(Value::Object(given)) = serde_json::to_value(flags) else { return Ok(notices) };
+    for (name, value) in given.iter().filter(|(_, value)| !value.is_null()) {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let flag = format!("--{}", name.replace('_', "-"));
+        match meaning_of(name) {
+            Some(Meaning::NoOp(reason)) => notices.push(format!("{flag} {value} has no effect: {reason}")),
+            Some(Meaning::RefusedUnless(neutral, _)) if neutral.contains(&value.as_str()) => {}
+            Some(Meaning::RefusedUnless(_, reason)) => {
+                return Err(ConfigError(format!("{flag} {value} is not supported: {reason}")));
+            }
+            None => return Err(ConfigError(format!("{flag} has no meaning here yet"))),
+        }
+    }
+    Ok(notices)
+}
+
+/// What an operator should think about before strangers come.
+pub fn exposure_warning(config: &ServerConfig) -> Option<String> {
+    let is_loopback = matches!(config.host.as_str(), "localhost")
+        || config.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
+    (!is_loopback && config.api_key.is_none())
+        .then(|| format!("listening on {} without --api-key: whoever reaches this port may use the model", config.host))
+}
+
+/// The configuration as people read it, once at the start.
+pub fn to_yaml(config: &ServerConfig) -> String {
+    serde_norway::to_string(config).unwrap_or_else(|error| format!("(cannot be shown: {error})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::Cli;
+
+    fn resolve(arguments: &[&str]) -> Result<Resolved, ConfigError> {
+        let line = ["diffulex-server"].iter().chain(arguments);
+        ServerConfig::resolve(&Cli::try_parse_from(line).expect("parses").serve)
+    }
+
+    fn file(content: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), content).expect("written");
+        file
+    }
+
+    #[test]
+    fn no_flags_are_the_defaults() {
+        let resolved = resolve(&[]).expect("resolves");
+        assert_eq!(resolved.config, ServerConfig { api_key: resolved.config.api_key.clone(), ..ServerConfig::default() });
+        assert!(resolved.notices.is_empty());
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let file = file("port: 1234\nblock_size: 8\nhost: 0.0.0.0\nin_process: true\n");
+        let path = file.path().to_str().expect("a path");
+        let config = resolve(&["--config", path, "--port", "99"]).expect("resolves").config;
+        assert_eq!((config.port, config.host.as_str(), config.in_process), (99, "0.0.0.0", true));
+        assert_eq!(config.engine.block_size, Some(8));
+    }
+
+    #[test]
+    fn an_unknown_key_of_the_file_is_named() {
+        let file = file("prot: 1234\n");
+        let error = resolve(&["--config", file.path().to_str().expect("a path")]).expect_err("refused");
+        assert!(error.0.contains("prot"), "{error}");
+    }
+
+    #[test]
+    fn an_empty_file_is_fine() {
+        let file = file("");
+        assert!(resolve(&["--config", file.path().to_str().expect("a path")]).is_ok());
+    }
+
+    #[test]
+    fn every_diffulex_flag_has_a_meaning() {
+        let Ok(Value::Object(flags)) = serde_json::to_value(DiffulexFlags::default()) else { panic!("a map") };
+        for flag in flags.keys() {
+            assert!(meaning_of(flag).is_some(), "{flag}");
+        }
+    }
+
+    #[test]
+    fn flags_without_effect_are_noticed_and_flags_that_would_change_answers_refused() {
+        // Diffulex's own argument test.
+        let resolved = resolve(&[
+            "--model", "/tmp/model", "--disable-prefill-cudagraph", "--prefill-cudagraph-max-len", "4096",
+            "--disable-torch-compile", "--enable-cudagraph-torch-compile", "--torch-compile-mode", "max-autotune",
+            "--attn-impl", "naive", "--moe-gemm-impl", "vllm", "--profiler", "torch", "--torch-profiler-dir", "/tmp/p",
+            "--profiler-record-shapes", "--profiler-max-iterations", "3",
+        ]);
+        assert_eq!(resolved.expect("accepted").notices.len(), 11);
+        for line in [
+            ["--sampling-mode", "edit"], ["--tensor-parallel-size", "2"], ["--kv-cache-layout", "distinct"],
+            ["--auto-max-nfe-warmup-steps", "6"], ["--lora-path", "/x"], ["--remask-threshold", "0.3"],
+        ] {
+            assert!(resolve(&line).is_err(), "{line:?}");
+        }
+        assert!(resolve(&["--sampling-mode", "naive", "--data-parallel-size", "1"]).expect("neutral").notices.is_empty());
+    }
+
+    #[test]
+    fn explicit_mask_id_reaches_the_engine() {
+        assert_eq!(resolve(&["--mask-token-id", "7"]).expect("resolves").config.engine.mask_token_id, Some(7));
+        assert_eq!(resolve(&[]).expect("resolves").config.engine.mask_token_id, None);
+    }
+
+    #[test]
+    fn zmq_stays_on_this_machine() {
+        assert!(resolve(&["--zmq-command-addr", "tcp://0.0.0.0:5555"]).is_err());
+        assert!(resolve(&["--zmq-command-addr", "tcp://127.0.0.1:5555"]).is_ok());
+        assert!(resolve(&["--zmq-event-addr", &format!("ipc:///{}", "x".repeat(120))]).is_err());
+    }
+
+    #[test]
+    fn times_that_make_no_sense_are_refused() {
+        assert!(resolve(&["--startup-timeout-seconds", "0"]).is_err());
+        assert!(resolve(&["--request-timeout-seconds", "0"]).is_ok());
+        assert!(resolve(&["--request-timeout-seconds=-1"]).is_err());
+        assert!(resolve(&["--request-timeout-seconds", "NaN"]).is_err());
+    }
+}

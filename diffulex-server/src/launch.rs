@@ -1,0 +1,253 @@
+//! Puts a server together, runs it and takes it down again.
+//!
+//! In: the resolved command line. Out: an exit code; every path removes the private folder and ends the worker. The port
+//! is taken before the model loads, so that a clash is told at once. Never here: routes, requests.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use diffulex_engine::{Engine, LoadProgress, ModelFiles, ServingEngine, TextModel};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::cli::ServeArgs;
+use crate::config::{self, ServerConfig};
+use crate::demo;
+use crate::engine_loop::{EngineFactory, InProcess};
+use crate::frontend::{Frontend, FrontendOptions, WorkerStarter, WorkerStatus};
+use crate::http::connection::{self, ConnectionOptions};
+use crate::http::{self, HttpOptions};
+use crate::telemetry::{self, Telemetry};
+use crate::worker_process::{self, WorkerBoot, WorkerPlan, WorkerProcesses};
+
+/// Threads of the HTTP side at most. Chosen by us: one is enough for thousands of streams, the cores are the engine's.
+const MAX_HTTP_THREADS: usize = 4;
+
+/// What open connections may take to receive their last frames after the worker has left. Chosen by us.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Serves until a signal; the error is for standard error.
+pub fn serve(args: &ServeArgs) -> Result<(), String> {
+    let resolved = ServerConfig::resolve(args).map_err(|error| error.to_string())?;
+    telemetry::init_logging(&resolved.config.log_level)?;
+    for notice in &resolved.notices {
+        tracing::warn!("{notice}");
+    }
+    if let Some(warning) = config::exposure_warning(&resolved.config) {
+        tracing::warn!("{warning}");
+    }
+    tracing::info!("effective configuration:\n{}", config::to_yaml(&resolved.config).trim_end());
+    runtime()?.block_on(serve_until_signal(resolved.config))
+}
+
+/// The runtime of the HTTP side.
+pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads((cores / 4).clamp(1, MAX_HTTP_THREADS))
+        .thread_name("diffulex-http")
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start the HTTP threads: {error}"))
+}
+
+/// An engine from a folder or the demo model.
+pub fn load_engine(files: &ModelFiles, options: &diffulex_engine::EngineOptions) -> Result<Box<dyn ServingEngine>, String> {
+    let started = Instant::now();
+    let mut next_log = started + Duration::from_secs(1);
+    let mut log_progress = |progress: LoadProgress| {
+        if Instant::now() >= next_log {
+            next_log = Instant::now() + Duration::from_secs(1);
+            tracing::info!("loading: {} of {} MB", progress.done_bytes >> 20, progress.total_bytes >> 20);
+        }
+    };
+    let engine = Engine::load(files, options, &mut log_progress).map_err(|error| error.to_string())?;
+    tracing::info!("{} loaded in {:.2?}", files.place(), started.elapsed());
+    Ok(Box::new(engine))
+}
+
+/// The `worker` subcommand.
+pub fn run_worker() -> Result<(), String> {
+    worker_process::run(Box::new(|boot: &WorkerBoot| {
+        let files = demo::model_files(boot.model.as_deref()).map_err(|error| error.to_string())?;
+        load_engine(&files, &boot.engine)
+    }))
+}
+
+async fn serve_until_signal(config: ServerConfig) -> Result<(), String> {
+    let listener = bind(&config).await?;
+    let address = listener.local_addr().map_err(|error| error.to_string())?;
+    let files = demo::model_files(config.model.as_deref()).map_err(|error| error.to_string())?;
+
+    // Held to the end of this function: its drop removes the sockets.
+    let private_dir = tempfile::Builder::new()
+        .prefix("diffulex-")
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .tempdir()
+        .map_err(|error| format!("cannot make a private folder: {error}"))?;
+    let starter: Box<dyn WorkerStarter> = if config.in_process {
+        let (files, options) = (files.clone(), config.engine.clone());
+        let factory: EngineFactory = Arc::new(move || load_engine(&files, &options));
+        Box::new(InProcess::new(factory, ServerConfig::duration(config.heartbeat_interval_seconds)))
+    } else {
+        let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        Box::new(WorkerProcesses::new(worker_plan(&config, program, private_dir.path().to_owned())))
+    };
+    let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
+    let result = serve_with(&config, listener, address, &files, name, starter).await;
+    if let Err(error) = private_dir.close() {
+        tracing::warn!(%error, "the private folder could not be removed");
+    }
+    result
+}
+
+/// How the workers of a server are started.
+pub fn worker_plan(config: &ServerConfig, program: std::path::PathBuf, private_dir: std::path::PathBuf) -> WorkerPlan {
+    WorkerPlan {
+        program,
+        arguments: vec!["worker".into()],
+        private_dir,
+        command_address: config.zmq_command_addr.clone(),
+        event_address: config.zmq_event_addr.clone(),
+        heartbeat_interval: ServerConfig::duration(config.heartbeat_interval_seconds),
+        log_level: config.log_level.clone(),
+        model: config.model.clone(),
+        engine: config.engine.clone(),
+    }
+}
+
+/// Serves on a bound listener with the workers of `starter` until a signal.
+pub async fn serve_with(
+    config: &ServerConfig,
+    listener: TcpListener,
+    address: SocketAddr,
+    files: &ModelFiles,
+    name: String,
+    starter: Box<dyn WorkerStarter>,
+) -> Result<(), String> {
+    // Before anything is announced: whoever reads the announcement may signal at once.
+    let mut signals = Signals::new()?;
+    let text = TextModel::load(files).map_err(|error| error.to_string())?;
+    let telemetry = Arc::new(Telemetry::default());
+    let frontend = Frontend::start(text, frontend_options(config), Arc::clone(&telemetry), starter)
+        .map_err(|error| error.to_string())?;
+    let http_options = HttpOptions {
+        model_aliases: aliases(config, files),
+        model_name: name.clone(),
+        model_place: files.place(),
+        started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        api_key: config.api_key.clone(),
+        cors_origin: config.cors_origin.clone(),
+        max_body_bytes: config.max_body_bytes,
+    };
+    let router = http::router(frontend.clone(), telemetry, http_options)?;
+    let (stop_http, stop) = watch::channel(false);
+    let connection_options = ConnectionOptions {
+        header_timeout: ServerConfig::duration(config.header_timeout_seconds),
+        write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
+        drain_timeout: DRAIN_TIMEOUT,
+    };
+    let http = tokio::spawn(connection::serve(listener, router, connection_options, stop));
+    announce(&format!("diffulex-server listens on http://{address}"));
+
+    let result = tokio::select! {
+        result = watch_worker(&frontend, &name, address) => result,
+        () = signals.next() => Ok(()),
+    };
+    if result.is_ok() {
+        let grace = ServerConfig::duration(config.shutdown_grace_seconds);
+        tracing::info!("shutting down; what runs may finish within {grace:?}");
+        tokio::select! {
+            () = frontend.shutdown(grace) => {}
+            () = signals.next() => {
+                tracing::warn!("a second signal: ending at once");
+                frontend.shutdown_now().await;
+            }
+        }
+    }
+    // Every stream has its last event; let them be written.
+    let _ = stop_http.send(true);
+    if let Err(error) = http.await {
+        tracing::error!(%error, "the HTTP side failed");
+    }
+    result
+}
+
+/// Tells when requests are taken; returns only when they never will be.
+async fn watch_worker(frontend: &Frontend, name: &str, address: SocketAddr) -> Result<(), String> {
+    let mut status = frontend.watch_status();
+    loop {
+        match status.borrow_and_update().clone() {
+            WorkerStatus::Starting | WorkerStatus::Stopped => {}
+            WorkerStatus::Running => {
+                let card = frontend.card().unwrap_or_default();
+                announce(&format!(
+                    "{name} is ready on {}: {}, {}, blocks of {} on {}",
+                    format_args!("http://{address}"),
+                    card.architecture,
+                    card.strategy,
+                    card.block_size,
+                    card.device
+                ));
+            }
+            WorkerStatus::Restarting { reason } => tracing::warn!(%reason, "requests get 503 until the engine is back"),
+            WorkerStatus::Failed { reason } => return Err(format!("cannot serve {name}: {reason}")),
+        }
+        if status.changed().await.is_err() {
+            return Err("the worker's supervisor ended".to_owned());
+        }
+    }
+}
+
+async fn bind(config: &ServerConfig) -> Result<TcpListener, String> {
+    TcpListener::bind((config.host.as_str(), config.port))
+        .await
+        .map_err(|error| format!("cannot listen on {}:{}: {error}", config.host, config.port))
+}
+
+/// Limits of the front end from the configuration.
+pub fn frontend_options(config: &ServerConfig) -> FrontendOptions {
+    let request_timeout = ServerConfig::duration(config.request_timeout_seconds);
+    FrontendOptions {
+        max_in_flight: (config.engine.max_num_reqs as usize).saturating_add(config.max_queued_requests as usize),
+        request_timeout: (!request_timeout.is_zero()).then_some(request_timeout),
+        startup_timeout: ServerConfig::duration(config.startup_timeout_seconds),
+        heartbeat_timeout: ServerConfig::duration(config.engine_heartbeat_timeout_seconds),
+    }
+}
+
+/// What the model answers to beside its name: its folder as given and by name, and Diffulex's `--model-name`.
+fn aliases(config: &ServerConfig, files: &ModelFiles) -> Vec<String> {
+    let folder = config.model.as_ref().map(|path| path.display().to_string());
+    [Some(files.name()), folder, config.model_name.clone()].into_iter().flatten().collect()
+}
+
+/// One line on standard output, for people and for scripts that wait for it.
+fn announce(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // A closed standard output is no reason to stop serving.
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, String> {
+        let listen = |kind| signal(kind).map_err(|error| format!("cannot listen to signals: {error}"));
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

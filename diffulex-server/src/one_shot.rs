@@ -1,0 +1,218 @@
+//! The `generate` subcommand: one answer in the terminal, with the denoising in plain sight when it is one.
+//!
+//! In: a prompt. Out: the answer on standard output, a line of figures on standard error. Frames are paced, so that eyes
+//! can follow a fast model. Never here: HTTP.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use diffulex_engine::TextModel;
+use diffulex_protocol::{
+    ChatMessage, SamplingParams, ServingBufferSnapshot, ServingInput, ServingReply, SnapshotSpan, StreamMode,
+};
+use tokio::time::{Instant, sleep_until};
+
+use crate::cli::GenerateArgs;
+use crate::config::{ServerConfig, engine_options};
+use crate::engine_loop::{EngineFactory, EngineLoop};
+use crate::frontend::{EventStream, StreamEvent, Submission};
+use crate::{demo, launch, telemetry};
+
+/// Writes one answer; the error is for standard error.
+pub fn generate(args: &GenerateArgs) -> Result<(), String> {
+    telemetry::init_logging(&args.log_level)?;
+    launch::runtime()?.block_on(run(args))
+}
+
+async fn run(args: &GenerateArgs) -> Result<(), String> {
+    let files = demo::model_files(args.engine.model.as_deref()).map_err(|error| error.to_string())?;
+    let options = engine_options(&args.engine).map_err(|error| error.to_string())?;
+    let text = TextModel::load(&files).map_err(|error| error.to_string())?;
+    let config = ServerConfig { engine: options.clone(), request_timeout_seconds: 0.0, ..ServerConfig::default() };
+    let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
+    let engine = EngineLoop::start(factory, text, launch::frontend_options(&config)).await?;
+
+    let is_shown = std::io::stdout().is_terminal();
+    let started = Instant::now();
+    let mut streams =
+        engine.frontend().submit(submission(args, is_shown)).await.map_err(|error| error.to_string())?;
+    let stream = streams.pop().ok_or("the request was not accepted")?;
+    let reply = if is_shown { show(stream, args.fps).await? } else { print_plain(stream).await? };
+    tell_figures(&reply, started.elapsed());
+    engine.stop(Duration::ZERO).await;
+    Ok(())
+}
+
+fn submission(args: &GenerateArgs, is_shown: bool) -> Submission {
+    let defaults = SamplingParams::default();
+    let input = if args.raw {
+        ServingInput::text(args.prompt.clone())
+    } else {
+        ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: args.prompt.clone() }] }
+    };
+    Submission {
+        input,
+        sampling_params: SamplingParams {
+            max_tokens: args.max_tokens.unwrap_or(defaults.max_tokens),
+            temperature: args.temperature.unwrap_or(defaults.temperature),
+            seed: args.seed,
+            ..defaults
+        },
+        stream: is_shown,
+        stream_mode: StreamMode::Denoise,
+        snapshot: SnapshotSpan::Window,
+        user: None,
+        n_choices: 1,
+    }
+}
+
+async fn print_plain(mut stream: EventStream) -> Result<ServingReply, String> {
+    while let Some(event) = stream.next_event().await {
+        match event {
+            StreamEvent::Reply(reply) => {
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "{}", reply.text).map_err(|error| error.to_string())?;
+                return Ok(*reply);
+            }
+            StreamEvent::Error(error) => return Err(error.message),
+            StreamEvent::Delta(_) | StreamEvent::Snapshot(_) => {}
+        }
+    }
+    Err("the request ended without an answer".to_owned())
+}
+
+/// Draws every snapshot over the one before it.
+async fn show(mut stream: EventStream, fps: f64) -> Result<ServingReply, String> {
+    let pause = if fps > 0.0 { Duration::from_secs_f64(1.0 / fps.max(0.1)) } else { Duration::ZERO };
+    let mut screen = Screen::default();
+    let mut next_frame = Instant::now();
+    while let Some(event) = stream.next_event().await {
+        match event {
+            StreamEvent::Snapshot(snapshot) => {
+                sleep_until(next_frame).await;
+                next_frame = Instant::now() + pause;
+                screen.draw(&snapshot)?;
+            }
+            StreamEvent::Reply(reply) => {
+                sleep_until(next_frame).await;
+                screen.finish(&reply.text)?;
+                return Ok(*reply);
+            }
+            StreamEvent::Error(error) => return Err(error.message),
+            StreamEvent::Delta(_) => {}
+        }
+    }
+    Err("the request ended without an answer".to_owned())
+}
+
+/// The answer on the terminal: committed text, then the window that can still change.
+#[derive(Default)]
+struct Screen {
+    committed: String,
+    n_rows_drawn: usize,
+}
+
+impl Screen {
+    fn draw(&mut self, snapshot: &ServingBufferSnapshot) -> Result<(), String> {
+        self.committed.push_str(&snapshot.committed_text);
+        let mut drawing = self.committed.clone();
+        let n_final = snapshot.committed_len.saturating_sub(snapshot.token_offset) as usize;
+        for (index, piece) in snapshot.pieces.iter().enumerate().skip(n_final) {
+            let confidence = snapshot.confidences.get(index).copied().unwrap_or(0.0);
+            match piece {
+                Some(piece) => drawing.push_str(&format!("\x1b[{}m{piece}\x1b[0m", colour(confidence))),
+                None => drawing.push_str("\x1b[2m░\x1b[0m"),
+            }
+        }
+        self.replace(&drawing)
+    }
+
+    fn finish(&mut self, text: &str) -> Result<(), String> {
+        self.replace(text)?;
+        write_out("\n")
+    }
+
+    fn replace(&mut self, drawing: &str) -> Result<(), String> {
+        // Back to the first row of the last drawing, then clear to the end of the screen.
+        let up = if self.n_rows_drawn > 1 { format!("\x1b[{}A", self.n_rows_drawn - 1) } else { String::new() };
+        self.n_rows_drawn = n_rows(drawing, terminal_width());
+        write_out(&format!("{up}\r\x1b[J{drawing}"))
+    }
+}
+
+/// Red to green as the model gets surer; 256-colour codes.
+fn colour(confidence: f32) -> &'static str {
+    match confidence {
+        confidence if confidence >= 0.9 => "38;5;114",
+        confidence if confidence >= 0.7 => "38;5;150",
+        confidence if confidence >= 0.5 => "38;5;186",
+        confidence if confidence >= 0.3 => "38;5;215",
+        _ => "38;5;210",
+    }
+}
+
+/// Rows a drawing takes; escape sequences take no column.
+fn n_rows(drawing: &str, width: usize) -> usize {
+    let mut rows = 1;
+    let mut column = 0;
+    let mut in_escape = false;
+    for character in drawing.chars() {
+        match character {
+            '\x1b' => in_escape = true,
+            'm' if in_escape => in_escape = false,
+            _ if in_escape => {}
+            '\n' => {
+                rows += 1;
+                column = 0;
+            }
+            _ => {
+                if column == width {
+                    rows += 1;
+                    column = 0;
+                }
+                column += 1;
+            }
+        }
+    }
+    rows
+}
+
+fn terminal_width() -> usize {
+    // 80 where the terminal does not say: the width of a punched card, and of every default since.
+    rustix::termios::tcgetwinsize(std::io::stdout())
+        .map_or(80, |size| usize::from(size.ws_col))
+        .max(1)
+}
+
+fn write_out(text: &str) -> Result<(), String> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| error.to_string())
+}
+
+fn tell_figures(reply: &ServingReply, elapsed: Duration) {
+    let n_tokens = reply.token_ids.len();
+    let seed = reply.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
+    let rate = n_tokens as f64 / elapsed.as_secs_f64().max(1e-9);
+    let line = format!(
+        "{n_tokens} tokens in {} forwards, {:.2} s, {rate:.0} tokens/s, {}{seed}\n",
+        reply.nfe,
+        elapsed.as_secs_f64(),
+        reply.finish_reason.as_str()
+    );
+    // A closed standard error is no reason to fail.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_count_wrapped_lines_and_no_escapes() {
+        assert_eq!(n_rows("abc", 3), 1);
+        assert_eq!(n_rows("abcd", 3), 2);
+        assert_eq!(n_rows("a\nb", 3), 2);
+        assert_eq!(n_rows("\x1b[38;5;114mabc\x1b[0m", 3), 1);
+    }
+}
