@@ -335,9 +335,7 @@ impl EngineFlags {
             }
         };
         match (&self.device, by_index) {
-            (Some(device), None) => {
-                device.parse().map(Some).map_err(|error: String| format!("--device: {error}"))
-            }
+            (Some(device), None) => device.parse().map(Some).map_err(|error: String| format!("--device: {error}")),
             (Some(_), Some(_)) => Err("--device and --device-ids say the same thing; give one".to_owned()),
             (None, by_index) => Ok(by_index),
         }

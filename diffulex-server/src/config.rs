@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use diffulex_engine::EngineOptions;
-use serde::{Deserialize, Serialize};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cli::{DiffulexFlags, EngineFlags, ServeArgs, ServerFlags};
@@ -198,7 +198,9 @@ impl ServerConfig {
                 return Err(ConfigError(format!("{flag}: {value} is not a time in seconds that makes sense here")));
             }
         }
-        for (flag, address) in [("--zmq-command-addr", &self.zmq_command_addr), ("--zmq-event-addr", &self.zmq_event_addr)] {
+        for (flag, address) in
+            [("--zmq-command-addr", &self.zmq_command_addr), ("--zmq-event-addr", &self.zmq_event_addr)]
+        {
             if let Some(address) = address {
                 check_address(flag, address)?;
             }
@@ -297,7 +299,10 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
 }
 
 /// The flags, each one not given on the command line taken out of the file.
-fn overlay<T: Clone + Serialize + DeserializeOwned>(flags: &T, file: &mut Map<String, Value>) -> Result<T, ConfigError> {
+fn overlay<T: Clone + Serialize + DeserializeOwned>(
+    flags: &T,
+    file: &mut Map<String, Value>,
+) -> Result<T, ConfigError> {
     let internal = |error: serde_json::Error| ConfigError(format!("flags cannot be read back: {error}"));
     let Value::Object(mut merged) = serde_json::to_value(flags).map_err(internal)? else { return Ok(flags.clone()) };
     for (key, value) in &mut merged {
@@ -307,7 +312,8 @@ fn overlay<T: Clone + Serialize + DeserializeOwned>(flags: &T, file: &mut Map<St
             *value = from_file;
         }
     }
-    serde_json::from_value(Value::Object(merged)).map_err(|error| ConfigError(format!("the configuration file: {error}")))
+    serde_json::from_value(Value::Object(merged))
+        .map_err(|error| ConfigError(format!("the configuration file: {error}")))
 }
 
 fn read_yaml(path: &PathBuf) -> Result<Map<String, Value>, ConfigError> {
@@ -444,7 +450,10 @@ mod tests {
     #[test]
     fn no_flags_are_the_defaults() {
         let resolved = resolve(&[]).expect("resolves");
-        assert_eq!(resolved.config, ServerConfig { api_key: resolved.config.api_key.clone(), ..ServerConfig::default() });
+        assert_eq!(
+            resolved.config,
+            ServerConfig { api_key: resolved.config.api_key.clone(), ..ServerConfig::default() }
+        );
         assert!(resolved.notices.is_empty());
     }
 
@@ -482,19 +491,41 @@ mod tests {
     fn flags_without_effect_are_noticed_and_flags_that_would_change_answers_refused() {
         // Diffulex's own argument test.
         let resolved = resolve(&[
-            "--model", "/tmp/model", "--disable-prefill-cudagraph", "--prefill-cudagraph-max-len", "4096",
-            "--disable-torch-compile", "--enable-cudagraph-torch-compile", "--torch-compile-mode", "max-autotune",
-            "--attn-impl", "naive", "--moe-gemm-impl", "vllm", "--profiler", "torch", "--torch-profiler-dir", "/tmp/p",
-            "--profiler-record-shapes", "--profiler-max-iterations", "3",
+            "--model",
+            "/tmp/model",
+            "--disable-prefill-cudagraph",
+            "--prefill-cudagraph-max-len",
+            "4096",
+            "--disable-torch-compile",
+            "--enable-cudagraph-torch-compile",
+            "--torch-compile-mode",
+            "max-autotune",
+            "--attn-impl",
+            "naive",
+            "--moe-gemm-impl",
+            "vllm",
+            "--profiler",
+            "torch",
+            "--torch-profiler-dir",
+            "/tmp/p",
+            "--profiler-record-shapes",
+            "--profiler-max-iterations",
+            "3",
         ]);
         assert_eq!(resolved.expect("accepted").notices.len(), 11);
         for line in [
-            ["--sampling-mode", "edit"], ["--tensor-parallel-size", "2"], ["--kv-cache-layout", "distinct"],
-            ["--auto-max-nfe-warmup-steps", "6"], ["--lora-path", "/x"], ["--remask-threshold", "0.3"],
+            ["--sampling-mode", "edit"],
+            ["--tensor-parallel-size", "2"],
+            ["--kv-cache-layout", "distinct"],
+            ["--auto-max-nfe-warmup-steps", "6"],
+            ["--lora-path", "/x"],
+            ["--remask-threshold", "0.3"],
         ] {
             assert!(resolve(&line).is_err(), "{line:?}");
         }
-        assert!(resolve(&["--sampling-mode", "naive", "--data-parallel-size", "1"]).expect("neutral").notices.is_empty());
+        assert!(
+            resolve(&["--sampling-mode", "naive", "--data-parallel-size", "1"]).expect("neutral").notices.is_empty()
+        );
     }
 
     #[test]

@@ -6,10 +6,26 @@ use std::path::Path;
 
 use diffulex_engine::{LoadError, ModelFiles};
 
+/// Each file that [`ModelFiles`] may be asked for, with its content.
+macro_rules! embedded {
+    ($($file:literal),* $(,)?) => {
+        &[$(($file, include_bytes!(concat!("../../models/demo/", $file)))),*]
+    };
+}
+
+const FILES: &[(&str, &[u8])] = embedded![
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model.safetensors",
+];
+
 /// The model in `folder`, or the demo model when none is named.
 pub fn model_files(folder: Option<&Path>) -> Result<ModelFiles, LoadError> {
     match folder {
         Some(folder) => ModelFiles::folder(folder),
-        None => Err(LoadError::of("--model", "no demo model is built in yet; name a checkpoint folder")),
+        None => Ok(ModelFiles::Embedded { name: "diffulex-demo", files: FILES }),
     }
 }

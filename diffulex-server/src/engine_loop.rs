@@ -41,15 +41,17 @@ impl WorkerStarter for InProcess {
             .name("diffulex-engine".to_owned())
             .spawn(move || serve(&factory, link, &options))
             .map_err(|error| error.to_string())?;
-        Ok(WorkerParts { commands: Arc::new(commands), events: Box::new(events), handle: Box::new(EngineThread { thread }) })
+        Ok(WorkerParts {
+            commands: Arc::new(commands),
+            events: Box::new(events),
+            handle: Box::new(EngineThread { thread }),
+        })
     }
 }
 
 fn serve(factory: &EngineFactory, mut link: channel::ChannelWorker, options: &WorkerOptions) -> Result<(), String> {
     match factory() {
-        Ok(mut engine) => {
-            worker::run(engine.as_mut(), &mut link, options).map_err(|error| error.to_string())
-        }
+        Ok(mut engine) => worker::run(engine.as_mut(), &mut link, options).map_err(|error| error.to_string()),
         Err(message) => {
             let events = vec![ServingEvent::Fatal { message: message.clone() }];
             // A front end that is gone already needs no word.

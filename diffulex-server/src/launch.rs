@@ -55,13 +55,16 @@ pub fn runtime() -> Result<tokio::runtime::Runtime, String> {
 }
 
 /// An engine from a folder or the demo model.
-pub fn load_engine(files: &ModelFiles, options: &diffulex_engine::EngineOptions) -> Result<Box<dyn ServingEngine>, String> {
+pub fn load_engine(
+    files: &ModelFiles,
+    options: &diffulex_engine::EngineOptions,
+) -> Result<Box<dyn ServingEngine>, String> {
     let started = Instant::now();
     let mut next_log = started + Duration::from_secs(1);
     let mut log_progress = |progress: LoadProgress| {
         if Instant::now() >= next_log {
             next_log = Instant::now() + Duration::from_secs(1);
-            tracing::info!("loading: {} of {} MB", progress.done_bytes >> 20, progress.total_bytes >> 20);
+            tracing::info!("loading: {} of {} tensors", progress.done, progress.total);
         }
     };
     let engine = Engine::load(files, options, &mut log_progress).map_err(|error| error.to_string())?;

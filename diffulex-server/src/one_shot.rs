@@ -35,8 +35,7 @@ async fn run(args: &GenerateArgs) -> Result<(), String> {
 
     let is_shown = std::io::stdout().is_terminal();
     let started = Instant::now();
-    let mut streams =
-        engine.frontend().submit(submission(args, is_shown)).await.map_err(|error| error.to_string())?;
+    let mut streams = engine.frontend().submit(submission(args, is_shown)).await.map_err(|error| error.to_string())?;
     let stream = streams.pop().ok_or("the request was not accepted")?;
     let reply = if is_shown { show(stream, args.fps).await? } else { print_plain(stream).await? };
     tell_figures(&reply, started.elapsed());
@@ -180,9 +179,7 @@ fn n_rows(drawing: &str, width: usize) -> usize {
 
 fn terminal_width() -> usize {
     // 80 where the terminal does not say: the width of a punched card, and of every default since.
-    rustix::termios::tcgetwinsize(std::io::stdout())
-        .map_or(80, |size| usize::from(size.ws_col))
-        .max(1)
+    rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| usize::from(size.ws_col)).max(1)
 }
 
 fn write_out(text: &str) -> Result<(), String> {

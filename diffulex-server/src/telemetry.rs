@@ -4,6 +4,7 @@
 //! `/metrics`. Every metric is written once, in [`Telemetry::render`]. Never here: decisions.
 
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -173,7 +174,11 @@ impl Telemetry {
 
         page.counter("prompt_tokens_total", "Prompt tokens admitted.", engine.prompt_tokens);
         page.counter("generation_tokens_total", "Tokens committed.", engine.generation_tokens);
-        page.counter("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", engine.prefix_queries);
+        page.counter(
+            "prefix_cache_queries_total",
+            "Prompt tokens looked up in the prefix cache.",
+            engine.prefix_queries,
+        );
         page.counter("prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", engine.prefix_hits);
         page.counter("steps_total", "Ticks that ran a forward.", engine.steps);
         page.counter("rows_total", "Token rows forwarded.", engine.rows);
@@ -190,7 +195,8 @@ impl Telemetry {
         page.labelled("nfe_total", "Forward passes summed over requests.", "purpose", by_purpose);
         page.counter("denoise_wasted_nfe_total", "Denoise forwards whose answer nobody waited for.", engine.wasted_nfe);
 
-        let successes = FinishReason::ALL.iter().zip(&self.successes).map(|(reason, count)| (reason.as_str(), count.get()));
+        let successes =
+            FinishReason::ALL.iter().zip(&self.successes).map(|(reason, count)| (reason.as_str(), count.get()));
         page.labelled("request_success_total", "Requests answered.", "finished_reason", successes);
         let failures = ERROR_LABELS.iter().zip(&self.failures).map(|((_, label), count)| (*label, count.get()));
         page.labelled("request_failure_total", "Requests that ended in an error.", "error", failures);
@@ -209,7 +215,11 @@ impl Telemetry {
 
         let latencies = [
             ("time_to_first_frame_seconds", "From acceptance to the first event.", &self.time_to_first_frame),
-            ("time_to_first_commit_seconds", "From acceptance to the first committed text.", &self.time_to_first_commit),
+            (
+                "time_to_first_commit_seconds",
+                "From acceptance to the first committed text.",
+                &self.time_to_first_commit,
+            ),
             ("inter_commit_latency_seconds", "Between commits of one answer.", &self.inter_commit),
             ("e2e_request_latency_seconds", "From acceptance to the reply.", &self.end_to_end),
             ("request_queue_time_seconds", "From the worker's receipt to the first forward.", &self.queue_time),
@@ -250,13 +260,7 @@ impl Page {
         self.sample(name, "", value as f64);
     }
 
-    fn labelled<'a>(
-        &mut self,
-        name: &str,
-        help: &str,
-        label: &str,
-        values: impl IntoIterator<Item = (&'a str, u64)>,
-    ) {
+    fn labelled<'a>(&mut self, name: &str, help: &str, label: &str, values: impl IntoIterator<Item = (&'a str, u64)>) {
         self.head(name, help, "counter");
         for (key, value) in values {
             self.sample(name, &format!("{{{label}=\"{key}\"}}"), value as f64);
@@ -283,9 +287,15 @@ impl Page {
 
 /// Log lines to stderr at `level` (a level name or a `tracing` filter); a second call changes nothing.
 pub fn init_logging(level: &str) -> Result<(), String> {
-    let filter = tracing_subscriber::EnvFilter::try_new(level).map_err(|error| format!("--log-level {level}: {error}"))?;
+    let filter =
+        tracing_subscriber::EnvFilter::try_new(level).map_err(|error| format!("--log-level {level}: {error}"))?;
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false);
     // Fails only when a subscriber is set already, as in tests.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).try_init();
+    let _ = subscriber.try_init();
     Ok(())
 }
 
@@ -300,7 +310,8 @@ mod tests {
         telemetry.end_to_end.observe(Duration::from_millis(3));
         let text = telemetry.render(&Gauges::default());
         for line in text.lines() {
-            let is_sample = line.starts_with("diffulex_") && line.rsplit_once(' ').is_some_and(|(_, v)| v.parse::<f64>().is_ok());
+            let is_sample =
+                line.starts_with("diffulex_") && line.rsplit_once(' ').is_some_and(|(_, v)| v.parse::<f64>().is_ok());
             assert!(line.starts_with("# ") || is_sample, "{line}");
         }
         assert!(text.contains("diffulex_request_success_total{finished_reason=\"stop_string\"} 1"));

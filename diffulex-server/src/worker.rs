@@ -8,9 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use diffulex_engine::ServingEngine;
-use diffulex_protocol::{
-    ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, ServingCommand, ServingError, ServingEvent,
-};
+use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, ServingCommand, ServingError, ServingEvent};
 
 use crate::link::{LinkError, WorkerLink};
 
@@ -76,7 +74,8 @@ impl Worker<'_> {
             boot_nonce: self.options.incarnation,
             model: self.engine.card().clone(),
         };
-        self.send(vec![ServingEvent::Ready(Box::new(ready))])
+        let stats = Box::new(self.engine.stats());
+        self.send(vec![ServingEvent::Ready(Box::new(ready)), ServingEvent::Heartbeat { stats }])
     }
 
     /// One turn; false when the loop is done.

@@ -103,7 +103,8 @@ impl WorkerStarter for WorkerProcesses {
     fn start(&mut self, incarnation: u64) -> Result<WorkerParts, String> {
         let command_address = self.address(&self.plan.command_address, "commands", incarnation)?;
         let event_address = self.address(&self.plan.event_address, "events", incarnation)?;
-        let sockets = zmq_link::bind(&self.context, &command_address, &event_address).map_err(|error| error.to_string())?;
+        let sockets =
+            zmq_link::bind(&self.context, &command_address, &event_address).map_err(|error| error.to_string())?;
         for address in [&command_address, &event_address] {
             restrict(address)?;
         }
@@ -201,7 +202,8 @@ pub type EngineMaker = dyn FnOnce(&WorkerBoot) -> Result<Box<dyn ServingEngine>,
 /// A worker process from its orders to its end.
 pub fn run(make_engine: Box<EngineMaker>) -> Result<(), String> {
     // First of all, so that no moment is left in which the parent could die unnoticed.
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| format!("cannot tie to the parent: {error}"))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| format!("cannot tie to the parent: {error}"))?;
     let boot: WorkerBoot = serde_json::from_reader(std::io::stdin())
         .map_err(|error| format!("a worker takes its orders from `serve` on standard input: {error}"))?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
@@ -211,8 +213,8 @@ pub fn run(make_engine: Box<EngineMaker>) -> Result<(), String> {
     telemetry::init_logging(&boot.log_level)?;
 
     let context = ::zmq::Context::new();
-    let mut link = ZmqWorker::connect(&context, &boot.command_address, &boot.event_address)
-        .map_err(|error| error.to_string())?;
+    let mut link =
+        ZmqWorker::connect(&context, &boot.command_address, &boot.event_address).map_err(|error| error.to_string())?;
     let options = WorkerOptions {
         incarnation: boot.incarnation,
         pid: std::process::id(),

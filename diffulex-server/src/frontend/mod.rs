@@ -18,14 +18,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{RequestError, TextModel};
 use diffulex_protocol::{
-    ChatMessage, EngineStats, ErrorCode, EventBatch, ModelCard, Prompt, SamplingParams, ServingCommand,
-    ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+    ChatMessage, EngineStats, ErrorCode, EventBatch, ModelCard, Prompt, SamplingParams, ServingCommand, ServingEvent,
+    ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
 };
 use futures::Stream;
 use tokio::sync::{Semaphore, oneshot, watch};
 
-pub use request_state::StreamEvent;
 use request_state::RequestState;
+pub use request_state::StreamEvent;
 pub use supervisor::{WorkerHandle, WorkerParts, WorkerStarter};
 
 use crate::link::{CommandSender, LinkError};
@@ -478,9 +478,9 @@ impl Shared {
             let mut requests = self.requests();
             for event in batch.events {
                 let waker = match event {
-                    ServingEvent::Delta(delta) => {
-                        self.known(&requests, &delta.rid).and_then(|state| state.take_delta(delta, now, &self.telemetry))
-                    }
+                    ServingEvent::Delta(delta) => self
+                        .known(&requests, &delta.rid)
+                        .and_then(|state| state.take_delta(delta, now, &self.telemetry)),
                     ServingEvent::BufferSnapshot(snapshot) => self
                         .known(&requests, &snapshot.rid)
                         .and_then(|state| state.take_snapshot(snapshot, now, &self.telemetry)),
@@ -524,11 +524,7 @@ impl Shared {
         }
     }
 
-    fn known<'a>(
-        &self,
-        requests: &'a HashMap<String, Arc<RequestState>>,
-        rid: &str,
-    ) -> Option<&'a Arc<RequestState>> {
+    fn known<'a>(&self, requests: &'a HashMap<String, Arc<RequestState>>, rid: &str) -> Option<&'a Arc<RequestState>> {
         let state = requests.get(rid);
         if state.is_none() {
             self.telemetry.orphan_events.add(1);
@@ -573,7 +569,8 @@ impl Shared {
             .collect();
         for state in overdue {
             self.send_abort(&state.rid);
-            let message = format!("the request took longer than {:?}", self.options.request_timeout.unwrap_or_default());
+            let message =
+                format!("the request took longer than {:?}", self.options.request_timeout.unwrap_or_default());
             if let Some(waker) = state.fail(ErrorCode::Timeout, &message, &self.telemetry) {
                 waker.wake();
             }
@@ -651,7 +648,8 @@ fn check_prompt(ids: &[u32], params: &SamplingParams, card: &ModelCard) -> Resul
         return Err(RequestError::invalid("prompt", "prompt must not be empty"));
     }
     if let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) {
-        let message = format!("prompt holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+        let message =
+            format!("prompt holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
         return Err(RequestError::invalid("prompt", message));
     }
     if ids.len() + 1 > card.max_model_len as usize {
@@ -663,7 +661,8 @@ fn check_prompt(ids: &[u32], params: &SamplingParams, card: &ModelCard) -> Resul
         return Err(RequestError::too_large("prompt", message));
     }
     if let Some(id) = params.stop_token_ids.iter().find(|id| **id >= card.vocab_size) {
-        let message = format!("stop_token_ids holds {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+        let message =
+            format!("stop_token_ids holds {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
         return Err(RequestError::invalid("stop_token_ids", message));
     }
     Ok(())

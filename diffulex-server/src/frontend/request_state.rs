@@ -254,7 +254,12 @@ fn snapshot_text(snapshot: &ServingBufferSnapshot, text: &TextModel) -> String {
 mod tests {
     use super::*;
 
-    fn snapshot(token_offset: u32, token_ids: &[u32], mask_positions: &[u32], committed: &str) -> ServingBufferSnapshot {
+    fn snapshot(
+        token_offset: u32,
+        token_ids: &[u32],
+        mask_positions: &[u32],
+        committed: &str,
+    ) -> ServingBufferSnapshot {
         ServingBufferSnapshot {
             token_offset,
             absolute_start: 10 + token_offset,
@@ -269,8 +274,13 @@ mod tests {
     #[test]
     fn merged_deltas_read_as_one() {
         let older = ServingDelta { text: "ab".into(), token_ids: vec![1, 2], token_offset: 4, ..Default::default() };
-        let newer =
-            ServingDelta { text: "c".into(), token_ids: vec![3], token_offset: 6, finished: true, ..Default::default() };
+        let newer = ServingDelta {
+            text: "c".into(),
+            token_ids: vec![3],
+            token_offset: 6,
+            finished: true,
+            ..Default::default()
+        };
         let merged = merge_deltas(older, newer);
         assert_eq!((merged.text.as_str(), merged.token_offset, merged.finished), ("abc", 4, true));
         assert_eq!(merged.token_ids, [1, 2, 3]);

@@ -168,7 +168,8 @@ fn dismiss(shared: &Shared, handle: Box<dyn super::WorkerHandle>, ended: Ended) 
             if was_serving && !is_stopping(shared) {
                 shared.status.send_replace(WorkerStatus::Restarting { reason: reason.clone() });
             }
-            let message = format!("the engine was lost while it worked on this request ({reason}); it is safe to retry");
+            let message =
+                format!("the engine was lost while it worked on this request ({reason}); it is safe to retry");
             shared.fail_all(ErrorCode::EngineLost, &message);
             Ended::Lost(format!("{reason} ({})", handle.end()))
         }
@@ -202,12 +203,7 @@ fn news_of(batch: &mut EventBatch) -> News {
 }
 
 /// Takes a loaded worker into service.
-fn welcome(
-    shared: &Shared,
-    incarnation: u64,
-    ready: &Ready,
-    commands: &Arc<dyn CommandSender>,
-) -> Result<(), String> {
+fn welcome(shared: &Shared, incarnation: u64, ready: &Ready, commands: &Arc<dyn CommandSender>) -> Result<(), String> {
     if ready.protocol_version != PROTOCOL_VERSION {
         return Err(format!(
             "the worker (build {}) speaks protocol {}, this front end {PROTOCOL_VERSION}",

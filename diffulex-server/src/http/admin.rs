@@ -24,7 +24,11 @@ struct ProfileBody {
 }
 
 /// Starts a profile.
-pub(super) async fn start_profile(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+pub(super) async fn start_profile(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
     let body: ProfileBody = body::json_or_default(&headers, request, app.options.max_body_bytes).await?;
     let profile_prefix = body.profile_prefix.or(body.run_id);
     let outcome = app.frontend.profile(ServingCommand::ProfileStart { profile_prefix: profile_prefix.clone() }).await?;
@@ -48,9 +52,12 @@ struct AbortBody {
 }
 
 /// Ends one request; its client gets what there is, with reason `aborted`.
-pub(super) async fn abort_request(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
-    let body: AbortBody =
-        body::json(&headers, request, app.options.max_body_bytes, body::Dialect::Native).await?;
+pub(super) async fn abort_request(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
+    let body: AbortBody = body::json(&headers, request, app.options.max_body_bytes, body::Dialect::Native).await?;
     // OpenAI's ids are the request's with a prefix.
     let rid = body.rid.trim_start_matches("chatcmpl-").trim_start_matches("cmpl-");
     if !app.frontend.abort(rid) {

@@ -21,7 +21,11 @@ use super::{App, respond_checked_model};
 use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// The route.
-pub(super) async fn completions(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+pub(super) async fn completions(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
     let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::OpenAi).await?;
     let model = respond_checked_model(&app, body.model.take())?;
     let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);

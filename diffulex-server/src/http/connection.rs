@@ -68,7 +68,12 @@ async fn signalled(shutdown: &mut watch::Receiver<bool>) {
     let _ = shutdown.wait_for(|stop| *stop).await;
 }
 
-async fn connection(socket: TcpStream, router: Router, options: ConnectionOptions, mut shutdown: watch::Receiver<bool>) {
+async fn connection(
+    socket: TcpStream,
+    router: Router,
+    options: ConnectionOptions,
+    mut shutdown: watch::Receiver<bool>,
+) {
     // A frame must leave when it is written.
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY");
@@ -116,7 +121,11 @@ impl ReaderWatch {
 }
 
 impl AsyncRead for ReaderWatch {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_read(context, buffer)
     }
 }

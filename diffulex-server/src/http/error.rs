@@ -86,7 +86,12 @@ impl ApiError {
     /// The body, which is also the error frame of a stream.
     pub(super) fn body(&self) -> impl Serialize + '_ {
         ErrorEnvelope {
-            error: ErrorBody { message: &self.message, kind: self.kind(), param: self.param.as_deref(), code: self.code },
+            error: ErrorBody {
+                message: &self.message,
+                kind: self.kind(),
+                param: self.param.as_deref(),
+                code: self.code,
+            },
             detail: &self.message,
         }
     }

@@ -274,7 +274,10 @@ impl GenerationBody {
             }
         }
         if matches!(self.logprobs, Some(LogprobsField::Count(count)) if count > 1) {
-            return Err(ApiError::invalid("logprobs", "alternatives per token are not supported; logprobs takes 0, 1 or true"));
+            return Err(ApiError::invalid(
+                "logprobs",
+                "alternatives per token are not supported; logprobs takes 0, 1 or true",
+            ));
         }
         Ok(())
     }

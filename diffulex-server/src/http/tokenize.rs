@@ -38,7 +38,11 @@ struct DetokenizeBody {
 }
 
 /// Ids to text; vLLM's reply.
-pub(super) async fn detokenize(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
+pub(super) async fn detokenize(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
     let body: DetokenizeBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::Native).await?;
     Ok(Json(json!({"prompt": app.frontend.text().decode(&body.tokens)})).into_response())
 }

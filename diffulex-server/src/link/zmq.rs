@@ -124,11 +124,7 @@ pub struct ZmqWorker {
 
 impl ZmqWorker {
     /// Connects to the addresses a front end has bound.
-    pub fn connect(
-        context: &::zmq::Context,
-        command_address: &str,
-        event_address: &str,
-    ) -> Result<Self, LinkError> {
+    pub fn connect(context: &::zmq::Context, command_address: &str, event_address: &str) -> Result<Self, LinkError> {
         let commands = socket(context, ::zmq::PULL)?;
         let events = socket(context, ::zmq::PUSH)?;
         for (socket, address) in [(&commands, command_address), (&events, event_address)] {
