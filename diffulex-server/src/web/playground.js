@@ -85,11 +85,11 @@ class Recording {
       this.shift = ((snapshot.absolute_start ?? 0) - offset) % this.blockSize;
     }
     const masked = new Set(snapshot.mask_positions ?? []);
-    if (!this.frames.length && ids.length && masked.size < ids.length) {
-      this.#addBlank(ids.length + offset);
-    }
+    // Before the first step there is nothing to see but masks.
+    if (!this.frames.length) this.frames.push({ nfe: 0, atMs: 0, cells: [], committed: 0, settled: 0, wrote: 0 });
     const before = this.frames.at(-1);
-    const cells = before ? before.cells.slice() : [];
+    this.#fillWithMasks(before.cells, offset + ids.length);
+    const cells = before.cells.slice();
     const step = this.frames.length;
     let wrote = 0;
     let changed = false;
@@ -116,17 +116,17 @@ class Recording {
     }
     const committed = snapshot.committed_len ?? 0;
     // A forward that only made a block final is no step to look at.
-    if (before && !changed) {
+    if (!changed) {
       before.committed = committed;
       return;
     }
     this.frames.push({ nfe: snapshot.nfe, atMs, cells, committed, settled: countSettled(cells), wrote });
   }
 
-  /** What was there before the first step: nothing but masks. */
-  #addBlank(length) {
-    const cells = Array.from({ length }, () => blankCell());
-    this.frames.push({ nfe: 0, atMs: 0, cells, committed: 0, settled: 0, wrote: 0 });
+  /** A step shows what it wrote; what it wrote into was masked one step before, up to the edge of the block. */
+  #fillWithMasks(cells, length) {
+    if (length <= cells.length) return;
+    while (cells.length < length || (this.blockSize && !this.opensBlock(cells.length))) cells.push(blankCell());
   }
 
   /** True where a block begins at this position. */
@@ -629,7 +629,7 @@ function describe(cell, position) {
   const name = cell.kind === "end" ? "end token" : JSON.stringify(cell.piece ?? "");
   const sure = cell.confidence === null ? "" : `, confidence ${cell.confidence.toFixed(3)}`;
   const rewritten = cell.rewrites ? `, rewritten ${cell.rewrites === 1 ? "once" : `${cell.rewrites} times`}` : "";
-  return `${name}, token ${cell.id}${sure}, settled at step ${cell.step} (forward ${cell.nfe})${rewritten}`;
+  return `${name}, token ${cell.id}${sure}, settled at step ${cell.step}, by forward ${cell.nfe}${rewritten}`;
 }
 
 function milliseconds(ms) {
@@ -784,7 +784,8 @@ function remembered(question, maxTokens) {
   const counted = history.at(-1);
   const rate = counted?.rate ?? 0.5;
   const costOf = (text) => text.length * rate + 8;
-  let room = length - maxTokens - costOf(question);
+  // The server cuts an answer at the model's length, so max tokens is a wish: a quarter is kept free for it at most.
+  let room = length - Math.min(maxTokens, length / 4) - costOf(question);
   let keep = history.length;
   while (keep > 0 && room >= costOf(history[keep - 1].question) + costOf(history[keep - 1].answer)) {
     room -= costOf(history[keep - 1].question) + costOf(history[keep - 1].answer);
