@@ -30,7 +30,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         rounds.sort_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second));
         let Round { tokens_per_second, ms_per_step, rows_per_step, tokens_per_forward } = rounds[N_ROUNDS / 2];
-        println!("{size:8}  {tokens_per_second:8.0}  {ms_per_step:7.3}  {rows_per_step:9.1}  {tokens_per_forward:14.2}");
+        println!(
+            "{size:8}  {tokens_per_second:8.0}  {ms_per_step:7.3}  {rows_per_step:9.1}  {tokens_per_forward:14.2}"
+        );
     }
     Ok(())
 }

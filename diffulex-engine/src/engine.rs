@@ -9,8 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
 use diffulex_protocol::{
-    EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingError, ServingEvent,
-    ServingGenerate, ServingInput,
+    EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent, ServingGenerate,
+    ServingInput,
 };
 use diffulex_strategies::{BlockCandidates, Candidate, MultiBlock};
 
@@ -46,6 +46,7 @@ pub struct Engine {
 
 /// The telling side of a request, and its clock.
 struct Telling {
+    rid: String,
     emitter: Emitter,
     usage: Usage,
     received: Instant,
@@ -140,6 +141,7 @@ impl Engine {
         self.next_ticket += 1;
         self.stats.prompt_tokens += prompt.len() as u64;
         let telling = Telling {
+            rid: request.rid.clone(),
             emitter: Emitter::new(&request, prompt.len()),
             usage: Usage::default(),
             received: Instant::now(),
@@ -189,8 +191,9 @@ impl Engine {
     fn forget(&mut self, ticket: Ticket) -> Option<(Scheduled, Telling)> {
         let mut scheduled = self.scheduled.remove(&ticket)?;
         self.scheduler.remove(ticket, &mut scheduled);
-        self.tickets.retain(|_, other| *other != ticket);
-        Some((scheduled, self.telling.remove(&ticket)?))
+        let telling = self.telling.remove(&ticket)?;
+        self.tickets.remove(&telling.rid);
+        Some((scheduled, telling))
     }
 
     fn finish(&mut self, ticket: Ticket, reason: FinishReason, events: &mut Vec<ServingEvent>) {
@@ -211,9 +214,8 @@ impl Engine {
     }
 
     fn fail(&mut self, ticket: Ticket, error: RequestError, events: &mut Vec<ServingEvent>) {
-        let rid = self.tickets.iter().find(|(_, other)| **other == ticket).map(|(rid, _)| rid.clone());
-        if let (Some(rid), Some(_)) = (rid, self.forget(ticket)) {
-            events.push(ServingEvent::Error(error.into_event(rid)));
+        if let Some((_, telling)) = self.forget(ticket) {
+            events.push(ServingEvent::Error(error.into_event(telling.rid)));
         }
     }
 
@@ -358,6 +360,7 @@ impl Engine {
             ForwardKind::Commit => self.stats.nfe.commit += 1,
             ForwardKind::Rebuild => self.stats.nfe.rebuild += 1,
         }
+        self.stats.forced_fills += u64::from(change.was_forced);
         self.stats.generation_tokens += change.filled.len() as u64;
         for confidence in &change.filled {
             self.stats.commit_confidence.observe(f64::from(*confidence));
@@ -385,17 +388,15 @@ impl ServingEngine for Engine {
     }
 
     fn fail_all(&mut self, code: ErrorCode, message: &str) -> Vec<ServingEvent> {
-        let tickets: Vec<(String, Ticket)> = self.tickets.iter().map(|(rid, ticket)| (rid.clone(), *ticket)).collect();
-        let mut events = Vec::with_capacity(tickets.len());
-        for (rid, ticket) in tickets {
-            self.forget(ticket);
-            events.push(ServingEvent::Error(ServingError { rid, message: message.to_owned(), code, param: None }));
+        let mut events = Vec::with_capacity(self.tickets.len());
+        for ticket in self.tickets.values().copied().collect::<Vec<Ticket>>() {
+            let error = RequestError { message: message.to_owned(), code, param: None };
+            self.fail(ticket, error, &mut events);
         }
         events
     }
 
     fn stats(&self) -> EngineStats {
-        let forced: u32 = self.scheduled.values().map(|request| request.sequence.forced_fills()).sum();
         EngineStats {
             running: self.scheduler.n_running() as u32,
             waiting: self.scheduler.n_waiting() as u32,
@@ -403,7 +404,6 @@ impl ServingEngine for Engine {
             prefix_queries: self.scheduler.prefix_queries,
             prefix_hits: self.scheduler.prefix_hits,
             preemptions: self.scheduler.preemptions,
-            forced_fills: u64::from(forced),
             last_step_age_ms: self.last_step.elapsed().as_millis() as u64,
             ..self.stats.clone()
         }

@@ -18,7 +18,6 @@ pub struct DeviceRunner<O: Ops> {
     ops: O,
     network: DenseDecoder<O>,
     cache: O::Cache,
-    page_size: usize,
 }
 
 impl<O: Ops> DeviceRunner<O> {
@@ -28,11 +27,12 @@ impl<O: Ops> DeviceRunner<O> {
         let shape = CacheShape {
             n_layers: spec.n_layers,
             n_slots: n_pages * page_size,
+            page_size,
             n_kv_heads: spec.n_kv_heads,
             head_dim: spec.head_dim,
         };
         let cache = ops.cache(shape).map_err(|error| LoadError::of("KV cache", error))?;
-        Ok(Self { ops, network, cache, page_size })
+        Ok(Self { ops, network, cache })
     }
 }
 
@@ -42,7 +42,7 @@ impl<O: Ops> Runner for DeviceRunner<O> {
     }
 
     fn forward(&mut self, batch: &ModelBatch) -> Result<Vec<f32>, StepError> {
-        let Self { ops, network, cache, page_size } = self;
-        ops.scope(|| network.forward(ops, batch, *page_size, cache))
+        let Self { ops, network, cache } = self;
+        ops.scope(|| network.forward(ops, batch, cache))
     }
 }

@@ -88,7 +88,6 @@ pub struct Sequence {
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
-    forced_fills: u32,
 }
 
 impl Sequence {
@@ -120,7 +119,6 @@ impl Sequence {
             first_stop: None,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
-            forced_fills: 0,
         };
         let n_whole = prompt.len() / sequence.block_size();
         sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; n_whole];
@@ -174,11 +172,6 @@ impl Sequence {
     /// Forwards so far.
     pub fn nfe(&self) -> NfeCounts {
         self.nfe
-    }
-
-    /// Times the watchdog had to force a token.
-    pub fn forced_fills(&self) -> u32 {
-        self.forced_fills
     }
 
     /// Positions of block `index`.
@@ -303,7 +296,7 @@ impl Sequence {
             ForwardKind::Prefill => self.nfe.prefill += 1,
             ForwardKind::Commit => self.nfe.commit += 1,
         }
-        let mut change = StepChange { kind, filled: Vec::new(), block_steps: Vec::new() };
+        let mut change = StepChange { kind, filled: Vec::new(), block_steps: Vec::new(), was_forced: false };
         // Every decision is taken on the state before this step, so the order of blocks does not matter.
         let mut edits: Vec<(usize, Vec<Edit>)> = Vec::with_capacity(candidates.len());
         for BlockCandidates { block: index, candidates } in candidates {
@@ -328,7 +321,7 @@ impl Sequence {
         if self.n_idle_steps >= MAX_IDLE_STEPS {
             edits = vec![self.forced_edit(candidates)?];
             self.n_idle_steps = 0;
-            self.forced_fills += 1;
+            change.was_forced = true;
         }
         for (index, edits) in edits {
             self.blocks[index].steps += 1;
@@ -444,4 +437,6 @@ pub struct StepChange {
     pub filled: Vec<f32>,
     /// Denoise steps of each block that filled up.
     pub block_steps: Vec<usize>,
+    /// The watchdog had to force a token.
+    pub was_forced: bool,
 }

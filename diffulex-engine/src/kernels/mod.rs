@@ -56,6 +56,8 @@ pub struct CacheShape {
     pub n_layers: usize,
     /// Tokens it holds: pages times page size.
     pub n_slots: usize,
+    /// Tokens of a page, a power of two: slots of a page are neighbours.
+    pub page_size: usize,
     /// K (or V) heads.
     pub n_kv_heads: usize,
     /// Width of one head.
@@ -67,7 +69,7 @@ pub struct CacheShape {
 pub struct SequenceRows {
     /// Rows of the batch.
     pub rows: Range<usize>,
-    /// Pages that hold the sequence's K/V, in order of position.
+    /// Pages that hold the sequence's K/V: position `p` lies in slot `pages[p / page_size] * page_size + p % page_size`.
     pub pages: Vec<u32>,
     /// One per row: it sees positions `0..visible`.
     pub visible: Vec<u32>,
@@ -78,8 +80,6 @@ pub struct SequenceRows {
 pub struct AttentionBatch<'a> {
     /// Every row of the batch belongs to exactly one.
     pub sequences: &'a [SequenceRows],
-    /// Tokens of a page: position `p` lies in slot `pages[p / page_size] * page_size + p % page_size`.
-    pub page_size: usize,
     /// Query heads; head `h` reads K/V head `h / (n_heads / n_kv_heads)`.
     pub n_heads: usize,
 }

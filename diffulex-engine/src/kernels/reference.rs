@@ -122,7 +122,7 @@ impl Ops for ReferenceOps {
         layer: usize,
         batch: AttentionBatch<'_>,
     ) -> Result<Tensor, StepError> {
-        let CacheShape { n_kv_heads, head_dim, .. } = cache.shape;
+        let CacheShape { n_kv_heads, head_dim, page_size, .. } = cache.shape;
         let group = batch.n_heads / n_kv_heads;
         let scale = 1.0 / (head_dim as f64).sqrt();
         let (cached_k, cached_v) = &cache.layers[layer];
@@ -130,7 +130,7 @@ impl Ops for ReferenceOps {
         for sequence in batch.sequences {
             for (row, visible) in sequence.rows.clone().zip(&sequence.visible) {
                 let slots: Vec<usize> = (0..*visible as usize)
-                    .map(|p| sequence.pages[p / batch.page_size] as usize * batch.page_size + p % batch.page_size)
+                    .map(|p| sequence.pages[p / page_size] as usize * page_size + p % page_size)
                     .collect();
                 let (k, v) = (cache.gather(cached_k, &slots)?, cache.gather(cached_v, &slots)?);
                 // [n_kv_heads, group, head_dim]: the query heads of one K/V head are neighbours.

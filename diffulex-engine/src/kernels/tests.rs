@@ -70,14 +70,15 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     results.push(ops.host(&sum).unwrap());
     results.push(ops.host(&ops.gate(sum, &x).unwrap()).unwrap());
 
-    // A context of `n_visible` positions of which the rows are the last ones, over pages of 4 in an odd order.
-    let page_size = 4;
+    // A context of `n_visible` positions of which the rows are the last ones, over pages in an odd order.
+    let page_size = [4, 8, 16, 32][seed as usize / 2 % 4];
     let n_pages = n_visible.div_ceil(page_size);
     let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
     let slot = |position: usize| pages[position / page_size] * page_size as u32 + (position % page_size) as u32;
     let rope = RopeTable::new(10_000.0, head_dim, n_visible);
     let positions: Vec<u32> = (0..n_visible as u32).collect();
-    let mut cache = ops.cache(CacheShape { n_layers: 2, n_slots: n_pages * page_size, n_kv_heads, head_dim }).unwrap();
+    let shape = CacheShape { n_layers: 2, n_slots: n_pages * page_size, page_size, n_kv_heads, head_dim };
+    let mut cache = ops.cache(shape).unwrap();
     let mut k = tensor(ops, &values(seed + 5, n_visible * kv_width), kv_width);
     let v = tensor(ops, &values(seed + 6, n_visible * kv_width), kv_width);
     ops.norm_rope(&mut k, Some((&head_norm, 1e-6)), &rope, &positions).unwrap();
@@ -89,7 +90,7 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     ops.norm_rope(&mut q, None, &rope, &positions[n_visible - n_queries..]).unwrap();
     let visible = (n_visible - n_queries + 1..=n_visible).map(|visible| visible as u32).collect();
     let sequences = [SequenceRows { rows: 0..n_queries, pages, visible }];
-    let batch = AttentionBatch { sequences: &sequences, page_size, n_heads: n_kv_heads * group };
+    let batch = AttentionBatch { sequences: &sequences, n_heads: n_kv_heads * group };
     results.push(ops.host(&ops.attend(&q, &cache, 1, batch).unwrap()).unwrap());
     results
 }

@@ -256,11 +256,10 @@ impl<O: Ops> DenseDecoder<O> {
         &self,
         ops: &O,
         batch: &ModelBatch,
-        page_size: usize,
         cache: &mut O::Cache,
         mut after_layer: impl FnMut(usize, &O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {
-        let attention = AttentionBatch { sequences: &batch.sequences, page_size, n_heads: self.n_heads };
+        let attention = AttentionBatch { sequences: &batch.sequences, n_heads: self.n_heads };
         let mut x = ops.embed(&self.embedding, &batch.ids)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
@@ -286,15 +285,9 @@ impl<O: Ops> DenseDecoder<O> {
     }
 
     /// The residual stream after the embedding's last layer, for tests: `(layer, values)` in order.
-    pub fn hidden_states(
-        &self,
-        ops: &O,
-        batch: &ModelBatch,
-        page_size: usize,
-        cache: &mut O::Cache,
-    ) -> Result<Vec<Vec<f32>>, StepError> {
+    pub fn hidden_states(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<Vec<f32>>, StepError> {
         let mut states = Vec::new();
-        self.hidden(ops, batch, page_size, cache, |_, x| {
+        self.hidden(ops, batch, cache, |_, x| {
             states.push(ops.host(x)?);
             Ok(())
         })?;
@@ -307,14 +300,8 @@ impl<O: Ops> Network<O> for DenseDecoder<O> {
         &self.spec
     }
 
-    fn forward(
-        &self,
-        ops: &O,
-        batch: &ModelBatch,
-        page_size: usize,
-        cache: &mut O::Cache,
-    ) -> Result<Vec<f32>, StepError> {
-        let x = self.hidden(ops, batch, page_size, cache, |_, _| Ok(()))?;
+    fn forward(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<f32>, StepError> {
+        let x = self.hidden(ops, batch, cache, |_, _| Ok(()))?;
         if batch.logit_rows.is_empty() {
             return Ok(Vec::new());
         }

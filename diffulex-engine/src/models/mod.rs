@@ -61,13 +61,7 @@ pub trait Network<O: Ops>: Send {
     fn spec(&self) -> &ModelSpec;
 
     /// Logits `[batch.logit_rows.len(), vocab_size]` on the host. Writes the K/V of every row.
-    fn forward(
-        &self,
-        ops: &O,
-        batch: &ModelBatch,
-        page_size: usize,
-        cache: &mut O::Cache,
-    ) -> Result<Vec<f32>, StepError>;
+    fn forward(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<f32>, StepError>;
 }
 
 /// The architectures that can be loaded.

@@ -58,15 +58,16 @@ fn forwards_agree<O: Ops>(ops: &O) {
             .cache(CacheShape {
                 n_layers: spec.n_layers,
                 n_slots: n_pages * page_size,
+                page_size,
                 n_kv_heads: spec.n_kv_heads,
                 head_dim: spec.head_dim,
             })
             .unwrap();
         let name = case["logits_key"].as_str().unwrap();
-        let logits = network.forward(ops, &batch, page_size, &mut cache).unwrap();
+        let logits = network.forward(ops, &batch, &mut cache).unwrap();
         let difference = max_difference(&logits, &values(name).unwrap());
         assert!(difference <= LOGIT_TOLERANCE, "{name}: logits differ by {difference}");
-        for (layer, state) in network.hidden_states(ops, &batch, page_size, &mut cache).unwrap().iter().enumerate() {
+        for (layer, state) in network.hidden_states(ops, &batch, &mut cache).unwrap().iter().enumerate() {
             if let Some(want) = values(&format!("{name}.layer{layer}")) {
                 let difference = max_difference(state, &want);
                 assert!(difference <= HIDDEN_TOLERANCE, "{name}, layer {layer}: differs by {difference}");

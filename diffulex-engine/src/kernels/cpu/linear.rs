@@ -6,11 +6,12 @@
 
 use rayon::prelude::*;
 
+use super::vector::{LANES, Vector, for_each_instruction_set};
 use super::{Rows, Simd};
 use crate::kernels::{WeightData, WeightType};
 
-/// Outputs of a panel: one AVX-512 register of f32.
-const PANEL: usize = 16;
+/// Outputs of a panel: one vector.
+const PANEL: usize = LANES;
 
 /// Products below this many multiply-adds stay on one thread: waking another costs 10 to 20 µs, in which one core does
 /// about this much.
@@ -149,175 +150,74 @@ unsafe fn panel_product(
 
 type Sums = [[f32; PANEL]; MAX_TILE_ROWS];
 
-/// Calls the tile for a row count that is known when it is compiled, so that its sums stay in registers.
-macro_rules! by_rows {
-    ($n_rows:expr, $tile:ident, $($arg:expr),*) => {
-        match $n_rows {
-            1 => $tile::<1>($($arg),*),
-            2 => $tile::<2>($($arg),*),
-            3 => $tile::<3>($($arg),*),
-            4 => $tile::<4>($($arg),*),
-            5 => $tile::<5>($($arg),*),
-            6 => $tile::<6>($($arg),*),
-            7 => $tile::<7>($($arg),*),
-            _ => $tile::<8>($($arg),*),
+for_each_instruction_set! {
+    /// Sums of up to [`MAX_TILE_ROWS`] rows over a panel of 32-bit floats.
+    fn tile_f32 => tile_f32_body(inputs: &[f32], panel: &[f32], n_rows: usize, sums: &mut Sums)
+}
+
+for_each_instruction_set! {
+    /// Sums of up to [`MAX_TILE_ROWS`] rows over a panel of bfloat16.
+    fn tile_bf16 => tile_bf16_body(inputs: &[f32], panel: &[u16], n_rows: usize, sums: &mut Sums)
+}
+
+#[inline(always)]
+unsafe fn tile_f32_body<V: Vector>(inputs: &[f32], panel: &[f32], n_rows: usize, sums: &mut Sums) {
+    let (vectors, _) = panel.as_chunks::<PANEL>();
+    // SAFETY: passed on from the caller.
+    unsafe { tile::<V, f32>(inputs, vectors, n_rows, sums, |vector| V::load(vector)) };
+}
+
+#[inline(always)]
+unsafe fn tile_bf16_body<V: Vector>(inputs: &[f32], panel: &[u16], n_rows: usize, sums: &mut Sums) {
+    let (vectors, _) = panel.as_chunks::<PANEL>();
+    // SAFETY: passed on from the caller.
+    unsafe { tile::<V, u16>(inputs, vectors, n_rows, sums, |vector| V::load_bf16(vector)) };
+}
+
+/// Picks the tile whose row count is known when it is compiled, so that its sums stay in registers.
+#[inline(always)]
+unsafe fn tile<V: Vector, T>(
+    inputs: &[f32],
+    vectors: &[[T; PANEL]],
+    n_rows: usize,
+    sums: &mut Sums,
+    load: impl Fn(&[T; PANEL]) -> V,
+) {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        match n_rows {
+            1 => rows::<V, T, 1>(inputs, vectors, sums, load),
+            2 => rows::<V, T, 2>(inputs, vectors, sums, load),
+            3 => rows::<V, T, 3>(inputs, vectors, sums, load),
+            4 => rows::<V, T, 4>(inputs, vectors, sums, load),
+            5 => rows::<V, T, 5>(inputs, vectors, sums, load),
+            6 => rows::<V, T, 6>(inputs, vectors, sums, load),
+            7 => rows::<V, T, 7>(inputs, vectors, sums, load),
+            _ => rows::<V, T, MAX_TILE_ROWS>(inputs, vectors, sums, load),
         }
-    };
-}
-
-fn tile_f32(simd: Simd, inputs: &[f32], panel: &[f32], n_rows: usize, sums: &mut Sums) {
-    match simd {
-        // SAFETY: the variant exists only where the machine has avx512f.
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => unsafe { by_rows!(n_rows, f32_avx512, inputs, panel, sums) },
-        // SAFETY: the variant exists only where the machine has avx2 and fma.
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => unsafe { by_rows!(n_rows, f32_avx2, inputs, panel, sums) },
-        Simd::Portable => by_rows!(n_rows, f32_portable, inputs, panel, sums),
-    }
-}
-
-fn tile_bf16(simd: Simd, inputs: &[f32], panel: &[u16], n_rows: usize, sums: &mut Sums) {
-    match simd {
-        // SAFETY: the variant exists only where the machine has avx512f.
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx512 => unsafe { by_rows!(n_rows, bf16_avx512, inputs, panel, sums) },
-        // SAFETY: the variant exists only where the machine has avx2 and fma.
-        #[cfg(target_arch = "x86_64")]
-        Simd::Avx2 => unsafe { by_rows!(n_rows, bf16_avx2, inputs, panel, sums) },
-        Simd::Portable => by_rows!(n_rows, bf16_portable, inputs, panel, sums),
     }
 }
 
 #[inline(always)]
-fn portable<const R: usize>(inputs: &[f32], n_in: usize, sums: &mut Sums, weight: impl Fn(usize) -> [f32; PANEL]) {
-    for k in 0..n_in {
-        let weights = weight(k);
-        for (row, sums) in sums.iter_mut().take(R).enumerate() {
-            let input = inputs[row * n_in + k];
-            for lane in 0..PANEL {
-                sums[lane] = if cfg!(target_arch = "aarch64") {
-                    input.mul_add(weights[lane], sums[lane])
-                } else {
-                    sums[lane] + input * weights[lane]
-                };
-            }
+unsafe fn rows<V: Vector, T, const R: usize>(
+    inputs: &[f32],
+    vectors: &[[T; PANEL]],
+    sums: &mut Sums,
+    load: impl Fn(&[T; PANEL]) -> V,
+) {
+    let n_in = vectors.len();
+    assert_eq!(inputs.len(), R * n_in);
+    // SAFETY: passed on from the caller.
+    let mut sum = [unsafe { V::splat(0.0) }; R];
+    for (k, vector) in vectors.iter().enumerate() {
+        let weights = load(vector);
+        for (row, sum) in sum.iter_mut().enumerate() {
+            // SAFETY: `row < R` and `k < n_in`, and there are `R * n_in` inputs; the rest is passed on from the caller.
+            unsafe { *sum = V::splat(*inputs.get_unchecked(row * n_in + k)).mul_add(weights, *sum) };
         }
     }
-}
-
-fn f32_portable<const R: usize>(inputs: &[f32], panel: &[f32], sums: &mut Sums) {
-    let (vectors, _) = panel.as_chunks::<PANEL>();
-    portable::<R>(inputs, vectors.len(), sums, |k| vectors[k]);
-}
-
-fn bf16_portable<const R: usize>(inputs: &[f32], panel: &[u16], sums: &mut Sums) {
-    let (vectors, _) = panel.as_chunks::<PANEL>();
-    portable::<R>(inputs, vectors.len(), sums, |k| vectors[k].map(|bits| f32::from_bits(u32::from(bits) << 16)));
-}
-
-#[cfg(target_arch = "x86_64")]
-use x86::{bf16_avx2, bf16_avx512, f32_avx2, f32_avx512};
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::{PANEL, Sums};
-
-    /// Bytes ahead of use that weights are asked for: far enough that memory keeps up, measured on the reference
-    /// machine of the performance notes.
-    const PREFETCH_VECTORS: usize = 64;
-
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn f32_avx512<const R: usize>(inputs: &[f32], panel: &[f32], sums: &mut Sums) {
-        let (vectors, _) = panel.as_chunks::<PANEL>();
-        // SAFETY: a vector holds 16 values.
-        avx512::<R, _>(inputs, vectors, sums, |vector| unsafe { _mm512_loadu_ps(vector.as_ptr()) });
-    }
-
-    #[target_feature(enable = "avx512f")]
-    pub(super) fn bf16_avx512<const R: usize>(inputs: &[f32], panel: &[u16], sums: &mut Sums) {
-        let (vectors, _) = panel.as_chunks::<PANEL>();
-        avx512::<R, _>(inputs, vectors, sums, |vector| {
-            // SAFETY: a vector holds 16 values of 2 bytes, and this runs only inside functions with avx512f.
-            unsafe {
-                let half = _mm256_loadu_si256(vector.as_ptr().cast());
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
-            }
-        });
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn avx512<const R: usize, T>(
-        inputs: &[f32],
-        vectors: &[[T; PANEL]],
-        sums: &mut Sums,
-        load: impl Fn(&[T; PANEL]) -> __m512,
-    ) {
-        let n_in = vectors.len();
-        assert_eq!(inputs.len(), R * n_in);
-        let mut sum = [_mm512_setzero_ps(); R];
-        for (k, vector) in vectors.iter().enumerate() {
-            _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(vector).wrapping_add(PREFETCH_VECTORS).cast());
-            let weights = load(vector);
-            for (row, sum) in sum.iter_mut().enumerate() {
-                // SAFETY: `row < R` and `k < n_in`, and there are `R * n_in` inputs.
-                let input = _mm512_set1_ps(unsafe { *inputs.get_unchecked(row * n_in + k) });
-                *sum = _mm512_fmadd_ps(input, weights, *sum);
-            }
-        }
-        for row in 0..R {
-            // SAFETY: a row of sums holds 16 values.
-            unsafe { _mm512_storeu_ps(sums[row].as_mut_ptr(), sum[row]) };
-        }
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn f32_avx2<const R: usize>(inputs: &[f32], panel: &[f32], sums: &mut Sums) {
-        let (vectors, _) = panel.as_chunks::<PANEL>();
-        // SAFETY: a vector holds 16 values, two registers.
-        avx2::<R, _>(inputs, vectors, sums, |vector, half| unsafe { _mm256_loadu_ps(vector.as_ptr().add(8 * half)) });
-    }
-
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) fn bf16_avx2<const R: usize>(inputs: &[f32], panel: &[u16], sums: &mut Sums) {
-        let (vectors, _) = panel.as_chunks::<PANEL>();
-        avx2::<R, _>(inputs, vectors, sums, |vector, half| {
-            // SAFETY: a vector holds 16 values of 2 bytes, and this runs only inside functions with avx2.
-            unsafe {
-                let eighth = _mm_loadu_si128(vector.as_ptr().add(8 * half).cast());
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eighth)))
-            }
-        });
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma")]
-    fn avx2<const R: usize, T>(
-        inputs: &[f32],
-        vectors: &[[T; PANEL]],
-        sums: &mut Sums,
-        load: impl Fn(&[T; PANEL], usize) -> __m256,
-    ) {
-        let n_in = vectors.len();
-        assert_eq!(inputs.len(), R * n_in);
-        // One half of the panel after the other: 8 rows of both halves would not fit the 16 registers.
-        for half in 0..2 {
-            let mut sum = [_mm256_setzero_ps(); R];
-            for (k, vector) in vectors.iter().enumerate() {
-                let weights = load(vector, half);
-                for (row, sum) in sum.iter_mut().enumerate() {
-                    // SAFETY: `row < R` and `k < n_in`, and there are `R * n_in` inputs.
-                    let input = _mm256_set1_ps(unsafe { *inputs.get_unchecked(row * n_in + k) });
-                    *sum = _mm256_fmadd_ps(input, weights, *sum);
-                }
-            }
-            for row in 0..R {
-                // SAFETY: a row of sums holds 16 values, two halves of 8.
-                unsafe { _mm256_storeu_ps(sums[row].as_mut_ptr().add(8 * half), sum[row]) };
-            }
-        }
+    for (sum, place) in sum.iter().zip(sums) {
+        // SAFETY: passed on from the caller.
+        unsafe { sum.store(place) };
     }
 }

@@ -4,11 +4,13 @@ mod attention;
 mod linear;
 mod rows;
 mod simd;
+mod vector;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::{AttentionBatch, CacheShape, HeadNorm, Ops, RopeTable, WeightData, WeightType};
 use crate::error::{LoadError, StepError};
+use attention::LayerCache;
 pub use linear::PackedMatrix;
 pub use rows::Rows;
 pub(crate) use simd::{Simd, log_sum_exp};
@@ -19,10 +21,10 @@ pub struct CpuOps {
     simd: Simd,
 }
 
-/// K and V per layer, `[n_slots, n_kv_heads, head_dim]`.
+/// K and V of every layer.
 pub struct CpuCache {
     shape: CacheShape,
-    layers: Vec<(Vec<f32>, Vec<f32>)>,
+    layers: Vec<LayerCache>,
 }
 
 impl CpuOps {
@@ -69,10 +71,7 @@ impl Ops for CpuOps {
     }
 
     fn cache(&self, shape: CacheShape) -> Result<CpuCache, StepError> {
-        // Zeroed memory comes from the system page by page as it is touched: an unused cache costs nothing.
-        let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
-        let layers = (0..shape.n_layers).map(|_| (vec![0.0; len], vec![0.0; len])).collect();
-        Ok(CpuCache { shape, layers })
+        Ok(CpuCache { shape, layers: (0..shape.n_layers).map(|_| LayerCache::new(shape)).collect() })
     }
 
     fn embed(&self, table: &PackedMatrix, ids: &[u32]) -> Result<Rows, StepError> {
@@ -129,19 +128,12 @@ impl Ops for CpuOps {
     }
 
     fn store(&self, cache: &mut CpuCache, layer: usize, k: &Rows, v: &Rows, slots: &[u32]) -> Result<(), StepError> {
-        let width = cache.shape.n_kv_heads * cache.shape.head_dim;
-        let (cached_k, cached_v) = &mut cache.layers[layer];
-        for (row, slot) in slots.iter().enumerate() {
-            let place = *slot as usize * width..(*slot as usize + 1) * width;
-            cached_k[place.clone()].copy_from_slice(k.row(row));
-            cached_v[place].copy_from_slice(v.row(row));
-        }
+        cache.layers[layer].store(cache.shape, k, v, slots);
         Ok(())
     }
 
     fn attend(&self, q: &Rows, cache: &CpuCache, layer: usize, batch: AttentionBatch<'_>) -> Result<Rows, StepError> {
-        let (k, v) = &cache.layers[layer];
-        Ok(attention::attend(self.simd, q, k, v, cache.shape, batch))
+        Ok(attention::attend(self.simd, q, &cache.layers[layer], cache.shape, batch))
     }
 
     fn gate(&self, mut gate: Rows, up: &Rows) -> Result<Rows, StepError> {

@@ -1,0 +1,50 @@
+//! Speed of one product `x W^T` for the shapes of a model, on one thread and on all.
+//!
+//! `cargo run --release --example kernel_bench -- [N_OUT N_IN]`; the least of many short runs, so that a busy machine
+//! does not count.
+
+#![expect(clippy::print_stdout, reason = "a program that prints a table")]
+
+use std::error::Error;
+use std::time::Instant;
+
+use diffulex_engine::kernels::cpu::{CpuOps, Rows};
+use diffulex_engine::kernels::{Ops, WeightData, WeightType};
+
+const N_RUNS: usize = 200;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let sizes = std::env::args().skip(1).map(|size| size.parse()).collect::<Result<Vec<usize>, _>>()?;
+    let (n_out, n_in) = match sizes[..] {
+        [n_out, n_in] => (n_out, n_in),
+        _ => (576, 256),
+    };
+    println!("{n_out} x {n_in}, GFLOP/s");
+    println!("rows  threads  float32  bfloat16");
+    let bytes: Vec<u8> =
+        (0..n_out * n_in).flat_map(|index| (((index * 37) % 101) as f32 * 0.01).to_le_bytes()).collect();
+    let all = std::thread::available_parallelism()?.get();
+    for n_threads in [1, all] {
+        let ops = CpuOps::new(n_threads)?;
+        for n_rows in [1, 4, 8, 16, 64, 256] {
+            let x = Rows::new((0..n_rows * n_in).map(|index| ((index * 53) % 97) as f32 * 0.01).collect(), n_in);
+            let mut speeds = Vec::new();
+            for hold in [WeightType::F32, WeightType::Bf16] {
+                let weight = ops.matrix(WeightData::F32(&bytes), n_out, n_in, hold)?;
+                let mut least = f64::INFINITY;
+                for _ in 0..N_RUNS {
+                    let seconds = ops.scope(|| {
+                        let started = Instant::now();
+                        let product = ops.linear(&x, &weight, None);
+                        (started.elapsed().as_secs_f64(), product)
+                    });
+                    seconds.1?;
+                    least = least.min(seconds.0);
+                }
+                speeds.push(2.0 * (n_rows * n_in * n_out) as f64 / least / 1e9);
+            }
+            println!("{n_rows:4}  {n_threads:7}  {:7.0}  {:8.0}", speeds[0], speeds[1]);
+        }
+    }
+    Ok(())
+}
