@@ -86,25 +86,25 @@ pub struct ServerFlags {
     #[arg(long, value_name = "BYTES")]
     pub max_body_bytes: Option<usize>,
     /// Longest time for one request; 0 is no limit.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub request_timeout_seconds: Option<f64>,
     /// Longest time a client may leave its stream unread.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub stream_idle_timeout_seconds: Option<f64>,
     /// Longest time to the end of a request's head, and of an idle connection.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub header_timeout_seconds: Option<f64>,
     /// Longest time the model may take to load.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub startup_timeout_seconds: Option<f64>,
     /// How long running requests may go on after SIGTERM or SIGINT; a second signal ends them at once.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub shutdown_grace_seconds: Option<f64>,
     /// How often an idle engine reports.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub heartbeat_interval_seconds: Option<f64>,
     /// Silence after which /health calls the engine stalled.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub engine_heartbeat_timeout_seconds: Option<f64>,
     /// ZMQ address of commands, ipc:// or tcp:// on loopback; a private one otherwise.
     #[arg(long, value_name = "ADDR")]
@@ -152,13 +152,13 @@ pub struct EngineFlags {
     #[arg(long, value_name = "NAME")]
     pub accept_rule: Option<String>,
     /// Confidence above which a token is accepted, 0 to 1.
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_parser = finite::<f32>, value_name = "P")]
     pub accept_threshold: Option<f32>,
     /// Share of a block that must be filled before the next one opens, 0 to 1.
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_parser = finite::<f32>, value_name = "SHARE")]
     pub add_block_threshold: Option<f32>,
     /// Share of a block that must be filled before the next one may be forced, 0 to 1.
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_parser = finite::<f32>, value_name = "SHARE")]
     pub semi_complete_threshold: Option<f32>,
     /// Denoise steps of a block under the scheduled rules.
     #[arg(long, value_name = "N")]
@@ -355,6 +355,12 @@ impl EngineFlags {
     }
 }
 
+/// A number that is one: JSON, in which flags meet the YAML file, has no way to write NaN.
+fn finite<T: std::str::FromStr + Into<f64> + Copy>(text: &str) -> Result<T, String> {
+    let number: T = text.parse().map_err(|_| "not a number".to_owned())?;
+    if number.into().is_finite() { Ok(number) } else { Err("not a finite number".to_owned()) }
+}
+
 /// Diffulex's list of device indices: comma-separated, spaces and empty items allowed.
 pub fn parse_device_ids(text: &str) -> Result<Vec<u32>, String> {
     let mut ids = Vec::new();
@@ -416,6 +422,6 @@ mod tests {
     #[test]
     fn help_shows_defaults() {
         let help = command().render_long_help().to_string();
-        assert!(help.contains("Port to listen on; 0 takes a free one. [default: 8000]"), "{help}");
+        assert!(help.contains("Port to listen on; 0 takes a free one [default: 8000]"), "{help}");
     }
 }

@@ -89,7 +89,11 @@ fn parse<T: DeserializeOwned>(bytes: &[u8], dialect: Dialect) -> Result<T, ApiEr
             Dialect::Native => StatusCode::UNPROCESSABLE_ENTITY,
             Dialect::OpenAi => StatusCode::BAD_REQUEST,
         };
-        ApiError::new(status, "invalid_body", format!("the body is not a valid request: {error}"))
+        let mut message = format!("the body is not a valid request: {error}");
+        if message.contains("hex escape") {
+            message.push_str(" (half of a surrogate pair, such as \\ud800 alone, is no character)");
+        }
+        ApiError::new(status, "invalid_body", message)
     })
 }
 

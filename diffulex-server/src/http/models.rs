@@ -13,6 +13,12 @@ use super::App;
 use super::error::ApiError;
 
 #[derive(Serialize)]
+struct ModelList {
+    object: &'static str,
+    data: [Model; 1],
+}
+
+#[derive(Serialize)]
 struct Model {
     id: String,
     object: &'static str,
@@ -53,7 +59,7 @@ fn model(app: &App) -> Model {
 
 /// The list of one.
 pub(super) async fn list(State(app): State<App>) -> Response {
-    Json(json!({"object": "list", "data": [model(&app)]})).into_response()
+    Json(ModelList { object: "list", data: [model(&app)] }).into_response()
 }
 
 /// One by name or alias.

@@ -1,0 +1,420 @@
+//! What the front end costs: CPU per request and per streamed event, and whether paced streams keep their cadence.
+//!
+//! The program starts itself twice more: as a front end (the product's own, over real sockets) and as that front end's
+//! worker process, whose engine is a script: it computes nothing, so what is measured is HTTP, JSON, routing and ZMQ. CPU
+//! is the front-end process's, read from its threads' scheduler accounts in nanoseconds; clients run in a third process.
+//!
+//! ```text
+//! cargo run --release -p diffulex-server --example front_end_cost [-- SCALE]
+//! ```
+//! SCALE multiplies the amount of work (default 1).
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use diffulex_engine::ServingEngine;
+use diffulex_protocol::{
+    EngineStats, ErrorCode, FinishReason, ModelCard, ServingBufferSnapshot, ServingCommand, ServingDelta, ServingError,
+    ServingEvent, ServingGenerate, ServingReply, StreamMode,
+};
+use diffulex_server::config::ServerConfig;
+use diffulex_server::worker_process::{self, WorkerProcesses};
+use diffulex_server::{demo, launch};
+
+/// The bars of this project: microseconds of CPU for a small request, for a streamed event, share of the cadence kept.
+const REQUEST_BAR_US: f64 = 25.0;
+const EVENT_BAR_US: f64 = 3.0;
+const CADENCE_BAR: f64 = 0.99;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let first = arguments.next();
+    let result = match first.as_deref() {
+        Some("front-end") => front_end(),
+        Some("worker") => worker_process::run(Box::new(|_| Ok(Box::new(Script::default()) as Box<dyn ServingEngine>))),
+        scale => measure(scale.and_then(|scale| scale.parse().ok()).unwrap_or(1.0)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            let _ = writeln!(std::io::stderr(), "error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The product's front end, with this program as its worker.
+fn front_end() -> Result<(), String> {
+    let config = ServerConfig { log_level: "warn".to_owned(), ..ServerConfig::default() };
+    diffulex_server::telemetry::init_logging(&config.log_level)?;
+    launch::runtime()?.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.map_err(|error| error.to_string())?;
+        let address = listener.local_addr().map_err(|error| error.to_string())?;
+        let files = demo::model_files(None).map_err(|error| error.to_string())?;
+        let private_dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let plan = launch::worker_plan(&config, program, private_dir.path().to_owned());
+        let starter = Box::new(WorkerProcesses::new(plan));
+        launch::serve_with(&config, listener, address, &files, "script".to_owned(), starter).await
+    })
+}
+
+/// An engine that answers without a model. `user` holds the milliseconds between the events of a stream.
+#[derive(Default)]
+struct Script {
+    card: Card,
+    streams: Vec<Stream>,
+    next_tick: Option<Instant>,
+    stats: EngineStats,
+}
+
+struct Card(ModelCard);
+
+impl Default for Card {
+    fn default() -> Self {
+        Self(ModelCard { vocab_size: 1280, max_model_len: 1 << 20, block_size: 8, ..ModelCard::default() })
+    }
+}
+
+struct Stream {
+    request: ServingGenerate,
+    n_sent: u32,
+}
+
+const ANSWER: &str = "four words are enough";
+
+impl Script {
+    fn reply(rid: String) -> ServingEvent {
+        ServingEvent::Reply(ServingReply {
+            rid,
+            text: ANSWER.to_owned(),
+            token_ids: vec![5; 8],
+            nfe: 4,
+            finish_reason: FinishReason::EosTokenGenerated,
+            full_text: ANSWER.to_owned(),
+            full_token_ids: vec![5; 8],
+            engine_decode_time_s: 0.001,
+            engine_decode_tokens: 8,
+            engine_decode_tps: Some(8000.0),
+            finished: true,
+            prompt_tokens: 4,
+            cached_tokens: 0,
+            nfe_counts: Default::default(),
+            queue_time_s: 0.0,
+            confidences: Vec::new(),
+            seed: Some(1),
+            preemptions: 0,
+        })
+    }
+
+    fn progress(stream: &Stream) -> ServingEvent {
+        let (rid, seq) = (stream.request.rid.clone(), stream.n_sent);
+        match stream.request.stream_mode {
+            StreamMode::BlockAppend => ServingEvent::Delta(ServingDelta {
+                rid,
+                token_offset: seq * 4,
+                text: "some more words".to_owned(),
+                token_ids: vec![5; 4],
+                nfe: seq,
+                seq,
+                ..ServingDelta::default()
+            }),
+            StreamMode::Denoise => ServingEvent::BufferSnapshot(ServingBufferSnapshot {
+                rid,
+                token_offset: seq * 4,
+                absolute_start: seq * 4,
+                absolute_end: seq * 4 + 16,
+                text: "some words and ░░░░░░░░".to_owned(),
+                token_ids: vec![5; 16],
+                committed_text: "some words".to_owned(),
+                mask_positions: (8..16).collect(),
+                pieces: (0..16).map(|index| (index < 8).then(|| "word".to_owned())).collect(),
+                confidences: vec![0.9; 16],
+                block_size: 8,
+                seq,
+                ..ServingBufferSnapshot::default()
+            }),
+        }
+    }
+
+    fn interval(request: &ServingGenerate) -> Duration {
+        Duration::from_millis(request.user.as_deref().and_then(|user| user.parse().ok()).unwrap_or(0))
+    }
+}
+
+impl ServingEngine for Script {
+    fn tick(&mut self, commands: Vec<ServingCommand>) -> Vec<ServingEvent> {
+        let mut events = Vec::new();
+        for command in commands {
+            match command {
+                ServingCommand::Generate(request) if request.stream => {
+                    self.streams.push(Stream { request, n_sent: 0 });
+                }
+                ServingCommand::Generate(request) => events.push(Self::reply(request.rid)),
+                ServingCommand::Abort { rid } => self.streams.retain(|stream| stream.request.rid != rid),
+                ServingCommand::Shutdown { .. }
+                | ServingCommand::ProfileStart { .. }
+                | ServingCommand::ProfileStop
+                | ServingCommand::FlushCache => {}
+            }
+        }
+        let Some(interval) = self.streams.first().map(|stream| Self::interval(&stream.request)) else { return events };
+        let due = *self.next_tick.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        if now < due {
+            // A forward takes time; a script only pretends to.
+            std::thread::park_timeout(due - now);
+            return events;
+        }
+        self.next_tick = Some(due.max(now - interval) + interval);
+        for stream in &mut self.streams {
+            events.push(Self::progress(stream));
+            stream.n_sent += 1;
+        }
+        self.streams.retain(|stream| {
+            let is_over = stream.n_sent >= stream.request.sampling_params.max_tokens;
+            if is_over {
+                events.push(Self::reply(stream.request.rid.clone()));
+            }
+            !is_over
+        });
+        if self.streams.is_empty() {
+            self.next_tick = None;
+        }
+        events
+    }
+
+    fn has_work(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    fn fail_all(&mut self, code: ErrorCode, message: &str) -> Vec<ServingEvent> {
+        let streams = std::mem::take(&mut self.streams);
+        streams
+            .into_iter()
+            .map(|stream| {
+                let rid = stream.request.rid;
+                ServingEvent::Error(ServingError { rid, message: message.to_owned(), code, param: None })
+            })
+            .collect()
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.stats.clone()
+    }
+
+    fn card(&self) -> &ModelCard {
+        &self.card.0
+    }
+}
+
+fn measure(scale: f64) -> Result<(), String> {
+    let server = Server::start()?;
+    let mut out = std::io::stdout().lock();
+    let mut all_met = true;
+    let mut tell = |line: String, is_met: bool| {
+        all_met &= is_met;
+        let _ = writeln!(out, "{line}  {}", if is_met { "met" } else { "MISSED" });
+    };
+
+    let scaled = |count: f64| (count * scale).max(1.0) as usize;
+    server.requests(4, scaled(500.0))?;
+    for n_connections in [1, 16] {
+        let n_each = scaled(20_000.0) / n_connections;
+        let (cpu, wall) = server.requests(n_connections, n_each)?;
+        let n = (n_connections * n_each) as f64;
+        let us = cpu.as_secs_f64() * 1e6 / n;
+        tell(
+            format!(
+                "request, {n_connections:>3} connections: {us:6.2} us CPU each (bar {REQUEST_BAR_US}), {:.0}/s, n = {n}",
+                n / wall.as_secs_f64()
+            ),
+            us <= REQUEST_BAR_US,
+        );
+    }
+    for (mode, name) in [(StreamMode::BlockAppend, "block_append"), (StreamMode::Denoise, "denoise")] {
+        for (n_streams, interval_ms, n_events) in [(64, 0, 2000.0), (256, 20, 250.0)] {
+            let n_events = scaled(n_events);
+            let seen = server.streams(mode, n_streams, interval_ms, n_events)?;
+            let n = (n_streams * n_events) as f64;
+            let us = seen.cpu.as_secs_f64() * 1e6 / n;
+            let pace = if interval_ms == 0 { "flat out".to_owned() } else { format!("every {interval_ms} ms") };
+            tell(
+                format!(
+                    "event, {name:<12} {n_streams:>3} streams, {pace:<11}: {us:6.2} us CPU each (bar {EVENT_BAR_US}), \
+                     {:.0}/s, {} frames, n = {n}",
+                    n / seen.wall.as_secs_f64(),
+                    seen.n_frames
+                ),
+                us <= EVENT_BAR_US,
+            );
+            if interval_ms > 0 {
+                let expected = Duration::from_millis(interval_ms) * n_events as u32;
+                let rate = expected.as_secs_f64() / seen.wall.as_secs_f64().max(expected.as_secs_f64());
+                let kept = rate * (seen.n_frames as f64 / n).min(1.0);
+                tell(
+                    format!("      cadence kept {:.2} % (bar {:.0} %)", kept * 100.0, CADENCE_BAR * 100.0),
+                    kept >= CADENCE_BAR,
+                );
+            }
+        }
+    }
+    if all_met { Ok(()) } else { Err("a bar was missed".to_owned()) }
+}
+
+struct Server {
+    process: Child,
+    address: String,
+}
+
+struct Seen {
+    cpu: Duration,
+    wall: Duration,
+    /// Progress frames the clients got.
+    n_frames: usize,
+}
+
+impl Server {
+    fn start() -> Result<Self, String> {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut process =
+            Command::new(program).arg("front-end").stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+        let stdout = process.stdout.take().ok_or("no standard output")?;
+        let mut address = None;
+        for line in BufReader::new(stdout).lines() {
+            let line = line.map_err(|error| error.to_string())?;
+            if let Some((_, url)) = line.split_once("listens on http://") {
+                address = Some(url.to_owned());
+            }
+            if line.contains("is ready") {
+                let address = address.ok_or("no address")?;
+                return Ok(Self { process, address });
+            }
+        }
+        Err("the front end did not start".to_owned())
+    }
+
+    /// CPU time of every thread of the front end so far. Threads that have ended are not in it; none end here.
+    fn cpu(&self) -> Result<Duration, String> {
+        let tasks =
+            std::fs::read_dir(format!("/proc/{}/task", self.process.id())).map_err(|error| error.to_string())?;
+        let mut total_ns = 0;
+        for task in tasks.flatten() {
+            let account = std::fs::read_to_string(task.path().join("schedstat")).map_err(|error| error.to_string())?;
+            total_ns += account.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(Duration::from_nanos(total_ns))
+    }
+
+    fn connect(&self) -> Result<TcpStream, String> {
+        let socket = TcpStream::connect(&self.address).map_err(|error| error.to_string())?;
+        socket.set_nodelay(true).map_err(|error| error.to_string())?;
+        Ok(socket)
+    }
+
+    /// Small requests, `n_each` one after the other on each of `n_connections`.
+    fn requests(&self, n_connections: usize, n_each: usize) -> Result<(Duration, Duration), String> {
+        let request = http_request(
+            "/v1/chat/completions",
+            r#"{"messages":[{"role":"user","content":"Hello there"}],"max_tokens":8}"#,
+        );
+        let (cpu, started) = (self.cpu()?, Instant::now());
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..n_connections)
+                .map(|_| {
+                    scope.spawn(|| -> Result<(), String> {
+                        let mut socket = self.connect()?;
+                        let mut answer = vec![0; 16 * 1024];
+                        for _ in 0..n_each {
+                            socket.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
+                            // A small answer is written at once, so it arrives at once.
+                            let n_bytes = socket.read(&mut answer).map_err(|error| error.to_string())?;
+                            if !answer[..n_bytes].starts_with(b"HTTP/1.1 200") {
+                                return Err(String::from_utf8_lossy(&answer[..n_bytes]).into_owned());
+                            }
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            clients.into_iter().try_for_each(join)
+        })?;
+        Ok((self.cpu()? - cpu, started.elapsed()))
+    }
+
+    /// Streams of `n_events` events each, all at once.
+    fn streams(&self, mode: StreamMode, n_streams: usize, interval_ms: u64, n_events: usize) -> Result<Seen, String> {
+        let mode = match mode {
+            StreamMode::BlockAppend => "block_append",
+            StreamMode::Denoise => "denoise",
+        };
+        let body = format!(
+            r#"{{"messages":[{{"role":"user","content":"Hello there"}}],"max_tokens":{n_events},"stream":true,"stream_mode":"{mode}","user":"{interval_ms}"}}"#
+        );
+        let request = http_request("/v1/chat/completions", &body);
+        let (cpu, started) = (self.cpu()?, Instant::now());
+        let n_frames = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..n_streams)
+                .map(|_| {
+                    let client = || -> Result<usize, String> {
+                        let mut socket = self.connect()?;
+                        socket.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
+                        count_frames(&mut socket)
+                    };
+                    std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, client)
+                })
+                .collect::<Result<_, _>>()
+                .map_err(|error| error.to_string())?;
+            clients.into_iter().map(join).sum::<Result<usize, String>>()
+        })?;
+        Ok(Seen { cpu: self.cpu()? - cpu, wall: started.elapsed(), n_frames })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn join<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T, String>>) -> Result<T, String> {
+    thread.join().map_err(|_| "a client panicked".to_owned())?
+}
+
+fn http_request(path: &str, body: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Progress frames up to `[DONE]`: all but the one with the role and the one with the reason.
+fn count_frames(socket: &mut TcpStream) -> Result<usize, String> {
+    const NEEDLE: &[u8] = b"data: {";
+    let mut n_frames = 0;
+    let mut buffer = vec![0; 64 * 1024];
+    let mut n_kept = 0;
+    loop {
+        let n_bytes = socket.read(&mut buffer[n_kept..]).map_err(|error| error.to_string())?;
+        if n_bytes == 0 {
+            return Err("a stream ended before [DONE]".to_owned());
+        }
+        let seen = &buffer[..n_kept + n_bytes];
+        let mut from = 0;
+        while let Some(at) = seen[from..].windows(NEEDLE.len()).position(|window| window == NEEDLE) {
+            n_frames += 1;
+            from += at + NEEDLE.len();
+        }
+        if seen.windows(6).any(|window| window == b"[DONE]") {
+            return Ok(n_frames - 2);
+        }
+        // A needle may be cut in two.
+        let tail = (seen.len() - from).min(NEEDLE.len() - 1);
+        let end = seen.len();
+        buffer.copy_within(end - tail..end, 0);
+        n_kept = tail;
+    }
+}

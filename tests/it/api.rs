@@ -1,0 +1,414 @@
+//! What the routes promise.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Server, joined};
+
+fn tiny() -> Server {
+    Server::start(&["--served-model-name", "tiny"])
+}
+
+fn chat(extra: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "seed": 7,
+                          "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn prompt(extra: Value) -> Value {
+    let mut body = json!({"prompt": [5, 6, 7], "max_tokens": 12, "seed": 7, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    body
+}
+
+fn done(answer: &Answer) -> Vec<Value> {
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(answer.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    assert_eq!(answer.header("cache-control"), Some("no-cache"));
+    assert_eq!(answer.header("x-accel-buffering"), Some("no"));
+    assert!(answer.is_done(), "{}", answer.body);
+    answer.frames()
+}
+
+#[test]
+fn generate_answers_with_diffulexs_fields_and_openais_usage() {
+    let server = tiny();
+    let answer = server.post("/generate", &prompt(json!({}))).json();
+    let fields = [
+        "id",
+        "text",
+        "token_ids",
+        "nfe",
+        "finish_reason",
+        "full_text",
+        "full_token_ids",
+        "engine_decode_time_s",
+        "engine_decode_tokens",
+        "engine_decode_tps",
+    ];
+    for field in fields {
+        assert!(answer.get(field).is_some(), "{field}");
+    }
+    assert!(answer["id"].as_str().unwrap().starts_with("diffulex-"));
+    assert_eq!(answer["finish_reason"], "max_new_tokens_reached");
+    assert_eq!(answer["usage"]["prompt_tokens"], 3);
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+    assert_eq!(answer["usage"]["total_tokens"], 15);
+    assert_eq!(answer["diffulex"]["seed"], 7);
+    assert_eq!(answer["token_ids"].as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn a_denoise_stream_tells_the_reply() {
+    let server = tiny();
+    let answer = server.post("/generate", &prompt(json!({"stream": true})));
+    assert!(answer.body.contains(r#""event": "buffer_snapshot""#), "Python's spacing");
+    let frames = done(&answer);
+    let (last, snapshots) = frames.split_last().unwrap();
+    assert_eq!(last["event"], "final");
+    assert!(!snapshots.is_empty());
+    for (seq, snapshot) in snapshots.iter().enumerate() {
+        assert_eq!(snapshot["event"], "buffer_snapshot");
+        assert_eq!(snapshot["seq"], seq);
+        assert_eq!(snapshot["id"], last["id"]);
+        let shown = snapshot["token_ids"].as_array().unwrap().len() as u64;
+        let start = snapshot["absolute_start"].as_u64().unwrap();
+        assert_eq!(snapshot["absolute_end"].as_u64().unwrap(), start + shown);
+        assert_eq!(snapshot["token_offset"].as_u64().unwrap() + 3, start);
+    }
+    assert_eq!(joined(snapshots, "/committed_text"), last["text"].as_str().unwrap());
+}
+
+#[test]
+fn joined_deltas_are_the_reply() {
+    let server = tiny();
+    let frames = done(&server.post("/generate", &prompt(json!({"stream": true, "stream_mode": "block_append"}))));
+    let (last, deltas) = frames.split_last().unwrap();
+    assert_eq!(joined(deltas, "/text"), last["text"].as_str().unwrap());
+    let ids: Vec<_> = deltas.iter().flat_map(|delta| delta["token_ids"].as_array().unwrap().clone()).collect();
+    assert_eq!(Value::from(ids), last["token_ids"]);
+    for (seq, delta) in deltas.iter().enumerate() {
+        assert_eq!((&delta["event"], &delta["seq"]), (&json!("append"), &json!(seq)));
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text_however_it_is_asked_for() {
+    let server = tiny();
+    let whole = server.post("/generate", &prompt(json!({}))).json();
+    for mode in ["block_append", "denoise"] {
+        let frames = done(&server.post("/generate", &prompt(json!({"stream": true, "stream_mode": mode}))));
+        assert_eq!(frames.last().unwrap()["token_ids"], whole["token_ids"], "{mode}");
+    }
+}
+
+#[test]
+fn chat_answers_as_openai_does() {
+    let server = tiny();
+    let answer = server.post("/v1/chat/completions", &chat(json!({"model": "tiny"}))).json();
+    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-diffulex-"));
+    assert_eq!(answer["object"], "chat.completion");
+    assert_eq!(answer["model"], "tiny");
+    assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(answer["usage"]["completion_tokens"], 12);
+    assert_eq!(answer["diffulex"]["finish_reason"], "max_new_tokens_reached");
+}
+
+#[test]
+fn a_chat_stream_is_legal_chunks_in_both_modes() {
+    let server = tiny();
+    let whole = server.post("/v1/chat/completions", &chat(json!({}))).json();
+    for mode in ["block_append", "denoise"] {
+        let body = chat(json!({"stream": true, "stream_mode": mode, "stream_options": {"include_usage": true}}));
+        let frames = done(&server.post("/v1/chat/completions", &body));
+        for frame in &frames {
+            assert_eq!(frame["object"], "chat.completion.chunk");
+            assert_eq!(frame["id"], frames[0]["id"]);
+            assert!(frame["choices"].is_array());
+        }
+        assert_eq!(frames[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+        let (usage, chunks) = frames.split_last().unwrap();
+        assert_eq!((&usage["choices"], &usage["usage"]), (&json!([]), &whole["usage"]));
+        let last = chunks.last().unwrap();
+        assert_eq!(last["choices"][0]["finish_reason"], "length");
+        assert_eq!(last["choices"][0]["delta"], json!({}));
+        let content = joined(chunks, "/choices/0/delta/content");
+        assert_eq!(content, whole["choices"][0]["message"]["content"].as_str().unwrap(), "{mode}");
+        let has_snapshots = chunks.iter().any(|chunk| chunk["event"] == "buffer_snapshot");
+        assert_eq!(has_snapshots, mode == "denoise");
+    }
+}
+
+#[test]
+fn chat_streams_in_block_append_unless_asked() {
+    let server = tiny();
+    let frames = done(&server.post("/v1/chat/completions", &chat(json!({"stream": true}))));
+    assert!(frames.iter().all(|frame| frame.get("event").is_none()));
+}
+
+#[test]
+fn choices_have_seeds_of_their_own() {
+    let server = tiny();
+    let many = server.post("/v1/chat/completions", &chat(json!({"n": 3, "seed": 20}))).json();
+    let second = server.post("/v1/chat/completions", &chat(json!({"seed": 21}))).json();
+    assert_eq!(many["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(many["choices"][1]["message"], second["choices"][0]["message"]);
+    assert_eq!(many["usage"]["completion_tokens"], 36);
+    assert_eq!(many["usage"]["prompt_tokens"], second["usage"]["prompt_tokens"]);
+
+    let frames = done(&server.post("/v1/chat/completions", &chat(json!({"n": 3, "seed": 20, "stream": true}))));
+    for index in 0..3 {
+        let own: Vec<Value> = frames.iter().filter(|frame| frame["choices"][0]["index"] == index).cloned().collect();
+        let content = joined(&own, "/choices/0/delta/content");
+        assert_eq!(content, many["choices"][index]["message"]["content"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn logprobs_come_with_every_token() {
+    let server = tiny();
+    let body = chat(json!({"logprobs": true}));
+    let whole = server.post("/v1/chat/completions", &body).json();
+    let entries = whole["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    assert_eq!(entries.len(), 12);
+    assert!(entries.iter().all(|entry| entry["logprob"].as_f64().unwrap() <= 0.0));
+    for mode in ["block_append", "denoise"] {
+        let frames = done(
+            &server.post("/v1/chat/completions", &chat(json!({"logprobs": true, "stream": true, "stream_mode": mode}))),
+        );
+        let streamed: Vec<Value> = frames
+            .iter()
+            .filter_map(|frame| frame.pointer("/choices/0/logprobs/content")?.as_array())
+            .flatten()
+            .cloned()
+            .collect();
+        assert_eq!(streamed, entries, "{mode}");
+    }
+}
+
+#[test]
+fn completions_take_text_or_ids() {
+    let server = tiny();
+    let by_ids = server.post("/v1/completions", &prompt(json!({}))).json();
+    assert_eq!(by_ids["object"], "text_completion");
+    let generated = server.post("/generate", &prompt(json!({}))).json();
+    assert_eq!(by_ids["choices"][0]["text"], generated["text"]);
+    let frames = done(&server.post("/v1/completions", &prompt(json!({"stream": true}))));
+    assert_eq!(joined(&frames, "/choices/0/text"), generated["text"].as_str().unwrap());
+}
+
+#[test]
+fn wrong_requests_are_told_what_is_wrong() {
+    let server = tiny();
+    let long: Vec<u32> = vec![5; 3000];
+    let cases = [
+        ("/generate", json!({}), 400, Some("prompt")),
+        ("/generate", json!({"prompt": ""}), 400, Some("prompt")),
+        ("/generate", json!({"prompt": []}), 400, Some("prompt")),
+        ("/generate", json!({"prompt": [99999]}), 400, Some("prompt")),
+        ("/generate", json!({"prompt": long}), 400, Some("prompt")),
+        ("/generate", prompt(json!({"max_nfe": 0})), 400, Some("max_nfe")),
+        ("/generate", prompt(json!({"max_tokens": 0})), 400, Some("max_tokens")),
+        ("/generate", prompt(json!({"temperature": -1})), 400, Some("temperature")),
+        ("/generate", prompt(json!({"n": 2})), 400, Some("n")),
+        ("/generate", prompt(json!({"decoding": {"nobody": 1}})), 422, None),
+        ("/generate", prompt(json!({"decoding": {"accept_rule": "nobody"}})), 400, Some("decoding.accept_rule")),
+        ("/generate", prompt(json!({"max_tokens": -5})), 422, None),
+        ("/generate", prompt(json!({"stream_mode": "nobody"})), 422, None),
+        ("/generate", prompt(json!({"model": "nobody"})), 404, Some("model")),
+        ("/v1/chat/completions", json!({}), 400, Some("messages")),
+        ("/v1/chat/completions", json!({"messages": []}), 400, Some("messages")),
+        ("/v1/chat/completions", chat(json!({"n": 9})), 400, Some("n")),
+        ("/v1/chat/completions", chat(json!({"tools": [{"type": "function"}]})), 400, Some("tools")),
+        ("/v1/chat/completions", chat(json!({"logit_bias": {"1": 5}})), 400, Some("logit_bias")),
+        ("/v1/chat/completions", chat(json!({"temperature": "hot"})), 400, None),
+        ("/v1/chat/completions", chat(json!({"stop": [""]})), 400, Some("stop")),
+        ("/v1/completions", prompt(json!({"suffix": "x"})), 400, Some("suffix")),
+        ("/v1/completions", prompt(json!({"echo": true})), 400, Some("echo")),
+    ];
+    for (path, body, status, param) in cases {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, status, "{path} {body} {}", answer.body);
+        assert_eq!(answer.error_param().as_deref(), param, "{path} {body} {}", answer.body);
+        let error = answer.json();
+        assert_eq!(error["detail"], error["error"]["message"]);
+    }
+}
+
+#[test]
+fn a_prompt_that_is_too_long_names_the_limit() {
+    let server = tiny();
+    let answer = server.post("/generate", &json!({"prompt": vec![5; 3000]}));
+    let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("3000") && message.contains("2048"), "{message}");
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+}
+
+#[test]
+fn a_mask_id_in_the_prompt_is_a_token() {
+    let server = tiny();
+    let answer = server.post("/generate", &prompt(json!({"prompt": [5, 500, 500, 7]}))).json();
+    assert_eq!(answer["usage"]["prompt_tokens"], 4);
+    assert_eq!(answer["token_ids"].as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn lone_surrogates_are_an_error_and_pairs_are_text() {
+    let server = tiny();
+    for (path, status) in [("/generate", 422), ("/v1/completions", 400)] {
+        let answer = server.post_text(path, "application/json", r#"{"prompt": "a\ud800b"}"#);
+        assert_eq!(answer.status, status, "{}", answer.body);
+        assert!(answer.json()["error"]["message"].as_str().unwrap().contains("surrogate"), "{}", answer.body);
+    }
+    let answer = server.post_text("/generate", "application/json", r#"{"prompt": "\ud83d\ude00", "max_tokens": 2}"#);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+#[test]
+fn bodies_that_are_no_json_are_refused_by_kind() {
+    let server = tiny();
+    assert_eq!(server.post_text("/generate", "text/plain", "{}").status, 415);
+    assert_eq!(server.post_text("/generate", "application/json", "{").status, 422);
+    assert_eq!(server.post_text("/v1/chat/completions", "application/json", "{").status, 400);
+    assert_eq!(server.get("/generate").status, 405);
+    assert_eq!(server.get("/nobody").status, 404);
+}
+
+#[test]
+fn a_huge_body_gets_its_answer() {
+    let server = tiny();
+    let n_bytes = 100 * 1024 * 1024;
+    let mut socket = server.connect();
+    let head = format!(
+        "POST /generate HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {n_bytes}\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).unwrap();
+    let chunk = vec![b' '; 1024 * 1024];
+    for _ in 0..100 {
+        socket.write_all(&chunk).unwrap();
+    }
+    let answer = Answer::read(socket);
+    assert_eq!(answer.status, 413);
+    assert!(answer.body.contains("--max-body-bytes"), "{}", answer.body);
+}
+
+#[test]
+fn models_are_listed_with_what_a_client_needs() {
+    let server = tiny();
+    let list = server.get("/v1/models").json();
+    let model = &list["data"][0];
+    assert_eq!((&model["id"], &model["owned_by"]), (&json!("tiny"), &json!("diffulex")));
+    assert_eq!(model["diffulex"]["mask_token_id"], 500);
+    assert_eq!(model["diffulex"]["block_size"], 4);
+    assert_eq!(model["max_model_len"], 2048);
+    assert_eq!(server.get("/v1/models/tiny").json(), *model);
+    assert_eq!(server.get("/v1/models/sdar").status, 200, "the folder's name is an alias");
+    assert_eq!(server.get("/v1/models/nobody").status, 404);
+}
+
+#[test]
+fn text_goes_to_ids_and_back() {
+    let server = tiny();
+    let ids = server.post("/tokenize", &json!({"prompt": "hello world"})).json();
+    assert_eq!(ids["count"], ids["tokens"].as_array().unwrap().len());
+    let text = server.post("/detokenize", &json!({"tokens": ids["tokens"]})).json();
+    assert_eq!(text["prompt"], "hello world");
+    let chat = server.post("/tokenize", &json!({"messages": [{"role": "user", "content": "hello world"}]})).json();
+    assert!(chat["count"].as_u64() > ids["count"].as_u64());
+}
+
+#[test]
+fn a_stop_string_ends_the_answer_before_itself() {
+    let server = tiny();
+    let whole = server.post("/generate", &prompt(json!({"max_tokens": 40}))).json();
+    let text = whole["text"].as_str().unwrap();
+    // Any two neighbouring characters after the first few.
+    let stop: String = text.chars().skip(5).take(2).collect();
+    let stopped = server.post("/generate", &prompt(json!({"max_tokens": 40, "stop": stop}))).json();
+    assert_eq!(stopped["finish_reason"], "stop_string");
+    assert_eq!(stopped["text"].as_str().unwrap(), &text[..text.find(&stop).unwrap()]);
+    let frames = done(&server.post(
+        "/generate",
+        &prompt(json!({"max_tokens": 40, "stop": [stop], "stream": true, "stream_mode": "block_append"})),
+    ));
+    assert_eq!(joined(&frames[..frames.len() - 1], "/text"), stopped["text"].as_str().unwrap());
+}
+
+#[test]
+fn metrics_are_prometheus_text_with_the_promised_names() {
+    let server = tiny();
+    server.post("/generate", &prompt(json!({"stream": true})));
+    let text = server.get("/metrics").body;
+    let names: BTreeSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    for name in [
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "request_success_total",
+        "request_failure_total",
+        "time_to_first_frame_seconds",
+        "time_to_first_commit_seconds",
+        "inter_commit_latency_seconds",
+        "e2e_request_latency_seconds",
+        "request_queue_time_seconds",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "kv_pages_free",
+        "nfe_total",
+        "tokens_per_forward",
+        "steps_per_block",
+        "commit_confidence",
+        "stream_frames_sent_total",
+        "stream_frames_coalesced_total",
+        "stream_bytes_total",
+        "denoise_wasted_nfe_total",
+        "worker_restarts_total",
+    ] {
+        assert!(names.contains(format!("diffulex_{name}").as_str()), "{name}");
+    }
+}
+
+#[test]
+fn health_ready_version_and_the_page_answer() {
+    let server = tiny();
+    assert_eq!(server.get("/health").json()["status"], "healthy");
+    assert_eq!(server.get("/ready").status, 200);
+    assert_eq!(server.get("/health_generate").status, 200);
+    assert!(server.get("/version").json()["version"].is_string());
+    for (path, kind) in [("/", "text/html"), ("/playground.js", "text/javascript"), ("/playground.css", "text/css")] {
+        let answer = server.get(path);
+        assert_eq!(answer.status, 200);
+        assert!(answer.header("content-type").unwrap().starts_with(kind));
+    }
+}
+
+#[test]
+fn admin_routes_tell_the_engines_own_word() {
+    let server = tiny();
+    assert_eq!(server.post("/flush_cache", &json!({})).status, 200);
+    let answer = server.post("/start_profile", &json!({"profile_prefix": "demo"}));
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    assert_eq!(server.post("/stop_profile", &json!({})).status, 400);
+    assert_eq!(server.post("/abort_request", &json!({"rid": "nobody"})).status, 404);
+}
+
+#[test]
+fn a_key_is_asked_for_where_it_is_set() {
+    let server = Server::start(&["--api-key", "secret"]);
+    assert_eq!(server.get("/v1/models").status, 401);
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.get("/").status, 200);
+    let with = |header: &str| {
+        server.send(&format!("GET /v1/models HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{header}\r\n\r\n"))
+    };
+    assert_eq!(with("authorization: Bearer secret").status, 200);
+    assert_eq!(with("x-api-key: secret").status, 200);
+    assert_eq!(with("authorization: Bearer secreT").status, 401);
+}

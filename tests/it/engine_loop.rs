@@ -1,0 +1,367 @@
+//! The loop around an engine, with an engine that follows a script: what reaches it, and what comes of it.
+//!
+//! The behaviours are those that Diffulex's own tests of its loop and of its front end pin down.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use diffulex_engine::{ModelFiles, ServingEngine, TextModel};
+use diffulex_protocol::{
+    ChatMessage, EngineStats, ErrorCode, FinishReason, ModelCard, SamplingParams, ServingCommand, ServingDelta,
+    ServingError, ServingEvent, ServingGenerate, ServingInput, ServingReply, SnapshotSpan, StreamMode,
+};
+use diffulex_server::engine_loop::{EngineFactory, EngineLoop};
+use diffulex_server::frontend::{EventStream, FrontendOptions, StreamEvent, Submission, SubmitError, WorkerStatus};
+use tokio::time::timeout;
+
+use crate::harness::{DEADLINE, golden_model, wait_until};
+
+/// What the first prompt token asks of the script.
+const ANSWER: u32 = 1;
+const STREAM: u32 = 2;
+const HANG: u32 = 3;
+const PANIC: u32 = 4;
+
+/// Commands of each tick that had some.
+type Log = Arc<Mutex<Vec<Vec<ServingCommand>>>>;
+
+struct Script {
+    card: ModelCard,
+    log: Log,
+    live: Vec<ServingGenerate>,
+    n_alive: Arc<AtomicUsize>,
+}
+
+impl Script {
+    fn reply(request: &ServingGenerate, finish_reason: FinishReason) -> ServingEvent {
+        ServingEvent::Reply(ServingReply {
+            rid: request.rid.clone(),
+            text: "ab".to_owned(),
+            token_ids: vec![11, 12],
+            nfe: 1,
+            finish_reason,
+            full_text: String::new(),
+            full_token_ids: Vec::new(),
+            engine_decode_time_s: 0.0,
+            engine_decode_tokens: 2,
+            engine_decode_tps: None,
+            finished: true,
+            prompt_tokens: 1,
+            cached_tokens: 0,
+            nfe_counts: Default::default(),
+            queue_time_s: 0.0,
+            confidences: Vec::new(),
+            seed: request.sampling_params.seed,
+            preemptions: 0,
+        })
+    }
+
+    fn kind(request: &ServingGenerate) -> u32 {
+        match &request.input {
+            ServingInput::Prompt { prompt: diffulex_protocol::Prompt::Ids(ids) } => ids[0],
+            other => panic!("prompts travel as ids, got {other:?}"),
+        }
+    }
+}
+
+impl Drop for Script {
+    fn drop(&mut self) {
+        self.n_alive.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl ServingEngine for Script {
+    fn tick(&mut self, commands: Vec<ServingCommand>) -> Vec<ServingEvent> {
+        let mut events = Vec::new();
+        for command in &commands {
+            match command {
+                ServingCommand::Generate(request) => self.live.push(request.clone()),
+                ServingCommand::Abort { rid } => {
+                    for request in self.live.extract_if(.., |request| request.rid == *rid) {
+                        events.push(Self::reply(&request, FinishReason::Aborted));
+                    }
+                }
+                ServingCommand::Shutdown { .. } => panic!("the loop keeps this for itself"),
+                ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
+                    events.push(ServingEvent::ProfileReply { ok: true, message: None, paths: vec!["a.json".into()] });
+                }
+                ServingCommand::FlushCache => {}
+            }
+        }
+        if !commands.is_empty() {
+            self.log.lock().unwrap().push(commands);
+        }
+        assert!(!self.live.iter().any(|request| Self::kind(request) == PANIC), "as the script says");
+        for request in self.live.extract_if(.., |request| Self::kind(request) != HANG) {
+            if Self::kind(&request) == STREAM {
+                for (token_offset, text) in [(0, "a"), (1, "b")] {
+                    events.push(ServingEvent::Delta(ServingDelta {
+                        rid: request.rid.clone(),
+                        token_offset,
+                        text: text.to_owned(),
+                        token_ids: vec![11 + token_offset],
+                        seq: token_offset,
+                        ..ServingDelta::default()
+                    }));
+                }
+            }
+            events.push(Self::reply(&request, FinishReason::EosTokenGenerated));
+        }
+        if self.has_work() {
+            // A step takes time.
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        events
+    }
+
+    fn has_work(&self) -> bool {
+        !self.live.is_empty()
+    }
+
+    fn fail_all(&mut self, code: ErrorCode, message: &str) -> Vec<ServingEvent> {
+        self.live
+            .drain(..)
+            .map(|request| {
+                ServingEvent::Error(ServingError { rid: request.rid, message: message.to_owned(), code, param: None })
+            })
+            .collect()
+    }
+
+    fn stats(&self) -> EngineStats {
+        EngineStats { running: self.live.len() as u32, ..EngineStats::default() }
+    }
+
+    fn card(&self) -> &ModelCard {
+        &self.card
+    }
+}
+
+struct Fixture {
+    engine: EngineLoop,
+    log: Log,
+    n_alive: Arc<AtomicUsize>,
+}
+
+async fn fixture() -> Fixture {
+    let log = Log::default();
+    let n_alive = Arc::new(AtomicUsize::new(0));
+    let (engine_log, alive) = (Arc::clone(&log), Arc::clone(&n_alive));
+    let factory: EngineFactory = Arc::new(move || {
+        alive.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(Script {
+            card: ModelCard { vocab_size: 600, max_model_len: 64, ..ModelCard::default() },
+            log: Arc::clone(&engine_log),
+            live: Vec::new(),
+            n_alive: Arc::clone(&alive),
+        }))
+    });
+    let text = TextModel::load(&ModelFiles::folder(golden_model()).unwrap()).unwrap();
+    let options = FrontendOptions {
+        max_in_flight: 8,
+        request_timeout: None,
+        startup_timeout: DEADLINE,
+        heartbeat_timeout: DEADLINE,
+    };
+    Fixture { engine: EngineLoop::start(factory, text, options).await.unwrap(), log, n_alive }
+}
+
+impl Fixture {
+    async fn submit(&self, kind: u32) -> Result<EventStream, SubmitError> {
+        let submission = Submission {
+            input: ServingInput::ids(vec![kind]),
+            sampling_params: SamplingParams::default(),
+            stream: true,
+            stream_mode: StreamMode::BlockAppend,
+            snapshot: SnapshotSpan::Window,
+            user: None,
+            n_choices: 1,
+        };
+        Ok(self.engine.frontend().submit(submission).await?.pop().unwrap())
+    }
+
+    fn commands(&self) -> Vec<ServingCommand> {
+        self.log.lock().unwrap().iter().flatten().cloned().collect()
+    }
+
+    fn has_aborted(&self, rid: &str) -> bool {
+        self.commands().iter().any(|command| *command == ServingCommand::Abort { rid: rid.to_owned() })
+    }
+}
+
+async fn events(mut stream: EventStream) -> Vec<StreamEvent> {
+    let mut events = Vec::new();
+    while let Some(event) = timeout(DEADLINE, stream.next_event()).await.expect("an event") {
+        events.push(event);
+    }
+    events
+}
+
+fn error_of(events: &[StreamEvent]) -> &ServingError {
+    match events.last() {
+        Some(StreamEvent::Error(error)) => error,
+        other => panic!("expected an error, got {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_request_gets_its_reply_and_then_nothing() {
+    let fixture = fixture().await;
+    let events = events(fixture.submit(ANSWER).await.unwrap()).await;
+    assert!(matches!(&events[..], [StreamEvent::Reply(reply)] if reply.text == "ab"), "{events:?}");
+    assert_eq!(fixture.engine.frontend().gauges().in_flight, 0);
+}
+
+#[tokio::test]
+async fn unread_deltas_merge_and_lose_nothing() {
+    let fixture = fixture().await;
+    let events = events(fixture.submit(STREAM).await.unwrap()).await;
+    let text: String = events
+        .iter()
+        .filter_map(|event| match event {
+            StreamEvent::Delta(delta) => Some(delta.text.as_str()),
+            StreamEvent::Reply(_) | StreamEvent::Snapshot(_) | StreamEvent::Error(_) => None,
+        })
+        .collect();
+    assert_eq!(text, "ab");
+    assert!(matches!(events.last(), Some(StreamEvent::Reply(_))));
+}
+
+#[tokio::test]
+async fn a_drawn_seed_is_reported() {
+    let fixture = fixture().await;
+    let events = events(fixture.submit(ANSWER).await.unwrap()).await;
+    assert!(matches!(&events[..], [StreamEvent::Reply(reply)] if reply.seed.is_some()));
+}
+
+#[tokio::test]
+async fn a_dropped_stream_aborts_its_request() {
+    let fixture = fixture().await;
+    let stream = fixture.submit(HANG).await.unwrap();
+    let rid = stream.rid().to_owned();
+    drop(stream);
+    wait_until("the abort", || fixture.has_aborted(&rid));
+    // The engine's last word finds nobody, and is counted.
+    assert_eq!(fixture.engine.frontend().gauges().in_flight, 0);
+}
+
+#[tokio::test]
+async fn a_finished_stream_aborts_nothing() {
+    let fixture = fixture().await;
+    let mut stream = fixture.submit(ANSWER).await.unwrap();
+    let rid = stream.rid().to_owned();
+    timeout(DEADLINE, stream.next_event()).await.unwrap().unwrap();
+    drop(stream);
+    events(fixture.submit(ANSWER).await.unwrap()).await;
+    assert!(!fixture.has_aborted(&rid));
+}
+
+#[tokio::test]
+async fn events_find_their_request_by_id() {
+    let fixture = fixture().await;
+    let streams = [fixture.submit(HANG).await.unwrap(), fixture.submit(STREAM).await.unwrap()];
+    let [hanging, streaming] = streams;
+    assert!(fixture.engine.frontend().abort(hanging.rid()));
+    let rid = hanging.rid().to_owned();
+    let aborted = events(hanging).await;
+    assert!(
+        matches!(&aborted[..], [StreamEvent::Reply(reply)] if reply.rid == rid && reply.finish_reason == FinishReason::Aborted)
+    );
+    assert!(matches!(events(streaming).await.last(), Some(StreamEvent::Reply(_))));
+    assert!(!fixture.engine.frontend().abort(&rid));
+}
+
+#[tokio::test]
+async fn a_stop_is_told_to_whoever_waits_and_ends_the_engine() {
+    let fixture = fixture().await;
+    let waiting = fixture.submit(HANG).await.unwrap();
+    let frontend = fixture.engine.frontend().clone();
+    fixture.engine.stop(Duration::ZERO).await;
+    assert_eq!(error_of(&events(waiting).await).code, ErrorCode::ShuttingDown);
+    assert_eq!(frontend.status(), WorkerStatus::Stopped);
+    wait_until("the engine's end", || fixture.n_alive.load(Ordering::SeqCst) == 0);
+}
+
+#[tokio::test]
+async fn what_runs_may_finish_within_the_grace() {
+    let fixture = fixture().await;
+    let waiting = fixture.submit(HANG).await.unwrap();
+    let frontend = fixture.engine.frontend().clone();
+    let rid = waiting.rid().to_owned();
+    let stopping = tokio::spawn(fixture.engine.stop(DEADLINE));
+    while !frontend.is_draining() {
+        tokio::task::yield_now().await;
+    }
+    frontend.abort(&rid);
+    assert!(matches!(&events(waiting).await[..], [StreamEvent::Reply(_)]));
+    timeout(DEADLINE, stopping).await.expect("stopped early").unwrap();
+}
+
+#[tokio::test]
+async fn a_panic_fails_what_runs_and_a_new_engine_takes_over() {
+    let fixture = fixture().await;
+    let bystander = fixture.submit(HANG).await.unwrap();
+    let culprit = fixture.submit(PANIC).await.unwrap();
+    for stream in [bystander, culprit] {
+        let events = events(stream).await;
+        let error = error_of(&events);
+        assert!(matches!(error.code, ErrorCode::EngineFailed | ErrorCode::EngineLost), "{error:?}");
+        assert!(error.message.contains("as the script says"), "{error:?}");
+    }
+    let served_again = async {
+        loop {
+            if let Ok(stream) = fixture.submit(ANSWER).await
+                && matches!(&events(stream).await[..], [StreamEvent::Reply(_)])
+            {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, served_again).await.expect("a new engine");
+}
+
+#[tokio::test]
+async fn more_than_the_limit_is_refused_with_a_time() {
+    let fixture = fixture().await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        held.push(fixture.submit(HANG).await.unwrap());
+    }
+    let Err(SubmitError::QueueFull { retry_after }) = fixture.submit(ANSWER).await else { panic!("not refused") };
+    assert!((1..=60).contains(&retry_after.as_secs()));
+    held.pop();
+    assert!(fixture.submit(ANSWER).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_chat_is_rendered_without_the_engine() {
+    let fixture = fixture().await;
+    let messages = [ChatMessage { role: "user".to_owned(), content: "hi".to_owned() }];
+    let prompt = fixture.engine.frontend().render_chat_prompt(&messages).unwrap();
+    assert!(prompt.contains("hi"));
+    assert!(fixture.commands().is_empty());
+}
+
+#[tokio::test]
+async fn a_profile_command_is_answered_by_the_engine() {
+    let fixture = fixture().await;
+    let command = ServingCommand::ProfileStart { profile_prefix: Some("demo".to_owned()) };
+    let outcome = fixture.engine.frontend().profile(command.clone()).await.unwrap();
+    assert_eq!(outcome, Ok(vec!["a.json".to_owned()]));
+    assert_eq!(fixture.commands(), [command]);
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_be_made_is_an_error_at_the_start() {
+    let factory: EngineFactory = Arc::new(|| Err("no such model".to_owned()));
+    let text = TextModel::load(&ModelFiles::folder(golden_model()).unwrap()).unwrap();
+    let options = FrontendOptions {
+        max_in_flight: 1,
+        request_timeout: None,
+        startup_timeout: DEADLINE,
+        heartbeat_timeout: DEADLINE,
+    };
+    let error = EngineLoop::start(factory, text, options).await.err().unwrap();
+    assert!(error.contains("no such model"), "{error}");
+}

@@ -1,0 +1,274 @@
+//! What happens when things go wrong: nobody waits for ever, nothing leaks, service comes back.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Server, frames, kill, unchunk, wait_until};
+
+/// A stream that takes long enough to be interrupted.
+fn long_stream(mode: &str) -> Value {
+    json!({"prompt": [5, 6, 7], "max_tokens": 1900, "ignore_eos": true, "stream": true, "stream_mode": mode})
+}
+
+/// Reads until the first frame is there.
+fn read_some(socket: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    while !String::from_utf8_lossy(&bytes).contains("data: ") {
+        let n_bytes = socket.read(&mut buffer).unwrap();
+        assert!(n_bytes > 0, "the stream ended before its first frame");
+        bytes.extend_from_slice(&buffer[..n_bytes]);
+    }
+    bytes
+}
+
+fn read_rest(mut bytes: Vec<u8>, mut socket: TcpStream) -> Answer {
+    let _ = socket.read_to_end(&mut bytes);
+    Answer::parse(&bytes)
+}
+
+fn idle(server: &Server) -> bool {
+    let free = server.metric("kv_pages_free");
+    server.metric("num_requests_in_flight") == 0.0
+        && server.metric("num_requests_running") == 0.0
+        && free == server.metric("kv_pages_total")
+}
+
+#[test]
+fn a_killed_worker_ends_every_stream_with_an_error_and_comes_back() {
+    let server = Server::start(&[]);
+    let mut streams: Vec<_> = (0..8).map(|_| server.open("/generate", &long_stream("denoise"))).collect();
+    let heads: Vec<_> = streams.iter_mut().map(read_some).collect();
+    let waiting = server.open("/generate", &json!({"prompt": [5], "max_tokens": 1900, "ignore_eos": true}));
+    wait_until("nine requests", || server.metric("num_requests_in_flight") == 9.0);
+
+    let killed = Instant::now();
+    kill(server.worker_pid().expect("a worker"), Signal::KILL);
+    for (head, stream) in heads.into_iter().zip(streams) {
+        let answer = read_rest(head, stream);
+        let last = answer.frames().pop().unwrap();
+        assert_eq!(last["error"]["code"], "engine_lost", "{last}");
+        assert!(!answer.is_done());
+    }
+    let refused = Answer::read(waiting);
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
+
+    wait_until("service again", || server.get("/ready").status == 200);
+    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+    assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
+    assert_eq!(server.metric("worker_restarts_total"), 1.0);
+}
+
+#[test]
+fn clients_that_leave_take_their_pages_with_them() {
+    let server = Server::start(&["--max-num-reqs", "16", "--disable-prefix-caching"]);
+    // Some leave at once, some while queued, some mid-stream; the pattern is arbitrary and always the same.
+    for wave in 0..10 {
+        let mut clients: Vec<_> = (0..20)
+            .map(|client| {
+                let mode = if client % 2 == 0 { "denoise" } else { "block_append" };
+                let mut body = long_stream(mode);
+                body["stream"] = json!(client % 5 != 0);
+                server.open("/generate", &body)
+            })
+            .collect();
+        if wave % 2 == 0 {
+            read_some(&mut clients[2]);
+        }
+        for (client, socket) in clients.into_iter().enumerate() {
+            if client % 3 == 0 {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
+        }
+    }
+    wait_until("an idle engine", || idle(&server));
+    assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
+}
+
+#[test]
+fn readers_that_never_read_cost_little() {
+    /// The bar of this project for 8 readers and 10 s.
+    const MAX_GROWTH_BYTES: u64 = 10 * 1024 * 1024;
+
+    let server = Server::start(&[]);
+    // Warm, so that first-use allocations are not counted.
+    server.post("/generate", &json!({"prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": true, "stream": true}));
+    let before = server.resident_bytes();
+    let mut body = long_stream("denoise");
+    body["snapshot"] = json!("full");
+    let readers: Vec<_> = (0..8).map(|_| server.open("/generate", &body)).collect();
+    // The engine writes until every answer is complete, whoever reads: the front end then holds all there is to hold.
+    wait_until("eight answers", || {
+        server.metric("request_success_total{finished_reason=\"max_new_tokens_reached\"}") >= 9.0
+    });
+    let growth = server.resident_bytes().saturating_sub(before);
+    assert!(growth < MAX_GROWTH_BYTES, "the front end grew by {} KB", growth / 1024);
+    drop(readers);
+}
+
+#[test]
+fn a_late_reader_gets_the_whole_text() {
+    let server = Server::start(&[]);
+    let slow = server.open("/generate", &long_stream("denoise"));
+    wait_until("the answer", || {
+        server.metric("num_requests_running") == 0.0 && server.metric("generation_tokens_total") > 0.0
+    });
+    let answer = Answer::read(slow);
+    let frames = answer.frames();
+    let (last, snapshots) = frames.split_last().unwrap();
+    let text: String = snapshots.iter().map(|frame| frame["committed_text"].as_str().unwrap()).collect();
+    assert_eq!(text, last["text"].as_str().unwrap());
+    for (seq, snapshot) in snapshots.iter().enumerate() {
+        assert_eq!(snapshot["seq"], seq);
+    }
+}
+
+#[test]
+fn sigterm_lets_streams_finish_and_removes_every_trace() {
+    let mut server = Server::start(&["--shutdown-grace-seconds", "50"]);
+    let mut body = long_stream("block_append");
+    body["max_tokens"] = json!(200);
+    let mut streams: Vec<_> = (0..4).map(|_| server.open("/generate", &body)).collect();
+    let heads: Vec<_> = streams.iter_mut().map(read_some).collect();
+    server.signal(Signal::TERM);
+    wait_until("draining", || server.get("/ready").status == 503);
+    let refused = server.post("/generate", &json!({"prompt": [5]}));
+    assert_eq!(refused.status, 503);
+    assert!(refused.header("retry-after").is_some());
+    for (head, stream) in heads.into_iter().zip(streams) {
+        let answer = read_rest(head, stream);
+        assert!(answer.is_done(), "{}", answer.body);
+    }
+    assert!(server.ended(Duration::from_secs(30)).success());
+    assert_eq!(std::fs::read_dir(server.folder.path()).unwrap().count(), 0, "the private folder is gone");
+}
+
+#[test]
+fn sigterm_tells_the_rest_when_the_grace_is_over() {
+    let mut server = Server::start(&["--shutdown-grace-seconds", "0"]);
+    let mut streams: Vec<_> = (0..4).map(|_| server.open("/generate", &long_stream("denoise"))).collect();
+    let heads: Vec<_> = streams.iter_mut().map(read_some).collect();
+    server.signal(Signal::TERM);
+    for (head, stream) in heads.into_iter().zip(streams) {
+        let last = read_rest(head, stream).frames().pop().unwrap();
+        let is_told = last["error"]["code"] == "shutting_down" || last["event"] == "final";
+        assert!(is_told, "{last}");
+    }
+    assert!(server.ended(Duration::from_secs(10)).success());
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let mut server = Server::start(&["--shutdown-grace-seconds", "600"]);
+    let mut stream = server.open("/generate", &long_stream("denoise"));
+    read_some(&mut stream);
+    server.signal(Signal::INT);
+    wait_until("draining", || server.get("/ready").status == 503);
+    server.signal(Signal::INT);
+    server.ended(Duration::from_secs(10));
+}
+
+#[test]
+fn the_worker_dies_with_the_front_end() {
+    let mut server = Server::start(&[]);
+    let worker = server.worker_pid().expect("a worker");
+    server.signal(Signal::KILL);
+    server.ended(Duration::from_secs(5));
+    wait_until("the worker's end", || !std::path::Path::new(&format!("/proc/{worker}/exe")).exists());
+}
+
+#[test]
+fn garbage_frames_are_counted_and_nothing_else() {
+    let server = Server::start(&[]);
+    let private = std::fs::read_dir(server.folder.path()).unwrap().flatten().next().expect("a private folder").path();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&private).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o700);
+    let context = zmq::Context::new();
+    let socket = context.socket(zmq::PUSH).unwrap();
+    socket.set_linger(5000).unwrap();
+    socket.connect(&format!("ipc://{}", private.join("events-1.ipc").display())).unwrap();
+    for index in 0..10_000_u32 {
+        let frame: Vec<u8> = (0..index % 64).map(|byte| (byte.wrapping_mul(index) >> 3) as u8).collect();
+        socket.send(frame, 0).unwrap();
+    }
+    // A whole, well-formed batch of an earlier start.
+    let stale =
+        diffulex_protocol::EventBatch { incarnation: 0, events: vec![diffulex_protocol::ServingEvent::Goodbye] };
+    socket.send(diffulex_protocol::codec::encode_batch(&stale).unwrap(), 0).unwrap();
+    wait_until("ten thousand", || {
+        server.metric("malformed_frames_total") >= 9_900.0 && server.metric("stale_events_total") == 1.0
+    });
+    assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
+    assert_eq!(server.metric("worker_restarts_total"), 0.0);
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = Server::start(&["--max-num-reqs", "1", "--max-queued-requests", "1"]);
+    // Three choices are three requests, where two may be in flight.
+    let chat = |n: u32| json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "n": n});
+    let refused = server.post("/v1/chat/completions", &chat(3));
+    assert_eq!(refused.status, 429, "{}", refused.body);
+    assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
+    let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds));
+    assert!(refused.header("retry-after-ms").is_some());
+    assert_eq!(server.metric("request_rejected_total"), 1.0);
+    assert_eq!(server.post("/v1/chat/completions", &chat(2)).status, 200, "nothing of the refused one is left");
+}
+
+#[test]
+fn a_request_that_takes_too_long_is_told() {
+    let server = Server::start(&["--request-timeout-seconds", "0.3"]);
+    let mut body = long_stream("denoise");
+    let answer = server.post("/generate", &body);
+    let last = answer.frames().pop().unwrap();
+    // A fast machine may finish in time; this one must be told if it does not.
+    let is_told = last["error"]["code"] == "timeout" || last["event"] == "final";
+    assert!(is_told, "{last}");
+    body["stream"] = json!(false);
+    let answer = server.post("/generate", &body);
+    assert!(matches!(answer.status, 504 | 200), "{}", answer.body);
+    wait_until("an idle engine", || idle(&server));
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_off() {
+    let server = Server::start(&["--stream-idle-timeout-seconds", "0.3", "--max-num-reqs", "4"]);
+    let mut body = long_stream("denoise");
+    body["snapshot"] = json!("full");
+    let stuck: Vec<_> = (0..4).map(|_| server.open("/generate", &body)).collect();
+    wait_until("room again", || server.metric("num_requests_in_flight") == 0.0);
+    drop(stuck);
+}
+
+#[test]
+fn an_aborted_request_gets_what_there_is() {
+    let server = Server::start(&[]);
+    let mut stream = server.open("/generate", &long_stream("block_append"));
+    let head = read_some(&mut stream);
+    let split = head.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+    let body = String::from_utf8(unchunk(&head[split + 4..])).unwrap();
+    let whole = &body[..body.rfind("\n\n").map_or(0, |end| end + 2)];
+    let rid = frames(whole)[0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(server.post("/abort_request", &json!({"rid": rid})).status, 200);
+    let answer = read_rest(head, stream);
+    let last = answer.frames().pop().unwrap();
+    assert_eq!((&last["event"], &last["finish_reason"]), (&json!("final"), &json!("aborted")));
+    assert!(answer.is_done());
+}
+
+#[test]
+fn slow_heads_are_cut_off() {
+    let server = Server::start(&["--header-timeout-seconds", "0.3"]);
+    let mut socket = server.connect();
+    socket.write_all(b"POST /generate HTTP/1.1\r\nhost:").unwrap();
+    let mut rest = Vec::new();
+    let _ = socket.read_to_end(&mut rest);
+    assert!(rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"), "{}", String::from_utf8_lossy(&rest));
+}

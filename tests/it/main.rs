@@ -1,0 +1,13 @@
+//! The real server, driven from outside: over HTTP, over its sockets, by signals.
+//!
+//! One binary, so that the server is linked once. Every test starts what it needs on a free port and in a folder of its
+//! own, waits by polling with a deadline, and needs no network. The model is `tests/golden/sdar`: random weights, so
+//! answers are noise, but they come from the whole engine.
+
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
+
+mod api;
+mod command_line;
+mod engine_loop;
+mod faults;
+mod harness;
