@@ -377,19 +377,13 @@ pub fn parse_device_ids(text: &str) -> Result<Vec<u32>, String> {
 /// The command line's grammar, with every default that there is written into the help.
 pub fn command() -> clap::Command {
     let defaults = ServerConfig::flag_defaults();
-    let with_defaults = |mut command: clap::Command| {
-        for (name, value) in &defaults {
-            let default = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            let is_known = command.get_arguments().any(|argument| argument.get_id() == name.as_str());
-            if is_known {
-                command = command.mut_arg(name, |argument| {
-                    let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-                    argument.help(format!("{help} [default: {default}]"))
-                });
-            }
-        }
-        command
+    let with_default = |argument: clap::Arg| {
+        let Some(value) = defaults.get(argument.get_id().as_str()) else { return argument };
+        let default = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+        argument.help(format!("{help} [default: {default}]"))
     };
+    let with_defaults = |command: clap::Command| command.mut_args(with_default);
     with_defaults(Cli::command()).mut_subcommand("serve", with_defaults).mut_subcommand("generate", with_defaults)
 }
 

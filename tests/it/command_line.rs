@@ -91,3 +91,66 @@ fn the_demo_model_needs_no_file() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(!output.stdout.is_empty());
 }
+
+/// `docs/cli.md` as the grammar has it.
+fn cli_page() -> String {
+    let mut page = String::from(
+        "# Command line\n\n\
+         Generated from the program's own help; `UPDATE_DOCS=1 cargo test --test it cli_page` writes it anew.\n\n\
+         `serve` is the default: `diffulex-server --port 8080` serves. Every flag may stand in the YAML file given with\n\
+         `--config`, its name with underscores; a flag wins over the file, the file over the default. A key that is no\n\
+         flag is refused.\n",
+    );
+    let mut command = diffulex_server::cli::command();
+    command.build();
+    for name in ["serve", "generate"] {
+        let sub = command.find_subcommand(name).unwrap();
+        page.push_str(&format!("\n## {name}\n\n{}\n", sub.get_about().unwrap()));
+        let mut heading = None;
+        for argument in sub.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            if argument.get_id() == "help" || argument.get_id() == "version" {
+                continue;
+            }
+            let of = argument.get_help_heading().map(str::to_owned);
+            if of != heading || !page.ends_with("|\n") {
+                let title = of.clone().unwrap_or_else(|| "General".to_owned());
+                page.push_str(&format!("\n### {title}\n\n| flag | what |\n|---|---|\n"));
+                heading = of;
+            }
+            let value = argument
+                .get_value_names()
+                .map(|names| names.join(" "))
+                .filter(|_| argument.get_action().takes_values());
+            let flag = match (argument.get_long(), value) {
+                (Some(long), Some(value)) if argument.is_require_equals_set() => format!("--{long}[={value}]"),
+                (Some(long), Some(value)) => format!("--{long} {value}"),
+                (Some(long), None) => format!("--{long}"),
+                (None, value) => value.unwrap_or_default(),
+            };
+            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            page.push_str(&format!("| `{flag}` | {} |\n", help.replace('|', "\\|")));
+        }
+    }
+    page.push_str(
+        "\n## Flags of Diffulex\n\n\
+         Every flag of Diffulex's server is accepted, so that its scripts run. Those above act. These have nothing to act\n\
+         on here: a value that would change answers is refused, any other is noticed in the log and has no effect.\n\n\
+         | flag | here |\n|---|---|\n",
+    );
+    let serve = command.find_subcommand("serve").unwrap();
+    for argument in serve.get_arguments().filter(|argument| argument.is_hide_set()) {
+        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+        page.push_str(&format!("| `--{}` | {help} |\n", argument.get_long().unwrap_or_default()));
+    }
+    page
+}
+
+#[test]
+fn cli_page_is_what_the_program_says() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/cli.md");
+    let page = cli_page();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), page, "run with UPDATE_DOCS=1");
+}
