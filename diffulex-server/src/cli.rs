@@ -91,7 +91,7 @@ pub struct ServerFlags {
     /// Longest time a client may leave its stream unread.
     #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub stream_idle_timeout_seconds: Option<f64>,
-    /// Longest time to the end of a request's head, and of an idle connection.
+    /// Longest time to the end of a request's head, then of its body, and of an idle connection.
     #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub header_timeout_seconds: Option<f64>,
     /// Longest time the model may take to load.

@@ -47,7 +47,7 @@ pub struct ServerConfig {
     pub request_timeout_seconds: f64,
     /// For a client that does not read.
     pub stream_idle_timeout_seconds: f64,
-    /// To the end of a request's head.
+    /// To the end of a request's head, then of its body.
     pub header_timeout_seconds: f64,
     /// For loading.
     pub startup_timeout_seconds: f64,

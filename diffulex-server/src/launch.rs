@@ -19,7 +19,7 @@ use crate::demo;
 use crate::engine_loop::{EngineFactory, InProcess};
 use crate::frontend::{Frontend, FrontendOptions, WorkerStarter, WorkerStatus};
 use crate::http::connection::{self, ConnectionOptions};
-use crate::http::{self, HttpOptions};
+use crate::http::{self, BodyLimits, HttpOptions};
 use crate::telemetry::{self, Telemetry};
 use crate::worker_process::{self, WorkerBoot, WorkerPlan, WorkerProcesses};
 
@@ -144,7 +144,10 @@ pub async fn serve_with(
         started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         api_key: config.api_key.clone(),
         cors_origin: config.cors_origin.clone(),
-        max_body_bytes: config.max_body_bytes,
+        body: BodyLimits {
+            max_bytes: config.max_body_bytes,
+            timeout: ServerConfig::duration(config.header_timeout_seconds),
+        },
     };
     let router = http::router(frontend.clone(), telemetry, http_options)?;
     let (stop_http, stop) = watch::channel(false);

@@ -266,6 +266,16 @@ fn an_aborted_request_gets_what_there_is() {
 }
 
 #[test]
+fn slow_bodies_are_cut_off() {
+    let server = Server::start(&["--header-timeout-seconds", "0.3"]);
+    let mut socket = server.connect();
+    socket
+        .write_all(b"POST /generate HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 50\r\n\r\n{")
+        .unwrap();
+    assert_eq!(Answer::read(socket).status, 408);
+}
+
+#[test]
 fn slow_heads_are_cut_off() {
     let server = Server::start(&["--header-timeout-seconds", "0.3"]);
     let mut socket = server.connect();

@@ -222,6 +222,7 @@ impl Frontend {
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let state = Arc::new(RequestState::new(rid, accepted, deadline));
+            tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register_and_send(&state, generate)?;
             streams.push(EventStream { shared: Arc::clone(&self.shared), state, _permit: permit });
         }

@@ -123,7 +123,8 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
                     break Ended::Lost(message);
                 }
                 if news.goodbye {
-                    break Ended::Asked;
+                    let is_asked = is_stopping(shared);
+                    break if is_asked { Ended::Asked } else { Ended::Lost("the worker left unasked".to_owned()) };
                 }
             }
             Received::Malformed(reason) => {

@@ -29,7 +29,7 @@ pub(super) async fn start_profile(
     headers: HeaderMap,
     request: Body,
 ) -> Result<Response, ApiError> {
-    let body: ProfileBody = body::json_or_default(&headers, request, app.options.max_body_bytes).await?;
+    let body: ProfileBody = body::json_or_default(&headers, request, app.options.body).await?;
     let profile_prefix = body.profile_prefix.or(body.run_id);
     let outcome = app.frontend.profile(ServingCommand::ProfileStart { profile_prefix: profile_prefix.clone() }).await?;
     outcome.map_err(refused)?;
@@ -57,7 +57,7 @@ pub(super) async fn abort_request(
     headers: HeaderMap,
     request: Body,
 ) -> Result<Response, ApiError> {
-    let body: AbortBody = body::json(&headers, request, app.options.max_body_bytes, body::Dialect::Native).await?;
+    let body: AbortBody = body::json(&headers, request, app.options.body, body::Dialect::Native).await?;
     // OpenAI's ids are the request's with a prefix.
     let rid = body.rid.trim_start_matches("chatcmpl-").trim_start_matches("cmpl-");
     if !app.frontend.abort(rid) {

@@ -16,6 +16,15 @@ use super::error::ApiError;
 const DISCARD_DEADLINE: Duration = Duration::from_secs(5);
 const DISCARD_BYTES: usize = 256 * 1024 * 1024;
 
+/// What a body may take.
+#[derive(Clone, Copy, Debug)]
+pub struct BodyLimits {
+    /// Its size.
+    pub max_bytes: usize,
+    /// The time until it is complete.
+    pub timeout: Duration,
+}
+
 /// What a body that does not parse is called: FastAPI's 422 on native routes, 400 where OpenAI's clients look.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Dialect {
@@ -25,21 +34,29 @@ pub(super) enum Dialect {
     OpenAi,
 }
 
-/// Reads a body of at most `max_bytes`.
-pub(super) async fn read(headers: &HeaderMap, body: Body, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
+/// Reads a whole body.
+async fn read(headers: &HeaderMap, body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
+    let late = |_| {
+        let message = format!("the body was not complete within {:?}", limits.timeout);
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+    };
+    tokio::time::timeout(limits.timeout, read_within(headers, body, limits.max_bytes)).await.map_err(late)?
+}
+
+async fn read_within(headers: &HeaderMap, body: Body, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
     let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let mut chunks = body.into_data_stream();
     let mut bytes = Vec::with_capacity(declared.unwrap_or(0).min(max_bytes));
-    let is_over = declared.is_some_and(|length| length > max_bytes);
+    let mut is_over = declared.is_some_and(|length| length > max_bytes);
     while !is_over {
         let Some(chunk) = chunks.next().await else { return Ok(bytes) };
         let chunk = chunk.map_err(|error| {
             ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", format!("the body broke off: {error}"))
         })?;
-        if bytes.len() + chunk.len() > max_bytes {
-            break;
+        is_over = bytes.len() + chunk.len() > max_bytes;
+        if !is_over {
+            bytes.extend_from_slice(&chunk);
         }
-        bytes.extend_from_slice(&chunk);
     }
     drop(bytes);
     let discard = async {
@@ -61,11 +78,11 @@ pub(super) async fn read(headers: &HeaderMap, body: Body, max_bytes: usize) -> R
 pub(super) async fn json<T: DeserializeOwned>(
     headers: &HeaderMap,
     body: Body,
-    max_bytes: usize,
+    limits: BodyLimits,
     dialect: Dialect,
 ) -> Result<T, ApiError> {
     check_content_type(headers)?;
-    let bytes = read(headers, body, max_bytes).await?;
+    let bytes = read(headers, body, limits).await?;
     parse(&bytes, dialect)
 }
 
@@ -73,9 +90,9 @@ pub(super) async fn json<T: DeserializeOwned>(
 pub(super) async fn json_or_default<T: DeserializeOwned + Default>(
     headers: &HeaderMap,
     body: Body,
-    max_bytes: usize,
+    limits: BodyLimits,
 ) -> Result<T, ApiError> {
-    let bytes = read(headers, body, max_bytes).await?;
+    let bytes = read(headers, body, limits).await?;
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }

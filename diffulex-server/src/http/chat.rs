@@ -27,7 +27,7 @@ pub(super) async fn chat_completions(
     headers: HeaderMap,
     request: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::OpenAi).await?;
+    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::OpenAi).await?;
     let model = respond_checked_model(&app, body.model.take())?;
     // Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
     let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);

@@ -26,7 +26,7 @@ pub(super) async fn completions(
     headers: HeaderMap,
     request: Body,
 ) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::OpenAi).await?;
+    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::OpenAi).await?;
     let model = respond_checked_model(&app, body.model.take())?;
     let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
     let is_stream = body.stream.unwrap_or(false);

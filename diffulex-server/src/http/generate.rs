@@ -20,7 +20,7 @@ use crate::frontend::{StreamEvent, Submission};
 
 /// The route.
 pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::Native).await?;
+    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
     let model = respond_checked_model(&app, body.model.take())?;
     if body.n_choices()? > 1 {
         return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));

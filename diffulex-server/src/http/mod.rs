@@ -30,6 +30,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::frontend::Frontend;
 use crate::telemetry::Telemetry;
+pub use body::BodyLimits;
 use error::ApiError;
 
 /// What the routes need to know beside the front end.
@@ -47,8 +48,8 @@ pub struct HttpOptions {
     pub api_key: Option<String>,
     /// Pages of this origin may call; `*` is every origin.
     pub cors_origin: Option<String>,
-    /// Largest body.
-    pub max_body_bytes: usize,
+    /// What a request's body may take.
+    pub body: BodyLimits,
 }
 
 impl HttpOptions {

@@ -18,7 +18,7 @@ use super::request::GenerationBody;
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::Native).await?;
+    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
     let input = if body.messages.is_some() {
         ServingInput::Chat { messages: body.take_messages()? }
     } else {
@@ -43,6 +43,6 @@ pub(super) async fn detokenize(
     headers: HeaderMap,
     request: Body,
 ) -> Result<Response, ApiError> {
-    let body: DetokenizeBody = body::json(&headers, request, app.options.max_body_bytes, Dialect::Native).await?;
+    let body: DetokenizeBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
     Ok(Json(json!({"prompt": app.frontend.text().decode(&body.tokens)})).into_response())
 }
