@@ -27,15 +27,15 @@ const RULES = {
 
 const EXAMPLES = [
   "12 + 30 =?",
-  "Count to 5",
+  "Count to 20",
   "Capital of France?",
-  "Tell me a story",
+  "Tell me a story about a dragon",
   "Reverse the word planet",
+  "7 times table up to 5",
+  "Sort 9, 4, 7, 1",
+  "JSON for name Anna, age 36",
   "Spell garden",
-  "Sort 9 4 7 1",
   "What day comes after Monday?",
-  "JSON with name Ada and age 36",
-  "17 * 6",
   "Who are you?",
 ];
 
@@ -726,7 +726,7 @@ function resetControls() {
 // A browser may forbid storage; the page then forgets, and works.
 function store() {
   const values = {};
-  for (const input of controls.elements) if (input.name) values[input.name] = input.type === "checkbox" ? input.checked : input.value;
+  for (const input of controls.elements) if (input.name) values[input.name] = input.value;
   try {
     localStorage.setItem(STORED, JSON.stringify({ model: model.id, values }));
   } catch {}
@@ -741,9 +741,7 @@ function restore() {
   if (!stored || stored.model !== model.id) return;
   for (const [name, value] of Object.entries(stored.values)) {
     const input = field(name);
-    if (!input) continue;
-    if (input.type === "checkbox") input.checked = value;
-    else input.value = value;
+    if (input) input.value = value;
   }
   reflectControls();
 }
@@ -778,7 +776,7 @@ function scrollToEnd() {
 
 /** The earlier turns that fit beside the question and the answer, the newest first to be kept. */
 function remembered(question, maxTokens) {
-  if (!field("memory").checked) return { turns: [], left: 0 };
+  const wished = field("memory").value === "all" ? history : history.slice(Math.max(0, history.length - Number(field("memory").value)));
   const length = model.limits.max_model_len ?? Infinity;
   // Tokens per character as measured in this conversation; 0.5 is on the safe side for a small vocabulary.
   const counted = history.at(-1);
@@ -786,12 +784,14 @@ function remembered(question, maxTokens) {
   const costOf = (text) => text.length * rate + 8;
   // The server cuts an answer at the model's length, so max tokens is a wish: a quarter is kept free for it at most.
   let room = length - Math.min(maxTokens, length / 4) - costOf(question);
-  let keep = history.length;
-  while (keep > 0 && room >= costOf(history[keep - 1].question) + costOf(history[keep - 1].answer)) {
-    room -= costOf(history[keep - 1].question) + costOf(history[keep - 1].answer);
+  let keep = wished.length;
+  while (keep > 0) {
+    const cost = costOf(wished[keep - 1].question) + costOf(wished[keep - 1].answer);
+    if (cost > room) break;
+    room -= cost;
     keep -= 1;
   }
-  return { turns: history.slice(keep), left: keep };
+  return { turns: wished.slice(keep), left: keep };
 }
 
 function requestBody(question, turns) {
