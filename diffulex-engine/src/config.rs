@@ -8,7 +8,7 @@ use diffulex_strategies::{AcceptRule, MultiBlockConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
-use crate::models::ModelSpec;
+use crate::models::{AttentionKind, Family, LogitAlignment, ModelSpec};
 use crate::text::TextModel;
 
 /// Where a forward runs.
@@ -174,19 +174,36 @@ impl EngineConfig {
     /// The one strategy there is.
     pub const STRATEGY: &str = "multi_bd";
 
+    /// The strategy that decodes a family. The error says which is missing.
+    pub fn strategy_of(family: &Family) -> Result<&'static str, String> {
+        let missing = match (family.attention, family.alignment) {
+            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(Self::STRATEGY),
+            (AttentionKind::BlockCausal, LogitAlignment::Next) => {
+                "block diffusion whose logits speak of the next position"
+            }
+            (AttentionKind::Full, LogitAlignment::Same) => "denoising under attention to the whole answer",
+            (AttentionKind::Full, LogitAlignment::Next) => {
+                "denoising under attention to the whole answer, whose logits speak of the next position"
+            }
+        };
+        Err(format!(
+            "{} is decoded by {missing}; its network is here, this strategy is not; there is {}",
+            family.architecture,
+            Self::STRATEGY
+        ))
+    }
+
     /// The options as they act for a model. The error names the option and what would work.
     pub fn resolve(options: &EngineOptions, spec: &ModelSpec, text: &TextModel) -> Result<Self, String> {
+        let family = spec.family;
+        let strategy = Self::strategy_of(family)?;
         if let Some(name) = options.decoding_strategy.as_deref()
-            && name != Self::STRATEGY
+            && name != strategy
         {
-            let architecture = &spec.architecture;
-            return Err(format!(
-                "decoding strategy {name:?} does not fit {architecture}; it is decoded by {}",
-                Self::STRATEGY
-            ));
+            let architecture = family.architecture;
+            return Err(format!("decoding strategy {name:?} does not fit {architecture}; it is decoded by {strategy}"));
         }
-        // SDAR's checkpoints are trained with blocks of 4 where their config does not say (models' config.json).
-        let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(4);
+        let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(family.block_size);
         if !BLOCK_SIZES.contains(&block_size) {
             return Err(format!("block size {block_size} is not one of {BLOCK_SIZES:?}"));
         }
@@ -206,11 +223,7 @@ impl EngineConfig {
         };
         let settings = DecodingOverrides {
             accept_rule: options.accept_rule.clone(),
-            accept_threshold: Some(share(
-                "accept threshold",
-                options.accept_threshold,
-                MultiBlockConfig::ACCEPT_THRESHOLD,
-            )?),
+            accept_threshold: Some(share("accept threshold", options.accept_threshold, family.accept_threshold)?),
             add_block_threshold: None,
             semi_complete_threshold: Some(share(
                 "semi-complete threshold",
@@ -219,7 +232,7 @@ impl EngineConfig {
             )?),
             denoising_steps: options.denoising_steps,
         };
-        let default_rule = AcceptRule::Threshold { accept_threshold: MultiBlockConfig::ACCEPT_THRESHOLD };
+        let default_rule = AcceptRule::Threshold { accept_threshold: family.accept_threshold };
         let strategy = MultiBlockConfig {
             block_size,
             buffer_size,
@@ -234,10 +247,18 @@ impl EngineConfig {
         let mask_token_id = options
             .mask_token_id
             .or(spec.mask_token_id)
+            .or(family_mask(family, text))
             .or(text.mask_token_id())
             .ok_or("neither config.json nor the tokenizer names a mask token; set the mask token id")?;
         if mask_token_id as usize >= spec.vocab_size {
             return Err(format!("mask token id {mask_token_id} is outside the vocabulary of {}", spec.vocab_size));
+        }
+        let mut eos_token_ids: Vec<u32> = text.eos_token_ids().iter().copied().collect();
+        for id in family.eos_token_ids {
+            // In a checkpoint with another vocabulary the id is an ordinary token, or none.
+            if text.is_special(*id) && !eos_token_ids.contains(id) {
+                eos_token_ids.push(*id);
+            }
         }
         let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
         let max_num_batched_tokens = options.max_num_batched_tokens as usize;
@@ -265,7 +286,7 @@ impl EngineConfig {
         Ok(Self {
             strategy,
             mask_token_id,
-            eos_token_ids: text.eos_token_ids().iter().copied().collect(),
+            eos_token_ids,
             max_model_len,
             max_num_reqs,
             max_num_batched_tokens,
@@ -284,6 +305,13 @@ impl EngineConfig {
             ..self.strategy.clone()
         })
     }
+}
+
+/// The mask of the family's released checkpoints, where this tokenizer writes a mask there too: `<|mask|>`, `<|MASK|>`,
+/// `<MASK>`, `|<MASK>|`, `<|mdm_mask|>`, `<[MASK_TOKEN]>`. A wrong mask would give rubbish without an error.
+fn family_mask(family: &Family, text: &TextModel) -> Option<u32> {
+    let token = text.token(family.mask_token_id)?;
+    token.to_ascii_lowercase().contains("mask").then_some(family.mask_token_id)
 }
 
 /// `base` with what `overrides` change of it; a setting the rule does not have is refused by name.

@@ -10,7 +10,7 @@ use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
 use crate::kernels::reference::ReferenceOps;
 use crate::kernels::{Ops, WeightType};
-use crate::models::{self, ModelSpec, Network};
+use crate::models::{self, ModelSpec};
 use crate::runner::{DeviceRunner, Runner};
 use crate::text::TextModel;
 
@@ -38,6 +38,9 @@ pub(crate) fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
     let started = Instant::now();
+    // Before the weights are read: some families have a network and no strategy.
+    let (family, _) = models::read_config(files)?;
+    EngineConfig::strategy_of(family).map_err(|what| LoadError::of(files.place(), what))?;
     let text = TextModel::load(files)?;
     let (config, spec, runner, device) = match options.device {
         DeviceChoice::Reference => {
@@ -105,7 +108,7 @@ fn no_cuda(index: u32) -> LoadError {
 
 fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
     ModelCard {
-        architecture: spec.architecture.clone(),
+        architecture: spec.family.architecture.to_owned(),
         strategy: EngineConfig::STRATEGY.to_owned(),
         accept_rule: config.strategy.accept.name().to_owned(),
         accept_threshold: config.strategy.accept.accept_threshold().unwrap_or_default(),

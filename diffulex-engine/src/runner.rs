@@ -2,7 +2,7 @@
 
 use crate::error::{LoadError, StepError};
 use crate::kernels::{CacheShape, Ops};
-use crate::models::{DenseDecoder, ModelBatch, ModelSpec, Network};
+use crate::models::{ModelBatch, ModelSpec, Network};
 
 /// A forward of whatever is loaded, wherever it runs.
 pub trait Runner: Send {
@@ -16,13 +16,13 @@ pub trait Runner: Send {
 /// A network with its device and cache.
 pub struct DeviceRunner<O: Ops> {
     ops: O,
-    network: DenseDecoder<O>,
+    network: Box<dyn Network<O>>,
     cache: O::Cache,
 }
 
 impl<O: Ops> DeviceRunner<O> {
     /// A runner with an empty cache of `n_pages`.
-    pub fn new(ops: O, network: DenseDecoder<O>, n_pages: usize, page_size: usize) -> Result<Self, LoadError> {
+    pub fn new(ops: O, network: Box<dyn Network<O>>, n_pages: usize, page_size: usize) -> Result<Self, LoadError> {
         let spec = network.spec();
         let shape = CacheShape {
             n_layers: spec.n_layers,

@@ -27,6 +27,15 @@ pub enum WeightData<'a> {
 }
 
 impl WeightData<'_> {
+    /// Some of the values, in order.
+    pub fn slice(&self, values: Range<usize>) -> Self {
+        match self {
+            Self::F32(bytes) => Self::F32(&bytes[4 * values.start..4 * values.end]),
+            Self::Bf16(bytes) => Self::Bf16(&bytes[2 * values.start..2 * values.end]),
+            Self::F16(bytes) => Self::F16(&bytes[2 * values.start..2 * values.end]),
+        }
+    }
+
     /// As 32-bit floats, in order.
     pub fn to_f32(self) -> Vec<f32> {
         fn pairs(bytes: &[u8]) -> impl Iterator<Item = [u8; 2]> + '_ {
@@ -84,32 +93,57 @@ pub struct AttentionBatch<'a> {
     pub n_heads: usize,
 }
 
-/// Cosine and sine of every position and frequency, `[max_positions, head_dim / 2]` each.
+/// Cosine and sine of every position and frequency, `[max_positions, half]` each.
+///
+/// Channel `i` of a head turns with channel `i + half`; channels from `2 * half` on pass through.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     /// Row-major cosines.
     pub cos: Vec<f32>,
     /// Row-major sines.
     pub sin: Vec<f32>,
-    /// Half of the head's width.
+    /// Number of frequencies.
     pub half: usize,
+    /// Width of a head, at least `2 * half`.
+    pub head_dim: usize,
 }
 
 impl RopeTable {
-    /// Frequencies `theta^(-2i/d)` (RoFormer, section 3.2.2), angles in f64 before they are rounded once.
-    pub fn new(theta: f64, head_dim: usize, max_positions: usize) -> Self {
-        let half = head_dim / 2;
+    /// Frequencies `theta^(-2i/d)` (RoFormer, section 3.2.2) over the first `d = rotary_dim` channels of a head, angles
+    /// in f64 before they are rounded once.
+    pub fn new(theta: f64, rotary_dim: usize, head_dim: usize, max_positions: usize) -> Self {
+        let half = rotary_dim / 2;
         let (mut cos, mut sin) = (Vec::with_capacity(max_positions * half), Vec::with_capacity(max_positions * half));
         for position in 0..max_positions {
             for index in 0..half {
                 // The frequency is rounded to f32 first, as every Python implementation does.
-                let frequency = theta.powf(-2.0 * index as f64 / head_dim as f64) as f32;
+                let frequency = theta.powf(-2.0 * index as f64 / rotary_dim as f64) as f32;
                 let angle = f64::from(position as f32 * frequency);
                 cos.push(angle.cos() as f32);
                 sin.push(angle.sin() as f32);
             }
         }
-        Self { cos, sin, half }
+        Self { cos, sin, half, head_dim }
+    }
+}
+
+/// `down(silu(gate(x)) * up(x))`, of matrices of a device.
+#[derive(Clone, Debug)]
+pub struct GatedMlp<M> {
+    /// `[intermediate, hidden]`.
+    pub gate: M,
+    /// `[intermediate, hidden]`.
+    pub up: M,
+    /// `[hidden, intermediate]`.
+    pub down: M,
+}
+
+impl<M> GatedMlp<M> {
+    /// The MLP of every row.
+    pub fn apply<O: Ops<Matrix = M>>(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        let gate = ops.linear(x, &self.gate, None)?;
+        let up = ops.linear(x, &self.up, None)?;
+        ops.linear(&ops.gate(gate, &up)?, &self.down, None)
     }
 }
 
@@ -159,7 +193,7 @@ pub trait Ops: Send + Sync {
     /// `x += y`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), StepError>;
 
-    /// Per head: norm where there is one, then half-split rotation by the row's position.
+    /// Per head: norm over its whole width where there is one, then half-split rotation by the row's position.
     fn norm_rope(
         &self,
         x: &mut Self::Tensor,

@@ -78,7 +78,7 @@ impl Ops for ReferenceOps {
         positions: &[u32],
     ) -> Result<(), StepError> {
         let (n_rows, width) = x.dims2()?;
-        let head_dim = 2 * rope.half;
+        let head_dim = rope.head_dim;
         let mut heads = x.reshape((n_rows, width / head_dim, head_dim))?;
         if let Some((weight, eps)) = norm {
             heads = self.rms_norm(&heads, weight, eps)?;
@@ -92,7 +92,8 @@ impl Ops for ReferenceOps {
         let (low, high) = (heads.narrow(2, 0, rope.half)?, heads.narrow(2, rope.half, rope.half)?);
         let rotated_low = (low.broadcast_mul(&cos)? - high.broadcast_mul(&sin)?)?;
         let rotated_high = (high.broadcast_mul(&cos)? + low.broadcast_mul(&sin)?)?;
-        *x = Tensor::cat(&[rotated_low, rotated_high], 2)?.reshape((n_rows, width))?;
+        let rest = heads.narrow(2, 2 * rope.half, head_dim - 2 * rope.half)?;
+        *x = Tensor::cat(&[rotated_low, rotated_high, rest], 2)?.reshape((n_rows, width))?;
         Ok(())
     }
 

@@ -102,9 +102,9 @@ impl Checkpoint {
         self.tensors.contains_key(name)
     }
 
-    /// Bytes of all tensors.
-    pub fn n_bytes(&self) -> u64 {
-        self.tensors.values().map(|entry| entry.range.len() as u64).sum()
+    /// Values of all tensors.
+    pub fn n_values(&self) -> u64 {
+        self.tensors.values().map(|entry| entry.shape.iter().product::<usize>() as u64).sum()
     }
 
     /// How most of the weights are stored.
@@ -144,10 +144,11 @@ impl Checkpoint {
         self.used.insert(name.to_owned());
     }
 
-    /// An error that names the tensors nobody asked for.
+    /// An error that names the tensors nobody asked for. Rotary frequencies, which some checkpoints carry along and
+    /// every network computes itself, are let pass.
     pub fn refuse_surplus(&self) -> Result<(), LoadError> {
-        let surplus: Vec<&str> =
-            self.tensors.keys().filter(|name| !self.used.contains(*name)).map(String::as_str).collect();
+        let is_surplus = |name: &&str| !self.used.contains(*name) && !name.ends_with("rotary_emb.inv_freq");
+        let surplus: Vec<&str> = self.tensors.keys().map(String::as_str).filter(is_surplus).collect();
         if surplus.is_empty() {
             return Ok(());
         }

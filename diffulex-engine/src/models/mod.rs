@@ -1,19 +1,24 @@
 //! Networks: one file each, written once against [`crate::kernels::Ops`], chosen by `architectures[0]`.
 //!
 //! A network is a function of a [`ModelBatch`]: it owns weights and nothing else. The KV cache belongs to the engine,
-//! which passes it in.
+//! which passes it in. What a family's files leave out stands in [`families`].
 //!
 //! Never here: requests, schedulers, strategies, messages.
 
 mod checkpoint;
+mod decoder;
 mod dense;
+pub mod families;
+mod loader;
 
 pub use checkpoint::Checkpoint;
-pub use dense::{DenseConfig, DenseDecoder};
+pub use families::{AttentionKind, Family, LogitAlignment};
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
 use crate::kernels::{Ops, SequenceRows, WeightType};
+use families::NetworkKind;
+use loader::Loader;
 
 /// The rows of one forward, in host vectors.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,8 +38,8 @@ pub struct ModelBatch {
 /// What a network is like, as far as the engine needs to know.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelSpec {
-    /// `architectures[0]`.
-    pub architecture: String,
+    /// Its family, by `architectures[0]`.
+    pub family: &'static Family,
     /// Layers.
     pub n_layers: usize,
     /// K (or V) heads.
@@ -56,47 +61,128 @@ pub struct ModelSpec {
 }
 
 /// A network on the device of `O`.
-pub trait Network<O: Ops>: Send {
+pub trait Network<O: Ops>: Send + Sync {
     /// What it is like.
     fn spec(&self) -> &ModelSpec;
 
+    /// The same, for [`load`] to complete.
+    #[doc(hidden)]
+    fn spec_mut(&mut self) -> &mut ModelSpec;
+
+    /// The residual stream behind the last layer, of every row. Writes the K/V of every row. `observe` sees the stream
+    /// behind the embedding and behind each layer.
+    fn hidden(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        cache: &mut O::Cache,
+        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
+    ) -> Result<O::Tensor, StepError>;
+
+    /// Logits of rows of the residual stream.
+    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError>;
+
     /// Logits `[batch.logit_rows.len(), vocab_size]` on the host. Writes the K/V of every row.
-    fn forward(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<f32>, StepError>;
+    fn forward(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<f32>, StepError> {
+        let x = self.hidden(ops, batch, cache, &mut |_| Ok(()))?;
+        if batch.logit_rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let wanted = ops.select(&x, &batch.logit_rows)?;
+        ops.host(&self.logits(ops, &wanted)?)
+    }
+
+    /// The residual stream behind the embedding and behind each layer, for tests.
+    fn hidden_states(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<Vec<f32>>, StepError> {
+        let mut states = Vec::new();
+        self.hidden(ops, batch, cache, &mut |x| {
+            states.push(ops.host(x)?);
+            Ok(())
+        })?;
+        Ok(states)
+    }
 }
 
-/// The architectures that can be loaded.
-pub const ARCHITECTURES: [&str; 1] = ["SDARForCausalLM"];
-
-/// `architectures[0]` of a model's config, and the config.
-pub fn read_config(files: &ModelFiles) -> Result<(String, serde_json::Value), LoadError> {
+/// The family of a model, and its config.
+pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::Value), LoadError> {
     let config = files.read_json("config.json")?.ok_or_else(|| LoadError::of(files.place(), "has no config.json"))?;
     let architecture = config
         .get("architectures")
         .and_then(|names| names.get(0)?.as_str())
-        .ok_or_else(|| LoadError::of(files.place(), "config.json names no architecture in architectures[0]"))?
-        .to_owned();
-    if !ARCHITECTURES.contains(&architecture.as_str()) {
-        let known = ARCHITECTURES.join(", ");
-        return Err(LoadError::of(
-            files.place(),
-            format!("architecture {architecture} is not supported; supported are {known}"),
-        ));
-    }
-    Ok((architecture, config))
+        .ok_or_else(|| LoadError::of(files.place(), "config.json names no architecture in architectures[0]"))?;
+    let family = Family::of(architecture).ok_or_else(|| {
+        let known = families::architectures();
+        LoadError::of(files.place(), format!("architecture {architecture} is not supported; supported are {known}"))
+    })?;
+    Ok((family, config))
 }
 
-/// Loads the network of `files` onto the device of `ops`. `progress` hears of bytes done and in all.
-pub fn load<O: Ops>(
+/// Loads the network of `files` onto the device of `ops`. `progress` hears of weights done and in all.
+pub fn load<O: Ops + 'static>(
     files: &ModelFiles,
     ops: &O,
     dtype: Option<WeightType>,
     max_positions: usize,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<DenseDecoder<O>, LoadError> {
-    let (architecture, config) = read_config(files)?;
+) -> Result<Box<dyn Network<O>>, LoadError> {
+    let (family, config) = read_config(files)?;
+    let here = |error: LoadError| LoadError::of(files.place(), error);
+    refuse_unsupported(family, &config).map_err(here)?;
     let mut checkpoint = Checkpoint::open(files)?;
     let dtype = dtype.unwrap_or(checkpoint.weight_type());
-    let network = DenseDecoder::load(ops, &architecture, &config, &mut checkpoint, dtype, max_positions, progress)?;
+    let mut loader = Loader { ops, checkpoint: &mut checkpoint, dtype, progress, n_parameters: 0 };
+    let decoder = match family.network {
+        NetworkKind::Dense => dense::load(&mut loader, family, &config, max_positions),
+        NetworkKind::DenseLlada => dense::load_llada(&mut loader, family, &config, max_positions),
+    };
+    let mut network: Box<dyn Network<O>> = Box::new(decoder.map_err(here)?);
     checkpoint.refuse_surplus()?;
+    let number = |field: &str| config.get(field).and_then(serde_json::Value::as_u64);
+    let spec = network.spec_mut();
+    // Fast-dLLM v2 calls it bd_size.
+    spec.block_size = number("block_size").or(number("bd_size")).map(|size| size as usize);
+    spec.mask_token_id = number("mask_token_id").and_then(|id| u32::try_from(id).ok());
     Ok(network)
+}
+
+/// Refuses, by name, what no network here computes.
+fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(), LoadError> {
+    let refuse = |what: String| Err(decoder::refuse(what));
+    let given = |field: &str| config.get(field).filter(|value| !value.is_null());
+    if let Some(activation) = given("hidden_act")
+        && activation != "silu"
+    {
+        return refuse(format!("hidden_act is {activation}; this network knows silu"));
+    }
+    for field in ["rope_scaling", "rope_parameters"] {
+        if let Some(rope) = given(field) {
+            let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(|kind| kind.as_str());
+            if kind != Some("default") {
+                return refuse(format!("{field} {rope} is not supported; only the default rotary positions are"));
+            }
+        }
+    }
+    if let Some(layers) = given("layer_types").and_then(|layers| layers.as_array())
+        && let Some(kind) = layers.iter().find(|kind| *kind != "full_attention")
+    {
+        return refuse(format!("layer_types has {kind}; this network knows full_attention"));
+    }
+    for field in ["use_sliding_window", "mlp_bias", "use_bias"] {
+        if given(field).is_some_and(|value| value != false) {
+            return refuse(format!("{field} is on; this network does not have it"));
+        }
+    }
+    for field in ["clip_qkv", "quantization_config"] {
+        if let Some(value) = given(field) {
+            return refuse(format!("{field} is {value}; this network does not have it"));
+        }
+    }
+    for field in ["attention_bias", "use_qkv_bias"] {
+        if let Some(value) = given(field)
+            && *value != family.qkv_bias
+        {
+            return refuse(format!("{field} is {value}; {} has it {}", family.architecture, family.qkv_bias));
+        }
+    }
+    Ok(())
 }

@@ -17,6 +17,11 @@ pub(crate) fn json(path: &str) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(golden(path)).unwrap()).unwrap()
 }
 
+/// A list of token ids.
+pub(crate) fn ids(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
 /// The options most tests start from.
 pub(crate) fn options() -> EngineOptions {
     EngineOptions { device: DeviceChoice::Cpu, threads: Some(2), page_size: 8, ..EngineOptions::default() }

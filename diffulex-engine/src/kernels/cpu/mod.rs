@@ -114,11 +114,11 @@ impl Ops for CpuOps {
         for (row, position) in positions.iter().enumerate() {
             let place = *position as usize * rope.half..(*position as usize + 1) * rope.half;
             let (cos, sin) = (&rope.cos[place.clone()], &rope.sin[place]);
-            for head in x.row_mut(row).chunks_exact_mut(2 * rope.half) {
+            for head in x.row_mut(row).chunks_exact_mut(rope.head_dim) {
                 if let Some((weight, eps)) = norm {
                     self.simd.rms_norm(head, weight, eps);
                 }
-                let (low, high) = head.split_at_mut(rope.half);
+                let (low, high) = head[..2 * rope.half].split_at_mut(rope.half);
                 for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
                     (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
                 }

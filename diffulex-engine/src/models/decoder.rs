@@ -1,0 +1,331 @@
+//! The pre-norm decoder that every family but DiffusionGemma is an instance of.
+//!
+//! Per layer: RMSNorm, grouped-query attention (with or without bias on q, k, v, with or without a norm per head,
+//! rotary), RMSNorm, feed-forward; residuals around both. A network's file says which of these it has, what its tensors
+//! are called and what its feed-forward is; the forward is written here once.
+//!
+//! Never here: a family's names.
+
+use serde::Deserialize;
+
+use super::families::Family;
+use super::loader::Loader;
+use super::{ModelBatch, ModelSpec, Network};
+use crate::error::{LoadError, StepError};
+use crate::kernels::{AttentionBatch, GatedMlp, Ops, RopeTable};
+
+/// The fields of config.json that decoders share.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DecoderConfig {
+    /// Width of the residual stream.
+    pub(super) hidden_size: usize,
+    /// Layers.
+    pub(super) num_hidden_layers: usize,
+    /// Query heads.
+    pub(super) num_attention_heads: usize,
+    /// K/V heads; absent means as many as query heads.
+    pub(super) num_key_value_heads: Option<usize>,
+    /// Width of a head; absent means `hidden_size / num_attention_heads`.
+    pub(super) head_dim: Option<usize>,
+    /// Rows of embedding and head.
+    pub(super) vocab_size: usize,
+    /// Epsilon of every norm.
+    pub(super) rms_norm_eps: f32,
+    /// Base of the rotary frequencies; newer files have it in `rope_parameters`.
+    pub(super) rope_theta: Option<f64>,
+    pub(super) rope_parameters: Option<RopeParameters>,
+    /// Positions it was trained for.
+    pub(super) max_position_embeddings: usize,
+    /// The head is the embedding.
+    #[serde(default)]
+    pub(super) tie_word_embeddings: bool,
+    /// Channels of a head that turn; absent means all.
+    #[serde(skip)]
+    pub(super) rotary_dim: Option<usize>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct RopeParameters {
+    rope_theta: Option<f64>,
+}
+
+impl DecoderConfig {
+    pub(super) fn from_json(config: &serde_json::Value) -> Result<Self, LoadError> {
+        parse(config)
+    }
+
+    fn n_kv_heads(&self) -> usize {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+
+    pub(super) fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    fn rope_theta(&self) -> Result<f64, LoadError> {
+        let nested = self.rope_parameters.as_ref().and_then(|parameters| parameters.rope_theta);
+        self.rope_theta.or(nested).ok_or_else(|| refuse("has neither rope_theta nor rope_parameters.rope_theta"))
+    }
+
+    fn check(&self) -> Result<(), LoadError> {
+        let (n_heads, n_kv_heads) = (self.num_attention_heads, self.n_kv_heads());
+        if n_kv_heads == 0 || n_heads == 0 || n_heads % n_kv_heads != 0 {
+            return Err(refuse(format!("{n_heads} attention heads cannot share {n_kv_heads} key/value heads")));
+        }
+        let (head_dim, rotary_dim) = (self.head_dim(), self.rotary_dim.unwrap_or(self.head_dim()));
+        if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
+            return Err(refuse(format!(
+                "{rotary_dim} channels of heads {head_dim} wide cannot turn; rotary positions need an even number of them"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// A config of a network's own, out of config.json.
+pub(super) fn parse<T: serde::de::DeserializeOwned>(config: &serde_json::Value) -> Result<T, LoadError> {
+    T::deserialize(config).map_err(refuse)
+}
+
+/// config.json says `what`.
+pub(super) fn refuse(what: impl std::fmt::Display) -> LoadError {
+    LoadError::of("config.json", what)
+}
+
+/// Where q, k and v are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum QkvNames {
+    /// Three tensors.
+    Split { q: &'static str, k: &'static str, v: &'static str },
+    /// One, with the rows of q, k and v in this order.
+    Fused(&'static str),
+}
+
+/// What a decoder's tensors are called. Parts of a layer follow `{layers}.N.`; all but norms follow `.weight`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names {
+    pub(super) embedding: &'static str,
+    pub(super) layers: &'static str,
+    pub(super) input_norm: &'static str,
+    pub(super) qkv: QkvNames,
+    pub(super) q_norm: &'static str,
+    pub(super) k_norm: &'static str,
+    pub(super) o: &'static str,
+    pub(super) post_attention_norm: &'static str,
+    pub(super) norm: &'static str,
+    pub(super) head: &'static str,
+}
+
+/// `x W^T + b`.
+struct Projection<O: Ops> {
+    weight: O::Matrix,
+    bias: Option<O::Vector>,
+}
+
+impl<O: Ops> Projection<O> {
+    fn apply(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        ops.linear(x, &self.weight, self.bias.as_ref())
+    }
+}
+
+/// What follows attention in a layer.
+pub(super) enum FeedForward<O: Ops> {
+    /// One MLP for every row.
+    Mlp(GatedMlp<O::Matrix>),
+}
+
+impl<O: Ops> FeedForward<O> {
+    fn apply(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        match self {
+            Self::Mlp(mlp) => mlp.apply(ops, x),
+        }
+    }
+}
+
+struct Layer<O: Ops> {
+    input_norm: O::Vector,
+    q: Projection<O>,
+    k: Projection<O>,
+    v: Projection<O>,
+    q_norm: Option<O::Vector>,
+    k_norm: Option<O::Vector>,
+    o: O::Matrix,
+    post_attention_norm: O::Vector,
+    feed_forward: FeedForward<O>,
+}
+
+/// The network.
+pub(super) struct Decoder<O: Ops> {
+    spec: ModelSpec,
+    n_heads: usize,
+    eps: f32,
+    rope: RopeTable,
+    embedding: O::Matrix,
+    layers: Vec<Layer<O>>,
+    norm: O::Vector,
+    /// `None` where the embedding is the head.
+    head: Option<O::Matrix>,
+}
+
+impl<O: Ops> Decoder<O> {
+    /// Loads every tensor; `feed_forward` loads that of one layer, given what its names begin with. `max_positions`
+    /// bounds the rotary table.
+    pub(super) fn load(
+        loader: &mut Loader<'_, O>,
+        family: &'static Family,
+        names: &Names,
+        config: &DecoderConfig,
+        max_positions: usize,
+        mut feed_forward: impl FnMut(&mut Loader<'_, O>, usize, &str) -> Result<FeedForward<O>, LoadError>,
+    ) -> Result<Self, LoadError> {
+        config.check()?;
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim());
+        let (q_width, kv_width) = (config.num_attention_heads * head_dim, config.n_kv_heads() * head_dim);
+        let embedding = loader.matrix(&weight(names.embedding), config.vocab_size, hidden)?;
+        let mut layers = Vec::with_capacity(config.num_hidden_layers);
+        for index in 0..config.num_hidden_layers {
+            let layer = format!("{}.{index}", names.layers);
+            let name = |part: &str| format!("{layer}.{part}");
+            let [q, k, v] = projections(loader, family, names, &layer, [q_width, kv_width], hidden)?;
+            let mut head_norm = |part: &str| -> Result<Option<O::Vector>, LoadError> {
+                if family.qk_norm { loader.vector(&weight(&name(part)), head_dim).map(Some) } else { Ok(None) }
+            };
+            let (q_norm, k_norm) = (head_norm(names.q_norm)?, head_norm(names.k_norm)?);
+            layers.push(Layer {
+                input_norm: loader.vector(&weight(&name(names.input_norm)), hidden)?,
+                q,
+                k,
+                v,
+                q_norm,
+                k_norm,
+                o: loader.matrix(&weight(&name(names.o)), hidden, q_width)?,
+                post_attention_norm: loader.vector(&weight(&name(names.post_attention_norm)), hidden)?,
+                feed_forward: feed_forward(loader, index, &layer)?,
+            });
+        }
+        let norm = loader.vector(&weight(names.norm), hidden)?;
+        // Some tied checkpoints carry the head all the same; some untied ones leave it out. The embedding then serves.
+        let head_name = weight(names.head);
+        let head = if loader.checkpoint.contains(&head_name) && !config.tie_word_embeddings {
+            Some(loader.matrix(&head_name, config.vocab_size, hidden)?)
+        } else {
+            loader.checkpoint.ignore(&head_name);
+            None
+        };
+        let rotary_dim = config.rotary_dim.unwrap_or(head_dim);
+        Ok(Self {
+            spec: ModelSpec {
+                family,
+                n_layers: config.num_hidden_layers,
+                n_kv_heads: config.n_kv_heads(),
+                head_dim,
+                vocab_size: config.vocab_size,
+                max_positions: config.max_position_embeddings,
+                n_parameters: loader.n_parameters,
+                dtype: loader.dtype,
+                block_size: None,
+                mask_token_id: None,
+            },
+            n_heads: config.num_attention_heads,
+            eps: config.rms_norm_eps,
+            rope: RopeTable::new(config.rope_theta()?, rotary_dim, head_dim, max_positions),
+            embedding,
+            layers,
+            norm,
+            head,
+        })
+    }
+}
+
+fn weight(name: &str) -> String {
+    format!("{name}.weight")
+}
+
+/// q, k and v of one layer.
+fn projections<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    family: &Family,
+    names: &Names,
+    layer: &str,
+    [q_width, kv_width]: [usize; 2],
+    hidden: usize,
+) -> Result<[Projection<O>; 3], LoadError> {
+    match names.qkv {
+        QkvNames::Split { q, k, v } => {
+            let mut one = |part: &str, n_out: usize| -> Result<Projection<O>, LoadError> {
+                let matrix = loader.matrix(&format!("{layer}.{part}.weight"), n_out, hidden)?;
+                let bias =
+                    if family.qkv_bias { Some(loader.vector(&format!("{layer}.{part}.bias"), n_out)?) } else { None };
+                Ok(Projection { weight: matrix, bias })
+            };
+            Ok([one(q, q_width)?, one(k, kv_width)?, one(v, kv_width)?])
+        }
+        QkvNames::Fused(name) => {
+            let name = format!("{layer}.{name}.weight");
+            let parts = loader.matrices(&name, &[q_width, kv_width, kv_width], hidden)?;
+            let parts: [O::Matrix; 3] = parts.try_into().map_err(|_| LoadError::of(&name, "has three parts"))?;
+            Ok(parts.map(|weight| Projection { weight, bias: None }))
+        }
+    }
+}
+
+/// The MLP whose tensors begin with `prefix`, called `[gate, up, down]`.
+pub(super) fn load_mlp<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    prefix: &str,
+    [gate, up, down]: [&str; 3],
+    width: usize,
+    hidden: usize,
+) -> Result<GatedMlp<O::Matrix>, LoadError> {
+    Ok(GatedMlp {
+        gate: loader.matrix(&format!("{prefix}.{gate}.weight"), width, hidden)?,
+        up: loader.matrix(&format!("{prefix}.{up}.weight"), width, hidden)?,
+        down: loader.matrix(&format!("{prefix}.{down}.weight"), hidden, width)?,
+    })
+}
+
+impl<O: Ops> Network<O> for Decoder<O> {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn spec_mut(&mut self) -> &mut ModelSpec {
+        &mut self.spec
+    }
+
+    fn hidden(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        cache: &mut O::Cache,
+        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
+    ) -> Result<O::Tensor, StepError> {
+        let attention = AttentionBatch { sequences: &batch.sequences, n_heads: self.n_heads };
+        let mut x = ops.embed(&self.embedding, &batch.ids)?;
+        observe(&x)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
+            let mut q = layer.q.apply(ops, &normed)?;
+            let mut k = layer.k.apply(ops, &normed)?;
+            let v = layer.v.apply(ops, &normed)?;
+            let q_norm = layer.q_norm.as_ref().map(|weight| (weight, self.eps));
+            let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
+            ops.norm_rope(&mut q, q_norm, &self.rope, &batch.positions)?;
+            ops.norm_rope(&mut k, k_norm, &self.rope, &batch.positions)?;
+            // Stored before anything attends, so that rows of this forward see each other through the cache.
+            ops.store(cache, index, &k, &v, &batch.slots)?;
+            let attended = ops.attend(&q, cache, index, attention)?;
+            ops.add(&mut x, &ops.linear(&attended, &layer.o, None)?)?;
+
+            let normed = ops.rms_norm(&x, &layer.post_attention_norm, self.eps)?;
+            ops.add(&mut x, &layer.feed_forward.apply(ops, &normed)?)?;
+            observe(&x)?;
+        }
+        Ok(x)
+    }
+
+    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        let normed = ops.rms_norm(x, &self.norm, self.eps)?;
+        ops.linear(&normed, self.head.as_ref().unwrap_or(&self.embedding), None)
+    }
+}

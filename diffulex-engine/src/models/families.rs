@@ -1,0 +1,155 @@
+//! The families that are known, by `architectures[0]`, and what their checkpoints do not say themselves.
+//!
+//! The only table of its kind: which network computes a family, what its rows see, how its logits are aligned, the
+//! block its authors decode with, and the ids its config may leave out. A config or a tokenizer that says otherwise
+//! wins. The name decides, never `model_type`: `Dream` and `llada` name two networks each, `llama` hides one.
+//!
+//! Never here: tensors, strategies, options.
+
+/// Which positions a row sees in the network's training, and so must see in decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionKind {
+    /// All of its own block and of the blocks before; blocks are counted from position 0.
+    BlockCausal,
+    /// Everything, what comes after it included.
+    Full,
+}
+
+/// Which position a row of logits speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitAlignment {
+    /// Its own.
+    Same,
+    /// The next one.
+    Next,
+}
+
+/// The networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NetworkKind {
+    /// Llama, Qwen2, Qwen3 under their usual names.
+    Dense,
+    /// Llama under OLMo's names.
+    DenseLlada,
+}
+
+/// What is known of a family beside its checkpoint.
+#[derive(Debug, PartialEq)]
+pub struct Family {
+    /// `architectures[0]`.
+    pub architecture: &'static str,
+    /// What computes it.
+    pub network: NetworkKind,
+    /// q, k and v have a bias.
+    pub qkv_bias: bool,
+    /// q and k are normed per head.
+    pub qk_norm: bool,
+    /// What a row sees.
+    pub attention: AttentionKind,
+    /// What a row of logits speaks of.
+    pub alignment: LogitAlignment,
+    /// Positions of a block where config.json does not tell.
+    pub block_size: usize,
+    /// The mask of the released checkpoints; holds only where the tokenizer has a token of that meaning there.
+    pub mask_token_id: u32,
+    /// Tokens that end an answer beside those the files name; holds only where the tokenizer has a special token there.
+    pub eos_token_ids: &'static [u32],
+    /// Confidence above which a token is accepted where nobody says.
+    pub accept_threshold: f32,
+}
+
+impl Family {
+    /// The family of `architecture`.
+    pub fn of(architecture: &str) -> Option<&'static Self> {
+        FAMILIES.iter().find(|family| family.architecture == architecture)
+    }
+}
+
+/// SDAR's engines and Diffulex (`accept_threshold`); the other block-causal families are served with it too.
+const COMMON_THRESHOLD: f32 = 0.9;
+
+/// Every known family. Shapes and ids are those of the authors' config.json and tokenizer files.
+pub static FAMILIES: &[Family] = &[
+    Family {
+        architecture: "SDARForCausalLM",
+        network: NetworkKind::Dense,
+        qkv_bias: false,
+        qk_norm: true,
+        attention: AttentionKind::BlockCausal,
+        alignment: LogitAlignment::Same,
+        block_size: 4,
+        mask_token_id: 151_669,
+        eos_token_ids: &[151_645, 151_643],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // Stable-DiffCoder. Its mask is id 5, among the first tokens of its vocabulary.
+    Family {
+        architecture: "StableDiffcoderForCausalLM",
+        network: NetworkKind::Dense,
+        qkv_bias: false,
+        qk_norm: false,
+        attention: AttentionKind::BlockCausal,
+        alignment: LogitAlignment::Same,
+        block_size: 4,
+        mask_token_id: 5,
+        eos_token_ids: &[2],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // DreamReasoner.
+    Family {
+        architecture: "DreamForCausalLM",
+        network: NetworkKind::Dense,
+        qkv_bias: false,
+        qk_norm: true,
+        attention: AttentionKind::BlockCausal,
+        alignment: LogitAlignment::Same,
+        block_size: 32,
+        mask_token_id: 151_669,
+        eos_token_ids: &[151_645, 151_643],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // Dream, DiffuCoder and, with their adapters merged, D2F.
+    Family {
+        architecture: "DreamModel",
+        network: NetworkKind::Dense,
+        qkv_bias: true,
+        qk_norm: false,
+        attention: AttentionKind::Full,
+        alignment: LogitAlignment::Next,
+        block_size: 32,
+        mask_token_id: 151_666,
+        eos_token_ids: &[151_643, 151_645],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // Fast-dLLM v2; config.json calls the block bd_size.
+    Family {
+        architecture: "Fast_dLLM_QwenForCausalLM",
+        network: NetworkKind::Dense,
+        qkv_bias: true,
+        qk_norm: false,
+        attention: AttentionKind::BlockCausal,
+        alignment: LogitAlignment::Next,
+        block_size: 32,
+        mask_token_id: 151_665,
+        eos_token_ids: &[151_645],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // LLaDA-8B, LLaDA 1.5.
+    Family {
+        architecture: "LLaDAModelLM",
+        network: NetworkKind::DenseLlada,
+        qkv_bias: false,
+        qk_norm: false,
+        attention: AttentionKind::Full,
+        alignment: LogitAlignment::Same,
+        block_size: 32,
+        mask_token_id: 126_336,
+        eos_token_ids: &[126_081, 126_348],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+];
+
+/// The names of [`FAMILIES`], for messages.
+pub fn architectures() -> String {
+    FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,60 @@
+//! Tensors of a checkpoint made ready on a device, counted and named.
+//!
+//! Never here: what a network computes.
+
+use super::Checkpoint;
+use crate::error::LoadError;
+use crate::kernels::{Ops, WeightData, WeightType};
+
+/// Reads tensors onto a device and keeps count.
+pub(super) struct Loader<'a, O: Ops> {
+    pub(super) ops: &'a O,
+    pub(super) checkpoint: &'a mut Checkpoint,
+    pub(super) dtype: WeightType,
+    pub(super) progress: &'a mut dyn FnMut(u64, u64),
+    pub(super) n_parameters: u64,
+}
+
+impl<O: Ops> Loader<'_, O> {
+    fn count(&mut self, n: usize) {
+        self.n_parameters += n as u64;
+        (self.progress)(self.n_parameters, self.checkpoint.n_values().max(self.n_parameters));
+    }
+
+    /// The tensor `name`, `[n_out, n_in]`.
+    pub(super) fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
+        let mut parts = self.matrices(name, &[n_out], n_in)?;
+        parts.pop().ok_or_else(|| LoadError::of(name, "is empty"))
+    }
+
+    /// The tensor `name` cut into matrices of `n_outs` rows each.
+    pub(super) fn matrices(&mut self, name: &str, n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
+        let n_rows = n_outs.iter().sum();
+        let data = self.checkpoint.take(name, &[n_rows, n_in])?;
+        let mut parts = Vec::with_capacity(n_outs.len());
+        let mut start = 0;
+        for n_out in n_outs {
+            let part = data.slice(start * n_in..(start + n_out) * n_in);
+            let matrix = self.ops.matrix(part, *n_out, n_in, self.dtype).map_err(|error| LoadError::of(name, error))?;
+            parts.push(matrix);
+            start += n_out;
+        }
+        self.count(n_rows * n_in);
+        Ok(parts)
+    }
+
+    /// The tensor `name`, `[width]`.
+    pub(super) fn vector(&mut self, name: &str, width: usize) -> Result<O::Vector, LoadError> {
+        let data = self.checkpoint.take(name, &[width])?;
+        let vector = self.ops.vector(data).map_err(|error| LoadError::of(name, error))?;
+        self.count(width);
+        Ok(vector)
+    }
+
+    /// The tensor `name`, `[width]`, kept on the host.
+    pub(super) fn host_vector(&mut self, name: &str, width: usize) -> Result<Vec<f32>, LoadError> {
+        let values = self.checkpoint.take(name, &[width]).map(WeightData::to_f32)?;
+        self.count(width);
+        Ok(values)
+    }
+}

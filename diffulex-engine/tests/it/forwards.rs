@@ -1,0 +1,128 @@
+//! Every network against the authors' on the same weights: logits and residual stream.
+
+use std::path::Path;
+
+use diffulex_engine::ModelFiles;
+use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::reference::ReferenceOps;
+use diffulex_engine::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use diffulex_engine::models::{self, AttentionKind, ModelBatch};
+use safetensors::SafeTensors;
+
+use crate::harness::{golden, ids, json};
+
+/// Two f32 implementations differ by up to 6e-5 (PROVENANCE.md).
+const LOGIT_TOLERANCE: f32 = 1e-3;
+/// The residual stream has an rms of 1 to 5.
+const HIDDEN_TOLERANCE: f32 = 1e-4;
+
+/// `(checkpoint, inputs)` of every folder with recorded forwards.
+const CHECKPOINTS: [(&str, &str); 6] = [
+    ("sdar", "sdar"),
+    ("dream", "dream"),
+    ("llada", "llada"),
+    ("fast_dllm_v2", "fast_dllm_v2"),
+    ("stable_diffcoder", "stable_diffcoder"),
+    ("dream_reasoner", "dream_reasoner"),
+];
+
+fn max_difference(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    got.iter().zip(want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max)
+}
+
+/// How far each of `n` positions sees: nothing but the first `visible` of them. A recorded mask is "everything", or
+/// blocks behind a prefix that is one block.
+fn visible(attention: &serde_json::Value, n: usize) -> Vec<u32> {
+    match attention["kind"].as_str().unwrap() {
+        "full" => vec![n as u32; n],
+        "block_causal" => {
+            let block_size = attention["block_size"].as_u64().unwrap() as usize;
+            let prefix = attention["prefix_full"].as_u64().unwrap() as usize;
+            let end = |position: usize| match position.checked_sub(prefix) {
+                Some(behind) => (prefix + (behind / block_size + 1) * block_size).min(n),
+                None => prefix,
+            };
+            (0..n).map(|position| end(position) as u32).collect()
+        }
+        other => panic!("unknown attention {other}"),
+    }
+}
+
+fn forwards_agree<O: Ops + 'static>(ops: &O) {
+    for (checkpoint, inputs) in CHECKPOINTS {
+        let files = ModelFiles::folder(golden(checkpoint)).unwrap();
+        let network = models::load(&files, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+        let bytes = std::fs::read(golden(checkpoint).join("logits.safetensors")).unwrap();
+        let oracle = SafeTensors::deserialize(&bytes).unwrap();
+        let values = |name: &str| -> Option<Vec<f32>> {
+            let view = oracle.tensor(name).ok()?;
+            Some(view.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect())
+        };
+        let cases = json(&Path::new(inputs).join("inputs.json").to_string_lossy());
+        let mut n_hidden = 0;
+        for case in cases["cases"].as_array().unwrap() {
+            let input = ids(&case["input_ids"]);
+            let (n, page_size) = (input.len(), 8);
+            let n_pages = n.div_ceil(page_size);
+            // Pages in reverse, so that a slot is never its position.
+            let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
+            let batch = ModelBatch {
+                positions: (0..n as u32).collect(),
+                slots: (0..n).map(|p| pages[p / page_size] * page_size as u32 + (p % page_size) as u32).collect(),
+                sequences: vec![SequenceRows { rows: 0..n, visible: visible(&case["attention"], n), pages }],
+                logit_rows: (0..n as u32).collect(),
+                ids: input,
+            };
+            let spec = network.spec();
+            let mut cache = ops
+                .cache(CacheShape {
+                    n_layers: spec.n_layers,
+                    n_slots: n_pages * page_size,
+                    page_size,
+                    n_kv_heads: spec.n_kv_heads,
+                    head_dim: spec.head_dim,
+                })
+                .unwrap();
+            let name = case["logits_key"].as_str().unwrap();
+            let logits = network.forward(ops, &batch, &mut cache).unwrap();
+            let difference = max_difference(&logits, &values(name).unwrap());
+            assert!(difference <= LOGIT_TOLERANCE, "{checkpoint}, {name}: logits differ by {difference}");
+            let states = network.hidden_states(ops, &batch, &mut cache).unwrap();
+            let names = std::iter::once("embed".to_owned()).chain((0..).map(|layer| format!("layer{layer}")));
+            for (place, state) in names.zip(&states) {
+                if let Some(want) = values(&format!("{name}.{place}")) {
+                    let difference = max_difference(state, &want);
+                    assert!(difference <= HIDDEN_TOLERANCE, "{checkpoint}, {name}, {place}: differs by {difference}");
+                    n_hidden += 1;
+                }
+            }
+        }
+        assert!(n_hidden >= 4, "{checkpoint}: no residual stream was compared");
+    }
+}
+
+#[test]
+fn reference_forwards_equal_the_authors() {
+    forwards_agree(&ReferenceOps);
+}
+
+#[test]
+fn fast_forwards_equal_the_authors() {
+    forwards_agree(&CpuOps::new(2).unwrap());
+}
+
+/// The mask a family is decoded with is the one its forwards were recorded with.
+#[test]
+fn families_see_what_their_authors_let_them_see() {
+    for (checkpoint, inputs) in CHECKPOINTS {
+        let (family, _) = models::read_config(&ModelFiles::folder(golden(checkpoint)).unwrap()).unwrap();
+        let cases = json(&Path::new(inputs).join("inputs.json").to_string_lossy());
+        let recorded = cases["cases"][0]["attention"]["kind"].as_str().unwrap();
+        let expected = match family.attention {
+            AttentionKind::BlockCausal => "block_causal",
+            AttentionKind::Full => "full",
+        };
+        assert_eq!(recorded, expected, "{checkpoint}");
+    }
+}
