@@ -10,10 +10,12 @@
 
 pub mod cpu;
 pub mod reference;
+pub mod routing;
 
 use std::ops::Range;
 
 use crate::error::StepError;
+use routing::Routing;
 
 /// A weight as a checkpoint stores it, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -225,6 +227,17 @@ pub trait Ops: Send + Sync {
 
     /// `silu(gate) * up`, element by element.
     fn gate(&self, gate: Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor, StepError>;
+
+    /// Per row, the weighted sum of the MLPs of the experts it is routed to: `[n_rows, hidden]`.
+    ///
+    /// `scores` are the router's logits `[n_rows, experts.len()]`; `routing` makes choices of them.
+    fn experts(
+        &self,
+        x: &Self::Tensor,
+        scores: &Self::Tensor,
+        routing: &Routing,
+        experts: &[GatedMlp<Self::Matrix>],
+    ) -> Result<Self::Tensor, StepError>;
 
     /// The named rows, in that order.
     fn select(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor, StepError>;

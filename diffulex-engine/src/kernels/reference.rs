@@ -2,7 +2,8 @@
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
-use super::{AttentionBatch, CacheShape, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use super::routing::Routing;
+use super::{AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
 use crate::error::StepError;
 
 /// candle on the CPU.
@@ -148,6 +149,26 @@ impl Ops for ReferenceOps {
 
     fn gate(&self, gate: Tensor, up: &Tensor) -> Result<Tensor, StepError> {
         Ok((gate.silu()? * up)?)
+    }
+
+    fn experts(
+        &self,
+        x: &Tensor,
+        scores: &Tensor,
+        routing: &Routing,
+        experts: &[GatedMlp<Tensor>],
+    ) -> Result<Tensor, StepError> {
+        let mut outputs = Vec::new();
+        for row in 0..x.dim(0)? {
+            let input = x.narrow(0, row, 1)?;
+            let mut output = input.zeros_like()?;
+            for choice in routing.choose(&self.host(&scores.i(row)?)?) {
+                let result = experts[choice.expert].apply(self, &input)?;
+                output = (output + (result * f64::from(choice.weight))?)?;
+            }
+            outputs.push(output);
+        }
+        Ok(Tensor::cat(&outputs, 0)?)
     }
 
     fn select(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor, StepError> {

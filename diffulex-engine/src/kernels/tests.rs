@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::cpu::CpuOps;
 use super::reference::ReferenceOps;
+use super::routing::{ExpertBias, ExpertGroups, Scoring};
 use super::*;
 
 /// Sums of up to 100 products of size 1, in another order.
@@ -97,6 +98,42 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     results
 }
 
+/// Eight experts `n_in` wide with `n_out` channels inside, under a rule that `seed` picks.
+fn routed<O: Ops>(ops: &O, x: &[f32], n_in: usize, n_out: usize, seed: u64) -> Vec<f32> {
+    const N_EXPERTS: usize = 8;
+    let matrix = |seed: u64, n_out: usize, n_in: usize| {
+        let data = bytes(&values(seed, n_out * n_in));
+        ops.matrix(WeightData::F32(&data), n_out, n_in, WeightType::F32).unwrap()
+    };
+    let experts: Vec<GatedMlp<O::Matrix>> = (0..N_EXPERTS as u64)
+        .map(|expert| GatedMlp {
+            gate: matrix(seed + 3 * expert, n_out, n_in),
+            up: matrix(seed + 3 * expert + 1, n_out, n_in),
+            down: matrix(seed + 3 * expert + 2, n_in, n_out),
+        })
+        .collect();
+    let bias = values(seed + 40, N_EXPERTS);
+    let routing = Routing {
+        n_chosen: 1 + (seed % 4) as usize,
+        scoring: if seed.is_multiple_of(2) { Scoring::Softmax } else { Scoring::Sigmoid },
+        bias: match seed % 3 {
+            0 => ExpertBias::Absent,
+            1 => ExpertBias::Choice(bias),
+            _ => ExpertBias::ChoiceAndWeight(bias),
+        },
+        groups: seed.is_multiple_of(5).then_some(ExpertGroups { n_groups: 4, n_kept: 2 }),
+        renormalise: seed.is_multiple_of(2),
+        scale: 1.5,
+    };
+    let n_rows = x.len() / n_in;
+    // Each row's own scores: those of the same row alone must be the same.
+    let scores: Vec<f32> = x.chunks(n_in).flat_map(|row| values((row[0].to_bits() as u64) ^ seed, N_EXPERTS)).collect();
+    let (x, scores) = (tensor(ops, x, n_in), tensor(ops, &scores, N_EXPERTS));
+    let routed = ops.host(&ops.experts(&x, &scores, &routing, &experts).unwrap()).unwrap();
+    assert_eq!(routed.len(), n_rows * n_in);
+    routed
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Case {
     n_rows: usize,
@@ -128,6 +165,26 @@ proptest! {
             let got = run(&CpuOps::with_simd(simd), &case);
             for (got, want) in got.iter().zip(&want) {
                 assert_close(got, want);
+            }
+        }
+    }
+
+    #[test]
+    fn experts_agree_with_the_reference_and_a_row_does_not_depend_on_the_rows_beside_it(
+        n_rows in 1usize..20,
+        n_in in 1usize..60,
+        n_out in 1usize..40,
+        seed in 0u64..1 << 32,
+    ) {
+        let x = values(seed + 9, n_rows * n_in);
+        let want = routed(&ReferenceOps, &x, n_in, n_out, seed);
+        for simd in cpu::Simd::all() {
+            let ops = CpuOps::with_simd(simd);
+            let together = routed(&ops, &x, n_in, n_out, seed);
+            assert_close(&together, &want);
+            for (row, x) in x.chunks_exact(n_in).enumerate() {
+                let alone = routed(&ops, x, n_in, n_out, seed);
+                prop_assert_eq!(&alone[..], &together[row * n_in..(row + 1) * n_in]);
             }
         }
     }

@@ -12,6 +12,7 @@ use super::families::Family;
 use super::loader::Loader;
 use super::{ModelBatch, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
+use crate::kernels::routing::Routing;
 use crate::kernels::{AttentionBatch, GatedMlp, Ops, RopeTable};
 
 /// The fields of config.json that decoders share.
@@ -92,6 +93,22 @@ pub(super) fn refuse(what: impl std::fmt::Display) -> LoadError {
     LoadError::of("config.json", what)
 }
 
+/// Refuses a field that is neither absent nor null nor the one value that is known.
+pub(super) fn refuse_switches(
+    config: &serde_json::Value,
+    known: &[(&str, serde_json::Value)],
+) -> Result<(), LoadError> {
+    for (field, known) in known {
+        if let Some(value) = config.get(field)
+            && !value.is_null()
+            && value != known
+        {
+            return Err(refuse(format!("{field} is {value}; this network knows {known}")));
+        }
+    }
+    Ok(())
+}
+
 /// Where q, k and v are.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum QkvNames {
@@ -132,12 +149,32 @@ impl<O: Ops> Projection<O> {
 pub(super) enum FeedForward<O: Ops> {
     /// One MLP for every row.
     Mlp(GatedMlp<O::Matrix>),
+    /// Some of many for each row, and one for all where there is a shared one.
+    Experts(Experts<O>),
+}
+
+/// Experts with their router.
+pub(super) struct Experts<O: Ops> {
+    /// `[n_experts, hidden]`.
+    pub(super) router: O::Matrix,
+    pub(super) routing: Routing,
+    pub(super) experts: Vec<GatedMlp<O::Matrix>>,
+    /// Added to every row, unweighted.
+    pub(super) shared: Option<GatedMlp<O::Matrix>>,
 }
 
 impl<O: Ops> FeedForward<O> {
     fn apply(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
         match self {
             Self::Mlp(mlp) => mlp.apply(ops, x),
+            Self::Experts(Experts { router, routing, experts, shared }) => {
+                let scores = ops.linear(x, router, None)?;
+                let mut sum = ops.experts(x, &scores, routing, experts)?;
+                if let Some(shared) = shared {
+                    ops.add(&mut sum, &shared.apply(ops, x)?)?;
+                }
+                Ok(sum)
+            }
         }
     }
 }
@@ -269,6 +306,9 @@ fn projections<O: Ops>(
     }
 }
 
+/// What transformers calls gate, up and down of an MLP.
+pub(super) const MLP_NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
 /// The MLP whose tensors begin with `prefix`, called `[gate, up, down]`.
 pub(super) fn load_mlp<O: Ops>(
     loader: &mut Loader<'_, O>,
@@ -282,6 +322,29 @@ pub(super) fn load_mlp<O: Ops>(
         up: loader.matrix(&format!("{prefix}.{up}.weight"), width, hidden)?,
         down: loader.matrix(&format!("{prefix}.{down}.weight"), hidden, width)?,
     })
+}
+
+/// The experts of a layer: a tensor per expert and matrix, or, in some newer files, all experts in one tensor with an
+/// expert's gate rows before its up rows.
+pub(super) fn load_experts<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    prefix: &str,
+    n_experts: usize,
+    width: usize,
+    hidden: usize,
+) -> Result<Vec<GatedMlp<O::Matrix>>, LoadError> {
+    let merged = format!("{prefix}.gate_up_proj");
+    if !loader.checkpoint.contains(&merged) {
+        return (0..n_experts)
+            .map(|expert| load_mlp(loader, &format!("{prefix}.{expert}"), MLP_NAMES, width, hidden))
+            .collect();
+    }
+    let gate_up = loader.stack(&merged, n_experts, &[width, width], hidden)?;
+    let down = loader.stack(&format!("{prefix}.down_proj"), n_experts, &[hidden], width)?;
+    let mut matrices = gate_up.into_iter();
+    let experts: Option<Vec<_>> =
+        down.into_iter().map(|down| Some(GatedMlp { gate: matrices.next()?, up: matrices.next()?, down })).collect();
+    experts.ok_or_else(|| LoadError::of(merged, "has a gate and an up projection per expert"))
 }
 
 impl<O: Ops> Network<O> for Decoder<O> {

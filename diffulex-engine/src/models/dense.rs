@@ -20,7 +20,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{Decoder, DecoderConfig, FeedForward, Names, QkvNames, load_mlp, parse, refuse};
+use super::decoder::{
+    Decoder, DecoderConfig, FeedForward, MLP_NAMES, Names, QkvNames, load_mlp, parse, refuse, refuse_switches,
+};
 use super::families::Family;
 use super::loader::Loader;
 use crate::error::LoadError;
@@ -39,9 +41,6 @@ pub(super) const NAMES: Names = Names {
     norm: "model.norm",
     head: "lm_head",
 };
-
-/// gate, up and down of their MLPs.
-pub(super) const MLP_NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
 /// LLaDA's names, which are OLMo's. `ff_out` is the MLP's last matrix inside a block and the head outside.
 const LLADA_NAMES: Names = Names {
@@ -121,14 +120,7 @@ pub(super) fn load_llada<O: Ops>(
     config: &Value,
     max_positions: usize,
 ) -> Result<Decoder<O>, LoadError> {
-    for (field, known) in llada_switches() {
-        if let Some(value) = config.get(field)
-            && !value.is_null()
-            && *value != known
-        {
-            return Err(refuse(format!("{field} is {value}; this network knows {known}")));
-        }
-    }
+    refuse_switches(config, &llada_switches())?;
     let config: LladaConfig = parse(config)?;
     let width = match (config.mlp_hidden_size, config.mlp_ratio) {
         (Some(width), _) => width,

@@ -31,6 +31,12 @@ pub enum NetworkKind {
     Dense,
     /// Llama under OLMo's names.
     DenseLlada,
+    /// Qwen3-MoE.
+    MoeSdar,
+    /// LLaDA-MoE.
+    MoeLlada,
+    /// LLaDA2.
+    Llada2,
 }
 
 /// What is known of a family beside its checkpoint.
@@ -81,6 +87,31 @@ pub static FAMILIES: &[Family] = &[
         mask_token_id: 151_669,
         eos_token_ids: &[151_645, 151_643],
         accept_threshold: COMMON_THRESHOLD,
+    },
+    Family {
+        architecture: "SDARMoeForCausalLM",
+        network: NetworkKind::MoeSdar,
+        qkv_bias: false,
+        qk_norm: true,
+        attention: AttentionKind::BlockCausal,
+        alignment: LogitAlignment::Same,
+        block_size: 4,
+        mask_token_id: 151_669,
+        eos_token_ids: &[151_645, 151_643],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // LLaDA2.0 and 2.1, mini and flash. 0.95: their generate and SGLang's LowConfidence.
+    Family {
+        architecture: "LLaDA2MoeModelLM",
+        network: NetworkKind::Llada2,
+        qkv_bias: false,
+        qk_norm: true,
+        attention: AttentionKind::BlockCausal,
+        alignment: LogitAlignment::Same,
+        block_size: 32,
+        mask_token_id: 156_895,
+        eos_token_ids: &[156_892],
+        accept_threshold: 0.95,
     },
     // Stable-DiffCoder. Its mask is id 5, among the first tokens of its vocabulary.
     Family {
@@ -145,6 +176,18 @@ pub static FAMILIES: &[Family] = &[
         block_size: 32,
         mask_token_id: 126_336,
         eos_token_ids: &[126_081, 126_348],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    Family {
+        architecture: "LLaDAMoEModelLM",
+        network: NetworkKind::MoeLlada,
+        qkv_bias: false,
+        qk_norm: true,
+        attention: AttentionKind::Full,
+        alignment: LogitAlignment::Same,
+        block_size: 32,
+        mask_token_id: 156_895,
+        eos_token_ids: &[156_892],
         accept_threshold: COMMON_THRESHOLD,
     },
 ];

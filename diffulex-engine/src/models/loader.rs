@@ -29,8 +29,22 @@ impl<O: Ops> Loader<'_, O> {
 
     /// The tensor `name` cut into matrices of `n_outs` rows each.
     pub(super) fn matrices(&mut self, name: &str, n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
-        let n_rows = n_outs.iter().sum();
-        let data = self.checkpoint.take(name, &[n_rows, n_in])?;
+        self.cut(name, &[n_outs.iter().sum(), n_in], n_outs, n_in)
+    }
+
+    /// The tensor `name`, `[n, rows, n_in]`, cut into `n` times matrices of `n_outs` rows each.
+    pub(super) fn stack(
+        &mut self,
+        name: &str,
+        n: usize,
+        n_outs: &[usize],
+        n_in: usize,
+    ) -> Result<Vec<O::Matrix>, LoadError> {
+        self.cut(name, &[n, n_outs.iter().sum(), n_in], &n_outs.repeat(n), n_in)
+    }
+
+    fn cut(&mut self, name: &str, shape: &[usize], n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
+        let data = self.checkpoint.take(name, shape)?;
         let mut parts = Vec::with_capacity(n_outs.len());
         let mut start = 0;
         for n_out in n_outs {
@@ -39,7 +53,7 @@ impl<O: Ops> Loader<'_, O> {
             parts.push(matrix);
             start += n_out;
         }
-        self.count(n_rows * n_in);
+        self.count(start * n_in);
         Ok(parts)
     }
 

@@ -9,7 +9,9 @@ mod checkpoint;
 mod decoder;
 mod dense;
 pub mod families;
+mod llada2;
 mod loader;
+mod softmax_moe;
 
 pub use checkpoint::Checkpoint;
 pub use families::{AttentionKind, Family, LogitAlignment};
@@ -134,6 +136,9 @@ pub fn load<O: Ops + 'static>(
     let decoder = match family.network {
         NetworkKind::Dense => dense::load(&mut loader, family, &config, max_positions),
         NetworkKind::DenseLlada => dense::load_llada(&mut loader, family, &config, max_positions),
+        NetworkKind::MoeSdar => softmax_moe::load_sdar(&mut loader, family, &config, max_positions),
+        NetworkKind::MoeLlada => softmax_moe::load_llada(&mut loader, family, &config, max_positions),
+        NetworkKind::Llada2 => llada2::load(&mut loader, family, &config, max_positions),
     };
     let mut network: Box<dyn Network<O>> = Box::new(decoder.map_err(here)?);
     checkpoint.refuse_surplus()?;

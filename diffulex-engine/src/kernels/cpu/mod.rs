@@ -1,6 +1,7 @@
 //! The fast bodies for a CPU: packed weights, one thread pool, vector code chosen at run time.
 
 mod attention;
+mod experts;
 mod linear;
 mod rows;
 mod simd;
@@ -8,7 +9,8 @@ mod vector;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::{AttentionBatch, CacheShape, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use super::routing::Routing;
+use super::{AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
 pub use linear::PackedMatrix;
@@ -139,6 +141,17 @@ impl Ops for CpuOps {
     fn gate(&self, mut gate: Rows, up: &Rows) -> Result<Rows, StepError> {
         self.simd.silu_mul(gate.values_mut(), up.values());
         Ok(gate)
+    }
+
+    fn experts(
+        &self,
+        x: &Rows,
+        scores: &Rows,
+        routing: &Routing,
+        experts: &[GatedMlp<PackedMatrix>],
+    ) -> Result<Rows, StepError> {
+        let choices: Vec<_> = (0..x.n_rows()).map(|row| routing.choose(scores.row(row))).collect();
+        Ok(experts::experts(self.simd, x, &choices, experts))
     }
 
     fn select(&self, x: &Rows, rows: &[u32]) -> Result<Rows, StepError> {

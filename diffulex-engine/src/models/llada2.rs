@@ -1,0 +1,142 @@
+//! LLaDA2.0 and 2.1: the decoder with sigmoid-routed experts in groups (Bailing MoE v2).
+//!
+//! q, k and v in one matrix, a norm per head, rotation of the front of each head; after the first dense layers, experts
+//! chosen by sigmoid plus a bias within the best groups, weighted without the bias, and an expert for every row.
+//! Reference: LLaDA2's modeling_llada2_moe.py; 2.0 and 2.1 compute the same.
+//!
+//! | tensor, all with `.weight` but the bias | shape |
+//! |---|---|
+//! | `model.word_embeddings`, `model.norm`, `lm_head` | vocab, hidden; hidden; vocab, hidden |
+//! | `model.layers.N.{input,post_attention}_layernorm` | hidden |
+//! | `.attention.query_key_value` | (heads + 2 x K/V heads) x head_dim, hidden: q, then k, then v |
+//! | `.attention.{query,key}_layernorm` | head_dim |
+//! | `.attention.dense` | hidden, heads x head_dim |
+//! | `.mlp.{gate,up,down}_proj`, in dense layers | intermediate, hidden; the reverse |
+//! | `.mlp.gate`, `.mlp.gate.expert_bias` or `.e_score_correction_bias` | experts, hidden; experts |
+//! | `.mlp.experts.E.{gate,up,down}_proj`, `.mlp.shared_experts.{gate,up,down}_proj` | width, hidden; the reverse |
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::decoder::{
+    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, Names, QkvNames, load_experts, load_mlp, parse, refuse,
+    refuse_switches,
+};
+use super::families::Family;
+use super::loader::Loader;
+use super::softmax_moe::check_choice;
+use crate::error::LoadError;
+use crate::kernels::Ops;
+use crate::kernels::routing::{ExpertBias, ExpertGroups, Routing, Scoring};
+
+const NAMES: Names = Names {
+    embedding: "model.word_embeddings",
+    layers: "model.layers",
+    input_norm: "input_layernorm",
+    qkv: QkvNames::Fused("attention.query_key_value"),
+    q_norm: "attention.query_layernorm",
+    k_norm: "attention.key_layernorm",
+    o: "attention.dense",
+    post_attention_norm: "post_attention_layernorm",
+    norm: "model.norm",
+    head: "lm_head",
+};
+
+#[derive(Deserialize)]
+struct Llada2Config {
+    intermediate_size: usize,
+    moe_intermediate_size: usize,
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    num_shared_experts: Option<usize>,
+    /// Layers at the front with an MLP.
+    first_k_dense_replace: usize,
+    n_group: usize,
+    topk_group: usize,
+    routed_scaling_factor: f32,
+    /// Channels of a head that turn.
+    rotary_dim: Option<usize>,
+    /// The same as a share of the head.
+    partial_rotary_factor: Option<f64>,
+}
+
+/// What the config can switch and the network does not: field, and the only value that is known.
+fn switches() -> [(&'static str, Value); 8] {
+    [
+        ("score_function", "sigmoid".into()),
+        ("moe_router_enable_expert_bias", true.into()),
+        ("norm_topk_prob", true.into()),
+        ("norm_head", false.into()),
+        ("norm_softmax", false.into()),
+        ("use_rmsnorm", true.into()),
+        ("use_qk_norm", true.into()),
+        ("using_split_qkv_in_self_attention", false.into()),
+    ]
+}
+
+/// Loads LLaDA2.
+pub(super) fn load<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    family: &'static Family,
+    config: &Value,
+    max_positions: usize,
+) -> Result<Decoder<O>, LoadError> {
+    refuse_switches(config, &switches())?;
+    let mut shared = DecoderConfig::from_json(config)?;
+    let moe: Llada2Config = parse(config)?;
+    let (hidden, head_dim) = (shared.hidden_size, shared.head_dim());
+    let by_share = moe.partial_rotary_factor.map(|share| (head_dim as f64 * share) as usize);
+    if let (Some(rotary_dim), Some(by_share)) = (moe.rotary_dim, by_share)
+        && rotary_dim != by_share
+    {
+        return Err(refuse(format!(
+            "rotary_dim {rotary_dim} is not the share of {head_dim} that partial_rotary_factor is"
+        )));
+    }
+    shared.rotary_dim = moe.rotary_dim.or(by_share);
+    check_choice(moe.num_experts_per_tok, moe.num_experts)?;
+    let groups = ExpertGroups { n_groups: moe.n_group, n_kept: moe.topk_group };
+    if moe.n_group == 0
+        || !moe.num_experts.is_multiple_of(moe.n_group)
+        || moe.num_experts / moe.n_group * moe.topk_group < moe.num_experts_per_tok
+    {
+        return Err(refuse(format!(
+            "{} experts of {} cannot be chosen from {} of {} groups",
+            moe.num_experts_per_tok, moe.num_experts, moe.topk_group, moe.n_group
+        )));
+    }
+    Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
+        let mlp = format!("{layer}.mlp");
+        if index < moe.first_k_dense_replace {
+            return load_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden).map(FeedForward::Mlp);
+        }
+        let alias = format!("{mlp}.gate.e_score_correction_bias");
+        let bias = if loader.checkpoint.contains(&alias) { alias } else { format!("{mlp}.gate.expert_bias") };
+        let shared = match moe.num_shared_experts.unwrap_or(0) {
+            0 => None,
+            n => {
+                let (name, width) = (format!("{mlp}.shared_experts"), n * moe.moe_intermediate_size);
+                Some(load_mlp(loader, &name, MLP_NAMES, width, hidden)?)
+            }
+        };
+        Ok(FeedForward::Experts(Experts {
+            router: loader.matrix(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
+            routing: Routing {
+                n_chosen: moe.num_experts_per_tok,
+                scoring: Scoring::Sigmoid,
+                bias: ExpertBias::Choice(loader.host_vector(&bias, moe.num_experts)?),
+                groups: Some(groups),
+                renormalise: true,
+                scale: moe.routed_scaling_factor,
+            },
+            experts: load_experts(
+                loader,
+                &format!("{mlp}.experts"),
+                moe.num_experts,
+                moe.moe_intermediate_size,
+                hidden,
+            )?,
+            shared,
+        }))
+    })
+}

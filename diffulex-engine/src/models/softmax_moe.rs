@@ -1,0 +1,163 @@
+//! The decoder with softmax-routed experts: SDAR-MoE and LLaDA-MoE.
+//!
+//! As [`super::dense`] with a norm per head, and experts in place of the MLP in most layers. SDAR-MoE (Qwen3-MoE) makes
+//! the chosen weights add up to 1; LLaDA-MoE leaves them as they are, may add a bias that stays in them, and may have an
+//! expert for every row beside them. References: transformers' Qwen3Moe, LLaDA-MoE's modeling_lladamoe.py.
+//!
+//! | tensor, beside the dense decoder's | shape |
+//! |---|---|
+//! | `model.layers.N.mlp.gate` | experts, hidden |
+//! | `.mlp.experts.E.{gate,up}_proj`, `.down_proj` | expert width, hidden; the reverse |
+//! | or `.mlp.experts.{gate_up,down}_proj`, without `.weight` | experts, 2 x expert width, hidden; experts, hidden, expert width |
+//! | `.mlp.expert_bias`, in LLaDA-MoE where it is on | experts |
+//! | `.shared_expert.{gate,up,down}_proj`, in LLaDA-MoE where there is one | shared width, hidden; the reverse |
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::decoder::{Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, load_experts, load_mlp, parse, refuse};
+use super::dense::NAMES;
+use super::families::Family;
+use super::loader::Loader;
+use crate::error::LoadError;
+use crate::kernels::Ops;
+use crate::kernels::routing::{ExpertBias, Routing, Scoring};
+
+#[derive(Deserialize)]
+struct SdarMoeConfig {
+    intermediate_size: usize,
+    moe_intermediate_size: usize,
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    norm_topk_prob: bool,
+    /// Every how many layers there are experts.
+    decoder_sparse_step: usize,
+    /// Layers that have an MLP all the same.
+    #[serde(default)]
+    mlp_only_layers: Vec<usize>,
+}
+
+/// Loads SDAR-MoE.
+pub(super) fn load_sdar<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    family: &'static Family,
+    config: &Value,
+    max_positions: usize,
+) -> Result<Decoder<O>, LoadError> {
+    let shared = DecoderConfig::from_json(config)?;
+    let moe: SdarMoeConfig = parse(config)?;
+    let hidden = shared.hidden_size;
+    check_choice(moe.num_experts_per_tok, moe.num_experts)?;
+    let routing = softmax(moe.num_experts_per_tok, moe.norm_topk_prob);
+    Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
+        let mlp = format!("{layer}.mlp");
+        let has_experts = !moe.mlp_only_layers.contains(&index)
+            && moe.decoder_sparse_step > 0
+            && (index + 1).is_multiple_of(moe.decoder_sparse_step);
+        if !has_experts {
+            return load_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden).map(FeedForward::Mlp);
+        }
+        Ok(FeedForward::Experts(Experts {
+            router: loader.matrix(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
+            routing: routing.clone(),
+            experts: load_experts(
+                loader,
+                &format!("{mlp}.experts"),
+                moe.num_experts,
+                moe.moe_intermediate_size,
+                hidden,
+            )?,
+            shared: None,
+        }))
+    })
+}
+
+/// The authors' code has no `norm_topk_prob`: what the file says of it does not count.
+#[derive(Deserialize)]
+struct LladaMoeConfig {
+    dense_intermediate_size: usize,
+    expert_intermediate_size: usize,
+    shared_expert_intermediate_size: Option<usize>,
+    num_experts: usize,
+    num_experts_per_tok: usize,
+    /// 0 where a layer has an MLP.
+    moe_layer_freq: Vec<u32>,
+    #[serde(default)]
+    moe_router_enable_expert_bias: bool,
+    moe_router_score_function: Option<String>,
+    router_num_group: Option<usize>,
+    routed_scaling_factor: Option<f32>,
+    partial_rotary_factor: Option<f64>,
+    qk_layernorm: Option<bool>,
+}
+
+/// Loads LLaDA-MoE.
+pub(super) fn load_llada<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    family: &'static Family,
+    config: &Value,
+    max_positions: usize,
+) -> Result<Decoder<O>, LoadError> {
+    let shared = DecoderConfig::from_json(config)?;
+    let moe: LladaMoeConfig = parse(config)?;
+    let hidden = shared.hidden_size;
+    if let Some(function) = moe.moe_router_score_function.filter(|function| function != "softmax") {
+        return Err(refuse(format!("moe_router_score_function is {function:?}; this network knows \"softmax\"")));
+    }
+    if let Some(groups) = moe.router_num_group {
+        return Err(refuse(format!("router_num_group is {groups}; this network has no groups of experts")));
+    }
+    if let Some(factor) = moe.routed_scaling_factor.filter(|factor| *factor != 1.0) {
+        return Err(refuse(format!("routed_scaling_factor is {factor}; this network knows 1")));
+    }
+    if let Some(factor) = moe.partial_rotary_factor.filter(|factor| *factor != 1.0) {
+        return Err(refuse(format!("partial_rotary_factor is {factor}; this network knows 1")));
+    }
+    if moe.qk_layernorm == Some(false) {
+        return Err(refuse("qk_layernorm is false; this network has a norm per head"));
+    }
+    if moe.moe_layer_freq.len() != shared.num_hidden_layers {
+        let (found, expected) = (moe.moe_layer_freq.len(), shared.num_hidden_layers);
+        return Err(refuse(format!("moe_layer_freq speaks of {found} layers; there are {expected}")));
+    }
+    check_choice(moe.num_experts_per_tok, moe.num_experts)?;
+    Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
+        let mlp = format!("{layer}.mlp");
+        if moe.moe_layer_freq.get(index) == Some(&0) {
+            return load_mlp(loader, &mlp, MLP_NAMES, moe.dense_intermediate_size, hidden).map(FeedForward::Mlp);
+        }
+        let bias = if moe.moe_router_enable_expert_bias {
+            ExpertBias::ChoiceAndWeight(loader.host_vector(&format!("{mlp}.expert_bias"), moe.num_experts)?)
+        } else {
+            ExpertBias::Absent
+        };
+        let shared = match moe.shared_expert_intermediate_size {
+            Some(width) => Some(load_mlp(loader, &format!("{layer}.shared_expert"), MLP_NAMES, width, hidden)?),
+            None => None,
+        };
+        Ok(FeedForward::Experts(Experts {
+            router: loader.matrix(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
+            routing: Routing { bias, ..softmax(moe.num_experts_per_tok, false) },
+            experts: load_experts(
+                loader,
+                &format!("{mlp}.experts"),
+                moe.num_experts,
+                moe.expert_intermediate_size,
+                hidden,
+            )?,
+            shared,
+        }))
+    })
+}
+
+fn softmax(n_chosen: usize, renormalise: bool) -> Routing {
+    Routing { n_chosen, scoring: Scoring::Softmax, bias: ExpertBias::Absent, groups: None, renormalise, scale: 1.0 }
+}
+
+/// A row has at least one expert and no more than there are.
+pub(super) fn check_choice(n_chosen: usize, n_experts: usize) -> Result<(), LoadError> {
+    if (1..=n_experts).contains(&n_chosen) {
+        return Ok(());
+    }
+    Err(refuse(format!("num_experts_per_tok is {n_chosen}; there are {n_experts} experts")))
+}
