@@ -1,9 +1,23 @@
 //! What the authors' loops generate on the same weights, token for token.
 
-use diffulex_engine::{DeviceChoice, EngineOptions};
-use diffulex_protocol::DecodingOverrides;
+use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
+use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingReply};
 
-use crate::harness::{engine, greedy, ids, json, options, request, run};
+use crate::harness::{Files, greedy, ids, json, options, prompt, request, run};
+
+/// An engine that recorded confidences can be compared with: no prefix of one run is found by the next.
+fn engine_on(files: Files, device: DeviceChoice, block_size: usize, buffer_size: u32) -> Engine {
+    let options = EngineOptions {
+        device,
+        block_size: Some(block_size as u32),
+        buffer_size: Some(buffer_size),
+        // Some checkpoints leave it to the family's table, which speaks of the released vocabulary.
+        mask_token_id: Some(MASK),
+        prefix_caching: false,
+        ..options()
+    };
+    Engine::load(&files.leak(), &options, &mut |_| {}).unwrap()
+}
 
 /// One recorded generation, or the part of it up to a fault in the authors' loop.
 struct Segment {
@@ -61,9 +75,20 @@ fn segments(trace: &serde_json::Value, block_size: usize) -> Vec<Segment> {
     segments
 }
 
-/// Every trace through the whole engine.
-fn traces_agree(device: DeviceChoice) {
-    let traces = json("sdar/trace.json");
+/// The recorded request alone, then between two others: `(tokens, denoise forwards, prefills, commits)` must be one.
+fn alone_and_in_company(engine: &mut Engine, prompt: &[u32], params: &SamplingParams) -> ServingReply {
+    let alone = run(engine, vec![request("trace", prompt, params.clone())]).reply("trace").clone();
+    let others = |seed: u32| request(&format!("other {seed}"), &self::prompt(seed, 5 + 8 * seed as usize), greedy(11));
+    let told = run(engine, vec![others(1), request("trace", prompt, params.clone()), others(2)]);
+    let together = told.reply("trace");
+    assert_eq!(alone.token_ids, together.token_ids);
+    assert_eq!(alone.nfe_counts, together.nfe_counts);
+    alone
+}
+
+/// Every trace of SDAR's loop through the whole engine; how many tokens were let differ.
+fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
+    let traces = json(&format!("{checkpoint}/trace.json"));
     let mut n_overwritten = 0;
     for trace in traces["traces"].as_array().unwrap() {
         let params = &trace["params"];
@@ -75,13 +100,7 @@ fn traces_agree(device: DeviceChoice) {
         };
         let block_size = params["block_length"].as_u64().unwrap() as usize;
         for buffer_size in [1, 2] {
-            let mut engine = engine(&EngineOptions {
-                device,
-                block_size: Some(block_size as u32),
-                buffer_size: Some(buffer_size),
-                prefix_caching: false,
-                ..options()
-            });
+            let mut engine = engine_on(Files::golden(checkpoint), device, block_size, buffer_size);
             for segment in segments(trace, block_size) {
                 let Segment { prompt, want, overwritten, .. } = &segment;
                 n_overwritten += overwritten.len();
@@ -93,8 +112,7 @@ fn traces_agree(device: DeviceChoice) {
                     denoising_steps: params["denoising_steps"].as_u64().map(|steps| steps as u32),
                     ..DecodingOverrides::default()
                 };
-                let told = run(&mut engine, vec![request("trace", prompt, sampling)]);
-                let reply = told.reply("trace");
+                let reply = alone_and_in_company(&mut engine, prompt, &sampling);
                 assert_eq!(reply.token_ids.len(), want.len());
                 for (index, (got, want)) in reply.token_ids.iter().zip(want).enumerate() {
                     assert!(
@@ -115,16 +133,161 @@ fn traces_agree(device: DeviceChoice) {
             }
         }
     }
-    // Of one recorded trace, over two buffer sizes: the fault is there, and nothing else was let pass.
-    assert_eq!(n_overwritten, 2);
+    n_overwritten
+}
+
+// Over two buffer sizes: the fault is there in one trace of SDAR, and nothing else was let pass.
+
+#[test]
+fn traces_of_sdar_equal_the_authors_on_the_reference() {
+    assert_eq!(sdar_traces_agree("sdar", DeviceChoice::Reference), 2);
 }
 
 #[test]
-fn traces_equal_the_authors_on_the_reference() {
-    traces_agree(DeviceChoice::Reference);
+fn traces_of_sdar_equal_the_authors_on_the_cpu() {
+    assert_eq!(sdar_traces_agree("sdar", DeviceChoice::Cpu), 2);
 }
 
 #[test]
-fn traces_equal_the_authors_on_the_cpu() {
-    traces_agree(DeviceChoice::Cpu);
+fn traces_of_sdar_moe_equal_the_authors_on_the_reference() {
+    assert_eq!(sdar_traces_agree("sdar_moe", DeviceChoice::Reference), 0);
+}
+
+#[test]
+fn traces_of_sdar_moe_equal_the_authors_on_the_cpu() {
+    assert_eq!(sdar_traces_agree("sdar_moe", DeviceChoice::Cpu), 0);
+}
+
+/// A recorded generation of a loop without faults to step around.
+struct Generation {
+    block_size: usize,
+    decoding: DecodingOverrides,
+    prompt: Vec<u32>,
+    /// What was generated, up to a token that ends it.
+    want: Vec<u32>,
+    stop: Option<u32>,
+    /// Masked positions before each denoise forward.
+    masked: Vec<Vec<usize>>,
+}
+
+const MASK: u32 = 500;
+
+fn masked_positions(start: usize, buffer: &[u32]) -> Vec<usize> {
+    (0..buffer.len()).filter(|row| buffer[*row] == MASK).map(|row| start + row).collect()
+}
+
+fn usize_of(value: &serde_json::Value) -> usize {
+    value.as_u64().unwrap() as usize
+}
+
+/// Stable-DiffCoder's generate_block and DreamReasoner's loop.
+///
+/// Stable-DiffCoder cuts its last block where the length asked for ends, which changes what the block sees; we always
+/// forward whole blocks, as the network was trained, so the comparison ends with the last whole one.
+fn block_generation(trace: &serde_json::Value) -> Generation {
+    let params = &trace["params"];
+    let block_size = usize_of(&params["block_length"]);
+    let n_blocks = usize_of(&params["gen_length"]) / block_size;
+    let threshold = params["threshold"].as_f64().map(|threshold| threshold as f32);
+    let decoding = DecodingOverrides {
+        accept_rule: Some(if threshold.is_some() { "threshold" } else { "static" }.to_owned()),
+        accept_threshold: threshold,
+        denoising_steps: params["steps"].as_u64().map(|steps| (steps as usize / n_blocks) as u32),
+        ..DecodingOverrides::default()
+    };
+    let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
+    let mut want = all[prompt.len()..all.len() / block_size * block_size].to_vec();
+    let eos = params["eos_id"].as_u64().map(|id| id as u32);
+    let stop = eos.filter(|eos| want.contains(eos));
+    if let Some(place) = want.iter().position(|id| Some(*id) == stop) {
+        want.truncate(place);
+    }
+    let steps = trace["steps"].as_array().unwrap().iter();
+    let masked = steps
+        .filter(|step| step["kind"] == "denoise" && usize_of(&step["end"]) - usize_of(&step["start"]) == block_size)
+        .map(|step| {
+            let (start, buffer) = (usize_of(&step["start"]), ids(&step["buffer"]));
+            // Some steps record the block and what is before it, some from an earlier place on.
+            let first = usize_of(&step["end"]) - buffer.len();
+            masked_positions(first, &buffer).into_iter().filter(|position| *position >= start).collect()
+        })
+        .collect();
+    Generation { block_size, decoding, prompt, want, stop, masked }
+}
+
+/// LLaDA2.0's generate: a threshold over a schedule, every forward over the whole window.
+fn llada2_generation(trace: &serde_json::Value) -> Generation {
+    let params = &trace["params"];
+    let decoding = DecodingOverrides {
+        accept_rule: Some("dynamic".to_owned()),
+        accept_threshold: params["threshold"].as_f64().map(|threshold| threshold as f32),
+        denoising_steps: params["steps"].as_u64().map(|steps| steps as u32),
+        ..DecodingOverrides::default()
+    };
+    let steps = trace["steps"].as_array().unwrap();
+    Generation {
+        block_size: usize_of(&params["block_length"]),
+        decoding,
+        prompt: ids(&trace["prompt"]),
+        want: ids(&trace["output"]),
+        stop: None,
+        masked: steps.iter().map(|step| masked_positions(0, &ids(&step["buffer"]))).collect(),
+    }
+}
+
+fn generations_agree(files: &Files, generations: &[Generation]) {
+    for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for generation in generations {
+            let Generation { block_size, decoding, prompt, want, stop, masked } = generation;
+            let mut sampling = greedy((want.len() + usize::from(stop.is_some())) as u32);
+            sampling.decoding = decoding.clone();
+            sampling.stop_token_ids = stop.iter().copied().collect();
+            // Forwards that still had something to decide of what we answer.
+            let answer_end = prompt.len() + want.len() + usize::from(stop.is_some());
+            let n_denoise = masked.iter().filter(|masked| masked.iter().any(|position| *position < answer_end)).count();
+            for buffer_size in [1, 2] {
+                let mut engine = engine_on(files.clone(), device, *block_size, buffer_size);
+                let reply = alone_and_in_company(&mut engine, prompt, &sampling);
+                assert_eq!(reply.token_ids, *want, "{decoding:?}");
+                assert_eq!(reply.nfe_counts.denoise as usize, n_denoise, "{decoding:?}");
+            }
+        }
+    }
+}
+
+fn generations_of(checkpoint: &str, read: fn(&serde_json::Value) -> Generation) -> Vec<Generation> {
+    json(&format!("{checkpoint}/trace.json"))["traces"].as_array().unwrap().iter().map(read).collect()
+}
+
+#[test]
+fn traces_of_stable_diffcoder_equal_the_authors() {
+    let generations = generations_of("stable_diffcoder", block_generation);
+    assert_eq!(generations.len(), 4);
+    assert!(generations.iter().any(|generation| generation.stop.is_some()), "one ends with an end token");
+    generations_agree(&Files::golden("stable_diffcoder"), &generations);
+}
+
+#[test]
+fn traces_of_dream_reasoner_equal_the_authors() {
+    let generations = generations_of("dream_reasoner", block_generation);
+    assert_eq!(generations.len(), 2);
+    generations_agree(&Files::golden("dream_reasoner"), &generations);
+}
+
+#[test]
+fn traces_of_llada2_equal_the_authors() {
+    let mut files = Files::golden("llada2");
+    // One answer has id 511, which is a row of the head and no token of the golden tokenizer: here it is one.
+    let mut tokenizer = files.json("tokenizer.json");
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
+        "id": 511, "content": "<511>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": false
+    }));
+    files.set_json("tokenizer.json", &tokenizer);
+    let traces = json("llada2/trace.json");
+    let traces = traces["traces"].as_array().unwrap();
+    let generations: Vec<Generation> =
+        traces.iter().filter(|trace| trace["algorithm"] == "LLaDA2.0 generate").map(llada2_generation).collect();
+    assert_eq!(generations.len(), 3);
+    generations_agree(&files, &generations);
 }

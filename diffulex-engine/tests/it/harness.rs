@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
     SamplingParams, ServingCommand, ServingError, ServingEvent, ServingGenerate, ServingInput, ServingReply,
@@ -20,6 +23,71 @@ pub(crate) fn json(path: &str) -> serde_json::Value {
 /// A list of token ids.
 pub(crate) fn ids(value: &serde_json::Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// A checkpoint in memory, to be changed before it is loaded.
+#[derive(Clone)]
+pub(crate) struct Files(pub(crate) BTreeMap<String, Vec<u8>>);
+
+/// Dtype, shape and bytes of each tensor.
+pub(crate) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+impl Files {
+    /// Config and weights of a golden checkpoint with the golden tokenizer.
+    pub(crate) fn golden(checkpoint: &str) -> Self {
+        let mut files = BTreeMap::new();
+        for (folder, names) in [
+            (checkpoint, &["config.json", "model.safetensors"][..]),
+            ("tokenizer", &["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]),
+        ] {
+            for name in names {
+                files.insert((*name).to_owned(), std::fs::read(golden(folder).join(name)).unwrap());
+            }
+        }
+        Self(files)
+    }
+
+    pub(crate) fn json(&self, name: &str) -> serde_json::Value {
+        serde_json::from_slice(&self.0[name]).unwrap()
+    }
+
+    pub(crate) fn set_json(&mut self, name: &str, value: &serde_json::Value) {
+        self.0.insert(name.to_owned(), serde_json::to_vec(value).unwrap());
+    }
+
+    /// With one field of config.json set.
+    pub(crate) fn with_config(mut self, field: &str, value: serde_json::Value) -> Self {
+        let mut config = self.json("config.json");
+        config[field] = value;
+        self.set_json("config.json", &config);
+        self
+    }
+
+    pub(crate) fn tensors(&self) -> Tensors {
+        let tensors = SafeTensors::deserialize(&self.0["model.safetensors"]).unwrap();
+        let parts = |view: TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        tensors.tensors().into_iter().map(|(name, view)| (name, parts(view))).collect()
+    }
+
+    /// With other tensors.
+    pub(crate) fn with_tensors(mut self, tensors: &Tensors) -> Self {
+        self.0.insert("model.safetensors".to_owned(), safetensors_bytes(tensors));
+        self
+    }
+
+    /// As the engine takes them. Tests leak what a binary would have built in.
+    pub(crate) fn leak(self) -> ModelFiles {
+        let files: Vec<(&'static str, &'static [u8])> =
+            self.0.into_iter().map(|(name, bytes)| (&*name.leak(), &*bytes.leak())).collect();
+        ModelFiles::Embedded { name: "golden", files: files.leak() }
+    }
+}
+
+pub(crate) fn safetensors_bytes(tensors: &Tensors) -> Vec<u8> {
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
+    safetensors::serialize(views, None).unwrap()
 }
 
 /// The options most tests start from.

@@ -1,6 +1,8 @@
 //! The engine as a whole, on a tiny golden checkpoint.
 
+mod checkpoints;
 mod determinism;
+mod families;
 mod forwards;
 mod golden;
 mod harness;

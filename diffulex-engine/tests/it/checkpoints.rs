@@ -1,0 +1,179 @@
+//! How weights are stored changes nothing, and tensors that do not fit are named.
+
+use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use diffulex_engine::models::{self, ModelBatch};
+use diffulex_engine::{LoadError, ModelFiles};
+use safetensors::Dtype;
+
+use crate::harness::{Files, Tensors, safetensors_bytes};
+
+/// Logits of eight tokens in one block.
+fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
+    let ops = CpuOps::new(1)?;
+    let network = models::load(files, &ops, Some(hold), 64, &mut |_, _| {})?;
+    let spec = network.spec();
+    let (n, page_size) = (8, 8);
+    let batch = ModelBatch {
+        ids: (0..n).map(|index| index * 31 % 500).collect(),
+        positions: (0..n).collect(),
+        slots: (0..n).collect(),
+        sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
+        logit_rows: (0..n).collect(),
+    };
+    let mut cache = ops
+        .cache(CacheShape {
+            n_layers: spec.n_layers,
+            n_slots: page_size,
+            page_size,
+            n_kv_heads: spec.n_kv_heads,
+            head_dim: spec.head_dim,
+        })
+        .unwrap();
+    Ok(network.forward(&ops, &batch, &mut cache).unwrap())
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap()))
+}
+
+/// `tensors` in another type, and in f32 with the values that type can hold.
+fn rounded(tensors: &Tensors, dtype: Dtype) -> (Tensors, Tensors) {
+    let (mut short, mut long) = (Tensors::new(), Tensors::new());
+    for (name, (_, shape, bytes)) in tensors {
+        let (mut low, mut back) = (Vec::new(), Vec::new());
+        for value in floats(bytes) {
+            let (bits, value) = match dtype {
+                Dtype::F16 => (half::f16::from_f32(value).to_bits(), half::f16::from_f32(value).to_f32()),
+                _ => (half::bf16::from_f32(value).to_bits(), half::bf16::from_f32(value).to_f32()),
+            };
+            low.extend(bits.to_le_bytes());
+            back.extend(value.to_le_bytes());
+        }
+        short.insert(name.clone(), (dtype, shape.clone(), low));
+        long.insert(name.clone(), (Dtype::F32, shape.clone(), back));
+    }
+    (short, long)
+}
+
+#[test]
+fn half_precision_weights_are_the_values_they_hold() {
+    for checkpoint in ["sdar", "llada2"] {
+        let files = Files::golden(checkpoint);
+        for dtype in [Dtype::F16, Dtype::BF16] {
+            let (short, long) = rounded(&files.tensors(), dtype);
+            let want = logits(&files.clone().with_tensors(&long).leak(), WeightType::F32).unwrap();
+            let short = files.clone().with_tensors(&short).leak();
+            assert_eq!(logits(&short, WeightType::F32).unwrap(), want, "{checkpoint}, {dtype:?}");
+            if dtype == Dtype::BF16 {
+                assert_eq!(logits(&short, WeightType::Bf16).unwrap(), want, "{checkpoint}, held as bfloat16");
+            }
+        }
+    }
+}
+
+#[test]
+fn shards_are_found_by_the_index_whatever_they_are_called() {
+    let files = Files::golden("sdar_moe");
+    let want = logits(&files.clone().leak(), WeightType::F32).unwrap();
+    // Real files, as they are mapped into memory.
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("sharded-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut weight_map = serde_json::Map::new();
+    let mut shards = [Tensors::new(), Tensors::new(), Tensors::new()];
+    let names = ["layer-0-ep-0-of-1.safetensors", "layer-1-ep-0-of-1.safetensors", "rest.safetensors"];
+    for (index, (name, tensor)) in files.tensors().into_iter().enumerate() {
+        weight_map.insert(name.clone(), names[index % 3].into());
+        shards[index % 3].insert(name, tensor);
+    }
+    for (name, shard) in names.iter().zip(&shards) {
+        std::fs::write(folder.join(name), safetensors_bytes(shard)).unwrap();
+    }
+    let index = serde_json::json!({"metadata": {}, "weight_map": weight_map});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    std::fs::write(folder.join("config.json"), &files.0["config.json"]).unwrap();
+    let got = logits(&ModelFiles::folder(&folder).unwrap(), WeightType::F32);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(got.unwrap(), want);
+}
+
+#[test]
+fn experts_may_be_stored_in_one_tensor() {
+    let files = Files::golden("sdar_moe");
+    let want = logits(&files.clone().leak(), WeightType::F32).unwrap();
+    let mut tensors = files.tensors();
+    for layer in 0..3 {
+        let (mut gate_up, mut down) = (Vec::new(), Vec::new());
+        for expert in 0..8 {
+            let mut take = |part: &str| {
+                tensors.remove(&format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight")).unwrap().2
+            };
+            gate_up.extend(take("gate"));
+            gate_up.extend(take("up"));
+            down.extend(take("down"));
+        }
+        let experts = format!("model.layers.{layer}.mlp.experts");
+        tensors.insert(format!("{experts}.gate_up_proj"), (Dtype::F32, vec![8, 64, 64], gate_up));
+        tensors.insert(format!("{experts}.down_proj"), (Dtype::F32, vec![8, 64, 32], down));
+    }
+    assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), want);
+}
+
+/// What is said about a checkpoint whose tensors were changed.
+fn said_of(checkpoint: &str, change: impl FnOnce(&mut Tensors)) -> String {
+    let files = Files::golden(checkpoint);
+    let mut tensors = files.tensors();
+    change(&mut tensors);
+    logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap_err().to_string()
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_named() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let missing = said_of("sdar", |tensors| drop(tensors.remove(name)));
+    assert!(missing.contains("no tensor") && missing.contains(name), "{missing}");
+
+    let surplus = said_of("sdar", |tensors| {
+        tensors.insert("model.layers.3.extra.weight".to_owned(), (Dtype::F32, vec![1], vec![0; 4]));
+    });
+    assert!(surplus.contains("no use for") && surplus.contains("model.layers.3.extra.weight"), "{surplus}");
+
+    let shape = said_of("sdar", |tensors| {
+        let tensor = tensors.get_mut(name).unwrap();
+        tensor.1.reverse();
+    });
+    assert!(shape.contains(name) && shape.contains("[64, 96]") && shape.contains("[96, 64]"), "{shape}");
+
+    let dtype = said_of("sdar", |tensors| {
+        let tensor = tensors.get_mut(name).unwrap();
+        tensor.0 = Dtype::I32;
+    });
+    assert!(dtype.contains(name) && dtype.contains("I32") && dtype.contains("BF16"), "{dtype}");
+}
+
+#[test]
+fn another_familys_tensors_are_refused_whatever_the_config_calls_them() {
+    let relabelled = |checkpoint: &str, architecture: &str| {
+        let files = Files::golden(checkpoint).with_config("architectures", serde_json::json!([architecture]));
+        logits(&files.leak(), WeightType::F32).unwrap_err().to_string()
+    };
+    // model_type says Dream for both of these.
+    let message = relabelled("dream", "DreamForCausalLM");
+    assert!(message.contains("self_attn.q_norm.weight"), "{message}");
+    let message = relabelled("dream_reasoner", "DreamModel");
+    assert!(message.contains("self_attn.q_proj.bias") || message.contains("attention_bias"), "{message}");
+    let message = relabelled("fast_dllm_v2", "StableDiffcoderForCausalLM");
+    assert!(message.contains("no use for") && message.contains("self_attn.q_proj.bias"), "{message}");
+    let message = relabelled("stable_diffcoder", "SDARForCausalLM");
+    assert!(message.contains("self_attn.q_norm.weight"), "{message}");
+}
+
+#[test]
+fn rotary_frequencies_and_a_tied_heads_copy_are_let_pass() {
+    let files = Files::golden("sdar").with_config("tie_word_embeddings", true.into());
+    let mut tensors = files.tensors();
+    tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), (Dtype::F32, vec![1], vec![0; 4]));
+    let with_copy = logits(&files.clone().with_tensors(&tensors).leak(), WeightType::F32).unwrap();
+    tensors.remove("lm_head.weight");
+    assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), with_copy);
+}

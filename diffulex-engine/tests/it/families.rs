@@ -1,0 +1,153 @@
+//! What is derived from a checkpoint and its family, and what is refused by name.
+
+use diffulex_engine::models::families::FAMILIES;
+use diffulex_engine::{Engine, EngineConfig, EngineOptions, LoadError, ModelFiles};
+use serde_json::{Value, json};
+
+use crate::harness::{Files, options};
+
+fn load(files: ModelFiles) -> Result<Engine, LoadError> {
+    Engine::load(&files, &options(), &mut |_| {})
+}
+
+fn resolved(files: Files) -> EngineConfig {
+    load(files.leak()).unwrap_or_else(|error| panic!("{error}")).config().clone()
+}
+
+fn refused(files: Files) -> String {
+    match load(files.leak()) {
+        Ok(_) => panic!("the checkpoint was not refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// `files` without a field of config.json.
+fn without(files: Files, field: &str) -> Files {
+    files.with_config(field, Value::Null)
+}
+
+/// The golden tokenizer with the token at `id` written as `content`.
+fn with_token(mut files: Files, id: u32, content: &str, special: bool) -> Files {
+    let mut tokenizer = files.json("tokenizer.json");
+    let token = json!({
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": special
+    });
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    vocabulary.retain(|_, other| *other != id);
+    vocabulary.insert(content.to_owned(), id.into());
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(token);
+    files.set_json("tokenizer.json", &tokenizer);
+    files
+}
+
+#[test]
+fn the_config_says_what_the_mask_and_the_block_are() {
+    for (checkpoint, block_size) in [("sdar", 4), ("sdar_moe", 4), ("dream_reasoner", 8)] {
+        let config = resolved(Files::golden(checkpoint));
+        assert_eq!((config.mask_token_id, config.strategy.block_size), (500, block_size), "{checkpoint}");
+    }
+}
+
+#[test]
+fn a_family_says_what_its_config_leaves_out() {
+    // The block is the family's, the mask the tokenizer's: the family's own id is no mask in this vocabulary.
+    let config = resolved(Files::golden("llada2"));
+    assert_eq!((config.mask_token_id, config.strategy.block_size), (500, 32));
+    assert_eq!(config.strategy.accept.accept_threshold(), Some(0.95));
+    let config = resolved(Files::golden("stable_diffcoder"));
+    assert_eq!((config.mask_token_id, config.strategy.block_size), (500, 4));
+    assert_eq!(config.strategy.accept.accept_threshold(), Some(0.9));
+}
+
+#[test]
+fn a_familys_mask_holds_where_the_tokenizer_writes_a_mask() {
+    let config = resolved(with_token(Files::golden("stable_diffcoder"), 5, "<[MASK_TOKEN]>", true));
+    assert_eq!(config.mask_token_id, 5);
+    // What the config says wins over both.
+    let files = with_token(Files::golden("stable_diffcoder"), 5, "<[MASK_TOKEN]>", true);
+    assert_eq!(resolved(files.with_config("mask_token_id", 499.into())).mask_token_id, 499);
+}
+
+#[test]
+fn a_familys_end_tokens_hold_where_the_tokenizer_has_special_ones() {
+    assert!(!resolved(Files::golden("stable_diffcoder")).eos_token_ids.contains(&2));
+    let config = resolved(with_token(Files::golden("stable_diffcoder"), 2, "<[end of sentence]>", true));
+    assert!(config.eos_token_ids.contains(&2) && config.eos_token_ids.contains(&501));
+}
+
+#[test]
+fn without_a_mask_nothing_is_guessed() {
+    let mut files = without(Files::golden("sdar"), "mask_token_id");
+    let mut tokenizer = files.json("tokenizer_config.json");
+    tokenizer.as_object_mut().unwrap().remove("mask_token");
+    files.set_json("tokenizer_config.json", &tokenizer);
+    let message = refused(files.clone());
+    assert!(message.contains("mask token"), "{message}");
+    let told = EngineOptions { mask_token_id: Some(500), ..options() };
+    assert!(Engine::load(&files.leak(), &told, &mut |_| {}).is_ok());
+}
+
+#[test]
+fn families_without_a_strategy_are_refused_with_what_is_missing() {
+    for (checkpoint, missing) in [
+        ("dream", "attention to the whole answer, whose logits speak of the next position"),
+        ("llada", "attention to the whole answer"),
+        ("llada_moe", "attention to the whole answer"),
+        ("fast_dllm_v2", "logits speak of the next position"),
+    ] {
+        let message = refused(Files::golden(checkpoint));
+        assert!(message.contains(missing) && message.contains("there is multi_bd"), "{message}");
+    }
+}
+
+#[test]
+fn an_unknown_architecture_is_refused_with_the_known_ones() {
+    let message = refused(Files::golden("sdar").with_config("architectures", json!(["GPT2LMHeadModel"])));
+    assert!(message.contains("GPT2LMHeadModel"), "{message}");
+    for family in FAMILIES {
+        assert!(message.contains(family.architecture), "{message}");
+    }
+}
+
+#[test]
+fn what_no_network_computes_is_refused_by_its_name() {
+    let changes = [
+        ("sdar", "hidden_act", json!("gelu")),
+        ("sdar", "rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+        ("sdar", "rope_parameters", json!({"rope_type": "llama3", "rope_theta": 1e6})),
+        ("sdar", "use_sliding_window", json!(true)),
+        ("sdar", "layer_types", json!(["full_attention", "sliding_attention", "full_attention"])),
+        ("sdar", "attention_bias", json!(true)),
+        ("sdar", "quantization_config", json!({"quant_method": "gptq"})),
+        ("sdar", "num_key_value_heads", json!(3)),
+        ("sdar", "head_dim", json!(31)),
+        ("stable_diffcoder", "mlp_bias", json!(true)),
+        ("sdar_moe", "num_experts_per_tok", json!(9)),
+        ("llada2", "score_function", json!("softmax")),
+        ("llada2", "norm_topk_prob", json!(false)),
+        ("llada2", "use_qkv_bias", json!(true)),
+        ("llada2", "rotary_dim", json!(8)),
+        ("llada2", "topk_group", json!(0)),
+    ];
+    for (checkpoint, field, value) in changes {
+        let message = refused(Files::golden(checkpoint).with_config(field, value));
+        // Some errors speak of the thing the field sets.
+        let named = match field {
+            "num_key_value_heads" => "key/value heads",
+            "head_dim" => "31 channels",
+            "topk_group" => "groups",
+            _ => field,
+        };
+        assert!(message.contains("config.json") && message.contains(named), "{field}: {message}");
+    }
+}
+
+#[test]
+fn rotary_positions_may_be_given_the_newer_way() {
+    let files = without(Files::golden("sdar"), "rope_theta");
+    let message = refused(files.clone());
+    assert!(message.contains("rope_theta"), "{message}");
+    let files = files.with_config("rope_parameters", json!({"rope_type": "default", "rope_theta": 1e6}));
+    assert!(load(files.leak()).is_ok());
+}
