@@ -57,6 +57,8 @@ const PATIENCE_MS = 120_000;
 class Recording {
   /** @type {Frame[]} */
   frames = [];
+  /** How many came; the server merges those that were not read in time. */
+  snapshots = 0;
   text = "";
   done = false;
   blockSize = 0;
@@ -80,6 +82,7 @@ class Recording {
   add(snapshot, atMs) {
     const ids = snapshot.token_ids ?? [];
     const offset = snapshot.token_offset ?? 0;
+    this.snapshots += 1;
     if (!this.blockSize && snapshot.block_size) {
       this.blockSize = snapshot.block_size;
       this.shift = ((snapshot.absolute_start ?? 0) - offset) % this.blockSize;
@@ -581,6 +584,8 @@ class AnswerView {
     if (parts.length) {
       this.parts.nfe.title = parts.map((name) => `${summary[`nfe_${name}`]} ${name}`).join(", ");
     }
+    const merged = (summary.nfe_denoise ?? 0) - this.recording.snapshots;
+    if (frames.length && merged > 0) this.remark(`${merged} of ${summary.nfe_denoise} steps came merged with a later one.`);
     if (!frames.length) {
       this.parts.counters.hidden = false;
       this.#count({ nfe: summary.nfe ?? 0, settled: 0, atMs: this.recording.endedAtMs }, -1);
