@@ -11,6 +11,7 @@ use diffulex_engine::TextModel;
 use diffulex_protocol::{
     ChatMessage, SamplingParams, ServingBufferSnapshot, ServingInput, ServingReply, SnapshotSpan, StreamMode,
 };
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use crate::cli::GenerateArgs;
@@ -37,8 +38,8 @@ async fn run(args: &GenerateArgs) -> Result<(), String> {
     let started = Instant::now();
     let mut streams = engine.frontend().submit(submission(args, is_shown)).await.map_err(|error| error.to_string())?;
     let stream = streams.pop().ok_or("the request was not accepted")?;
-    let reply = if is_shown { show(stream, args.fps).await? } else { print_plain(stream).await? };
-    tell_figures(&reply, started.elapsed());
+    let (reply, finished) = if is_shown { show(stream, args.fps).await? } else { print_plain(stream).await? };
+    tell_figures(&reply, finished - started);
     engine.stop(Duration::ZERO).await;
     Ok(())
 }
@@ -66,13 +67,14 @@ fn submission(args: &GenerateArgs, is_shown: bool) -> Submission {
     }
 }
 
-async fn print_plain(mut stream: EventStream) -> Result<ServingReply, String> {
+/// Prints the answer; the reply, and when it was complete.
+async fn print_plain(mut stream: EventStream) -> Result<(ServingReply, Instant), String> {
     while let Some(event) = stream.next_event().await {
         match event {
             StreamEvent::Reply(reply) => {
                 let mut out = std::io::stdout().lock();
                 writeln!(out, "{}", reply.text).map_err(|error| error.to_string())?;
-                return Ok(*reply);
+                return Ok((*reply, Instant::now()));
             }
             StreamEvent::Error(error) => return Err(error.message),
             StreamEvent::Delta(_) | StreamEvent::Snapshot(_) => {}
@@ -81,28 +83,37 @@ async fn print_plain(mut stream: EventStream) -> Result<ServingReply, String> {
     Err("the request ended without an answer".to_owned())
 }
 
-/// Draws every snapshot over the one before it.
-async fn show(mut stream: EventStream, fps: f64) -> Result<ServingReply, String> {
+/// Draws every snapshot over the one before it; the reply, and when it was complete, which is before it is drawn.
+async fn show(mut stream: EventStream, fps: f64) -> Result<(ServingReply, Instant), String> {
     let pause = if fps > 0.0 { Duration::from_secs_f64(1.0 / fps.max(0.1)) } else { Duration::ZERO };
+    // Unread snapshots merge, and eyes are slower than the model: a task of its own reads each step as it comes.
+    let (steps, mut paced) = mpsc::unbounded_channel();
+    let reading = tokio::spawn(async move {
+        while let Some(event) = stream.next_event().await {
+            if steps.send(event).is_err() {
+                break;
+            }
+        }
+        Instant::now()
+    });
     let mut screen = Screen::default();
     let mut next_frame = Instant::now();
-    while let Some(event) = stream.next_event().await {
+    let mut outcome = Err("the request ended without an answer".to_owned());
+    while let Some(event) = paced.recv().await {
+        sleep_until(next_frame).await;
+        next_frame = Instant::now() + pause;
         match event {
-            StreamEvent::Snapshot(snapshot) => {
-                sleep_until(next_frame).await;
-                next_frame = Instant::now() + pause;
-                screen.draw(&snapshot)?;
-            }
+            StreamEvent::Snapshot(snapshot) => screen.draw(&snapshot)?,
             StreamEvent::Reply(reply) => {
-                sleep_until(next_frame).await;
                 screen.finish(&reply.text)?;
-                return Ok(*reply);
+                outcome = Ok(*reply);
             }
-            StreamEvent::Error(error) => return Err(error.message),
+            StreamEvent::Error(error) => outcome = Err(error.message),
             StreamEvent::Delta(_) => {}
         }
     }
-    Err("the request ended without an answer".to_owned())
+    let finished = reading.await.map_err(|error| error.to_string())?;
+    outcome.map(|reply| (reply, finished))
 }
 
 /// The answer on the terminal: committed text, then the window that can still change.
@@ -179,7 +190,8 @@ fn n_rows(drawing: &str, width: usize) -> usize {
 
 fn terminal_width() -> usize {
     // 80 where the terminal does not say: the width of a punched card, and of every default since.
-    rustix::termios::tcgetwinsize(std::io::stdout()).map_or(80, |size| usize::from(size.ws_col)).max(1)
+    let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| usize::from(size.ws_col));
+    if columns == 0 { 80 } else { columns }
 }
 
 fn write_out(text: &str) -> Result<(), String> {
