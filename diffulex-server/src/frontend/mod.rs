@@ -10,8 +10,9 @@ mod supervisor;
 
 use std::collections::HashMap;
 use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -141,6 +142,7 @@ struct Shared {
     telemetry: Arc<Telemetry>,
     requests: Mutex<HashMap<String, Arc<RequestState>>>,
     in_flight: AtomicUsize,
+    draws: Draws,
     worker: RwLock<WorkerView>,
     status: watch::Sender<WorkerStatus>,
     draining: AtomicBool,
@@ -174,6 +176,7 @@ impl Frontend {
             telemetry,
             requests: Mutex::default(),
             in_flight: AtomicUsize::new(0),
+            draws: Draws::default(),
             worker: RwLock::new(WorkerView {
                 commands: None,
                 card: None,
@@ -202,11 +205,11 @@ impl Frontend {
         let ids = self.tokenise(submission.input).await?;
         check_prompt(&ids, &submission.sampling_params, &card)?;
 
-        let first_seed = submission.sampling_params.seed.unwrap_or_else(draw_seed);
+        let first_seed = submission.sampling_params.seed.unwrap_or_else(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut streams = Vec::with_capacity(permits.len());
         for (choice, permit) in (0..).zip(permits) {
-            let rid = format!("diffulex-{}", uuid::Uuid::new_v4().simple());
+            let rid = self.shared.draws.rid();
             let generate = ServingGenerate {
                 rid: rid.clone(),
                 input: ServingInput::ids(ids.clone()),
@@ -669,9 +672,27 @@ fn check_prompt(ids: &[u32], params: &SamplingParams, card: &ModelCard) -> Resul
     Ok(())
 }
 
-/// 53 bits, so that a JavaScript client can send the reported seed back.
-fn draw_seed() -> u64 {
-    uuid::Uuid::new_v4().as_u64_pair().1 & ((1 << 53) - 1)
+/// Request ids and seeds: a keyed hash of a count, which costs no system call and which nobody without the key guesses.
+#[derive(Default)]
+struct Draws {
+    key: RandomState,
+    count: AtomicU64,
+}
+
+impl Draws {
+    fn next(&self) -> u64 {
+        self.key.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Diffulex's form: its prefix and 32 hexadecimal digits.
+    fn rid(&self) -> String {
+        format!("diffulex-{:016x}{:016x}", self.next(), self.next())
+    }
+
+    /// 53 bits, so that a JavaScript client can send the reported seed back.
+    fn seed(&self) -> u64 {
+        self.next() >> 11
+    }
 }
 
 fn unavailable(message: &str, retry_after_s: u64) -> SubmitError {
