@@ -56,7 +56,7 @@ impl WeightData<'_> {
 pub enum WeightType {
     /// 32-bit floats.
     F32,
-    /// bfloat16, widened when used; sums are 32-bit.
+    /// bfloat16; what it is multiplied with is rounded to bfloat16 too, sums are 32-bit.
     Bf16,
 }
 

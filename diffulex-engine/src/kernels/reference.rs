@@ -27,14 +27,35 @@ impl ReferenceCache {
     }
 }
 
+/// A weight `[n_out, n_in]`, widened to f32.
+pub struct ReferenceMatrix {
+    weight: Tensor,
+    hold: WeightType,
+}
+
+/// The nearest values that `hold` has.
+fn rounded(x: &Tensor, hold: WeightType) -> Result<Tensor, StepError> {
+    Ok(match hold {
+        WeightType::F32 => x.clone(),
+        WeightType::Bf16 => x.to_dtype(DType::BF16)?.to_dtype(DType::F32)?,
+    })
+}
+
 impl Ops for ReferenceOps {
     type Tensor = Tensor;
-    type Matrix = Tensor;
+    type Matrix = ReferenceMatrix;
     type Vector = Tensor;
     type Cache = ReferenceCache;
 
-    fn matrix(&self, data: WeightData<'_>, n_out: usize, n_in: usize, _hold: WeightType) -> Result<Tensor, StepError> {
-        Ok(Tensor::from_vec(data.to_f32(), (n_out, n_in), &Device::Cpu)?)
+    fn matrix(
+        &self,
+        data: WeightData<'_>,
+        n_out: usize,
+        n_in: usize,
+        hold: WeightType,
+    ) -> Result<ReferenceMatrix, StepError> {
+        let weight = Tensor::from_vec(data.to_f32(), (n_out, n_in), &Device::Cpu)?;
+        Ok(ReferenceMatrix { weight: rounded(&weight, hold)?, hold })
     }
 
     fn vector(&self, data: WeightData<'_>) -> Result<Tensor, StepError> {
@@ -48,8 +69,8 @@ impl Ops for ReferenceOps {
         Ok(ReferenceCache { shape, layers: vec![(vec![0.0; len], vec![0.0; len]); shape.n_layers] })
     }
 
-    fn embed(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor, StepError> {
-        Ok(table.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
+    fn embed(&self, table: &ReferenceMatrix, ids: &[u32]) -> Result<Tensor, StepError> {
+        Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, StepError> {
@@ -58,8 +79,8 @@ impl Ops for ReferenceOps {
         Ok(x.broadcast_mul(&scale)?.broadcast_mul(weight)?)
     }
 
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, StepError> {
-        let product = x.matmul(&weight.t()?)?;
+    fn linear(&self, x: &Tensor, weight: &ReferenceMatrix, bias: Option<&Tensor>) -> Result<Tensor, StepError> {
+        let product = rounded(x, weight.hold)?.matmul(&weight.weight.t()?)?;
         Ok(match bias {
             Some(bias) => product.broadcast_add(bias)?,
             None => product,
@@ -156,7 +177,7 @@ impl Ops for ReferenceOps {
         x: &Tensor,
         scores: &Tensor,
         routing: &Routing,
-        experts: &[GatedMlp<Tensor>],
+        experts: &[GatedMlp<ReferenceMatrix>],
     ) -> Result<Tensor, StepError> {
         let mut outputs = Vec::new();
         for row in 0..x.dim(0)? {

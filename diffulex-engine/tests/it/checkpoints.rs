@@ -64,12 +64,23 @@ fn half_precision_weights_are_the_values_they_hold() {
             let (short, long) = rounded(&files.tensors(), dtype);
             let want = logits(&files.clone().with_tensors(&long).leak(), WeightType::F32).unwrap();
             let short = files.clone().with_tensors(&short).leak();
-            assert_eq!(logits(&short, WeightType::F32).unwrap(), want, "{checkpoint}, {dtype:?}");
-            if dtype == Dtype::BF16 {
-                assert_eq!(logits(&short, WeightType::Bf16).unwrap(), want, "{checkpoint}, held as bfloat16");
-            }
+            assert!(logits(&short, WeightType::F32).unwrap() == want, "{checkpoint}, {dtype:?}");
         }
     }
+}
+
+/// Held as bfloat16, what is multiplied is rounded too: about 2^-9 of each activation, on weights that were sharpened to
+/// show it. Official bfloat16 forwards of these checkpoints differ by up to 1.9 at a standard deviation of 3.6
+/// (`tests/golden/PROVENANCE.md` names their source); a root mean square of a tenth of the deviation is well inside.
+#[test]
+fn bfloat16_products_stay_near_those_of_float32() {
+    const MOST: f32 = 0.36;
+    let files = Files::golden("sdar");
+    let want = logits(&files.clone().leak(), WeightType::F32).unwrap();
+    let got = logits(&files.leak(), WeightType::Bf16).unwrap();
+    let squares: f32 = got.iter().zip(&want).map(|(got, want)| (got - want) * (got - want)).sum();
+    let rms = (squares / want.len() as f32).sqrt();
+    assert!(rms > 0.0 && rms < MOST, "differs by {rms}");
 }
 
 #[test]

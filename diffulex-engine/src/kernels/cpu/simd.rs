@@ -10,6 +10,9 @@ const LANES: usize = 16;
 /// The instruction set in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Simd {
+    /// AVX-512 with products of bfloat16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
     /// AVX-512 with the foundation set.
     #[cfg(target_arch = "x86_64")]
     Avx512,
@@ -24,9 +27,9 @@ pub(crate) enum Simd {
 macro_rules! dispatch {
     ($self:expr, $body:ident, $avx512:ident, $avx2:ident, ($($arg:expr),*)) => {
         match $self {
-            // SAFETY: `Avx512` exists only where `detect` found avx512f, and `Avx2` where it found avx2 and fma.
+            // SAFETY: both exist only where `detect` found avx512f, and `Avx2` where it found avx2 and fma.
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx512 => unsafe { $avx512($($arg),*) },
+            Simd::Avx512 | Simd::Avx512Bf16 => unsafe { $avx512($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx2 => unsafe { $avx2($($arg),*) },
@@ -57,7 +60,7 @@ impl Simd {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") {
-                return Self::Avx512;
+                return if is_x86_feature_detected!("avx512bf16") { Self::Avx512Bf16 } else { Self::Avx512 };
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 return Self::Avx2;
@@ -77,6 +80,9 @@ impl Simd {
             }
             if is_x86_feature_detected!("avx512f") {
                 all.push(Self::Avx512);
+                if is_x86_feature_detected!("avx512bf16") {
+                    all.push(Self::Avx512Bf16);
+                }
             }
         }
         all
@@ -84,6 +90,8 @@ impl Simd {
 
     pub(crate) fn name(self) -> &'static str {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => "AVX-512, bf16",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "AVX-512",
             #[cfg(target_arch = "x86_64")]

@@ -3,6 +3,8 @@
 //! A kernel is written once, generic over [`Vector`], marked `inline(always)`, and instantiated inside one function per
 //! instruction set (see [`for_each_instruction_set`]), where the compiler knows the instructions.
 
+use super::linear::unpair_bf16;
+
 /// Lanes of a vector: one AVX-512 register.
 pub(super) const LANES: usize = 16;
 
@@ -11,12 +13,18 @@ pub(super) const LANES: usize = 16;
 /// # Safety
 /// Of every method: the machine has the implementation's instructions.
 pub(super) trait Vector: Copy {
+    /// There are registers for sixteen sums and what they are made of.
+    const HAS_32_REGISTERS: bool;
+    /// Sixteen pairs of bfloat16, ready to multiply.
+    type Pairs: Copy;
     /// `value` in every lane.
     unsafe fn splat(value: f32) -> Self;
     /// The values.
     unsafe fn load(values: &[f32; LANES]) -> Self;
-    /// bfloat16 values, widened.
-    unsafe fn load_bf16(values: &[u16; LANES]) -> Self;
+    /// Pairs of bfloat16, the first of each in the lower half.
+    unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs;
+    /// `self` and both products of `input` with each pair.
+    unsafe fn add_pairs(self, input: u32, pairs: Self::Pairs) -> Self;
     /// Writes the lanes.
     unsafe fn store(self, values: &mut [f32; LANES]);
     /// `self * factor + sum`, rounded once where the machine can.
@@ -25,11 +33,21 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32;
 }
 
+/// `sum` and both products, for machines that multiply no bfloat16.
+#[inline(always)]
+unsafe fn widened_pairs<V: Vector>(sum: V, input: u32, low: V, high: V) -> V {
+    let [input_low, input_high] = unpair_bf16(input);
+    // SAFETY: passed on from the caller.
+    unsafe { V::splat(input_high).mul_add(high, V::splat(input_low).mul_add(low, sum)) }
+}
+
 /// What every processor has.
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; LANES]);
 
 impl Vector for Portable {
+    const HAS_32_REGISTERS: bool = cfg!(target_arch = "aarch64");
+    type Pairs = (Self, Self);
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         Self([value; LANES])
@@ -39,8 +57,14 @@ impl Vector for Portable {
         Self(*values)
     }
     #[inline(always)]
-    unsafe fn load_bf16(values: &[u16; LANES]) -> Self {
-        Self(values.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
+        let widened = pairs.map(unpair_bf16);
+        (Self(widened.map(|[low, _]| low)), Self(widened.map(|[_, high]| high)))
+    }
+    #[inline(always)]
+    unsafe fn add_pairs(self, input: u32, (low, high): Self::Pairs) -> Self {
+        // SAFETY: passed on from the caller.
+        unsafe { widened_pairs(self, input, low, high) }
     }
     #[inline(always)]
     unsafe fn store(self, values: &mut [f32; LANES]) {
@@ -57,13 +81,13 @@ impl Vector for Portable {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(super) use x86::{Avx2, Avx512, Avx512Bf16};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{LANES, Vector};
+    use super::{LANES, Vector, widened_pairs};
 
     /// One register of AVX-512.
     #[derive(Clone, Copy)]
@@ -71,6 +95,8 @@ mod x86 {
 
     // SAFETY of every block below: the caller vouches for avx512f, and references to arrays of 16 are valid for 16 values.
     impl Vector for Avx512 {
+        const HAS_32_REGISTERS: bool = true;
+        type Pairs = (Self, Self);
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
             // SAFETY: see above.
@@ -82,12 +108,18 @@ mod x86 {
             Self(unsafe { _mm512_loadu_ps(values.as_ptr()) })
         }
         #[inline(always)]
-        unsafe fn load_bf16(values: &[u16; LANES]) -> Self {
+        unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
             // SAFETY: see above.
-            Self(unsafe {
-                let half = _mm256_loadu_si256(values.as_ptr().cast());
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)))
-            })
+            unsafe {
+                let words = _mm512_loadu_si512(pairs.as_ptr().cast());
+                let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
+                (Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))), Self(_mm512_castsi512_ps(high)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn add_pairs(self, input: u32, (low, high): Self::Pairs) -> Self {
+            // SAFETY: passed on from the caller.
+            unsafe { widened_pairs(self, input, low, high) }
         }
         #[inline(always)]
         unsafe fn store(self, values: &mut [f32; LANES]) {
@@ -105,6 +137,54 @@ mod x86 {
         }
     }
 
+    /// One register of AVX-512 on a machine that multiplies bfloat16.
+    #[derive(Clone, Copy)]
+    pub(in super::super) struct Avx512Bf16(Avx512);
+
+    // SAFETY of every block below: the caller vouches for avx512f and avx512bf16.
+    impl Vector for Avx512Bf16 {
+        const HAS_32_REGISTERS: bool = true;
+        type Pairs = __m512bh;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { Avx512::splat(value) })
+        }
+        #[inline(always)]
+        unsafe fn load(values: &[f32; LANES]) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { Avx512::load(values) })
+        }
+        #[inline(always)]
+        unsafe fn load_pairs(pairs: &[u32; LANES]) -> __m512bh {
+            // SAFETY: an array of 16 words is as large as the register, and every bit pattern is a value of both.
+            unsafe { std::mem::transmute(_mm512_loadu_si512(pairs.as_ptr().cast())) }
+        }
+        #[inline(always)]
+        unsafe fn add_pairs(self, input: u32, pairs: __m512bh) -> Self {
+            // SAFETY: see above; the broadcast word is two bfloat16, and registers of one size are transmuted.
+            unsafe {
+                let input: __m512bh = std::mem::transmute(_mm512_set1_epi32(input as i32));
+                Self(Avx512(_mm512_dpbf16_ps(self.0.0, input, pairs)))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store(self, values: &mut [f32; LANES]) {
+            // SAFETY: see above.
+            unsafe { self.0.store(values) };
+        }
+        #[inline(always)]
+        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { self.0.mul_add(factor.0, sum.0) })
+        }
+        #[inline(always)]
+        unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
+            value.mul_add(factor, sum)
+        }
+    }
+
     /// Two registers of AVX2.
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx2(__m256, __m256);
@@ -112,6 +192,8 @@ mod x86 {
     // SAFETY of every block below: the caller vouches for avx2 and fma, and references to arrays of 16 are valid for 16
     // values.
     impl Vector for Avx2 {
+        const HAS_32_REGISTERS: bool = false;
+        type Pairs = (Self, Self);
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
             // SAFETY: see above.
@@ -124,15 +206,21 @@ mod x86 {
             unsafe { Self(_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))) }
         }
         #[inline(always)]
-        unsafe fn load_bf16(values: &[u16; LANES]) -> Self {
+        unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
             // SAFETY: see above.
             unsafe {
-                let widen = |half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(half)));
-                Self(
-                    widen(_mm_loadu_si128(values.as_ptr().cast())),
-                    widen(_mm_loadu_si128(values.as_ptr().add(8).cast())),
-                )
+                let words =
+                    [_mm256_loadu_si256(pairs.as_ptr().cast()), _mm256_loadu_si256(pairs.as_ptr().add(8).cast())];
+                let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+                let low = words.map(|words| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)));
+                let high = words.map(|words| _mm256_castsi256_ps(_mm256_and_si256(words, mask)));
+                (Self(low[0], low[1]), Self(high[0], high[1]))
             }
+        }
+        #[inline(always)]
+        unsafe fn add_pairs(self, input: u32, (low, high): Self::Pairs) -> Self {
+            // SAFETY: passed on from the caller.
+            unsafe { widened_pairs(self, input, low, high) }
         }
         #[inline(always)]
         unsafe fn store(self, values: &mut [f32; LANES]) {
@@ -171,7 +259,16 @@ macro_rules! for_each_instruction_set {
                 // SAFETY: this function has the instructions.
                 unsafe { $body::<$crate::kernels::cpu::vector::Avx2>($($arg),*) }
             }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bf16")]
+            fn avx512_bf16($($arg: $type),*) {
+                // SAFETY: this function has the instructions.
+                unsafe { $body::<$crate::kernels::cpu::vector::Avx512Bf16>($($arg),*) }
+            }
             match simd {
+                // SAFETY: as below.
+                #[cfg(target_arch = "x86_64")]
+                Simd::Avx512Bf16 => unsafe { avx512_bf16($($arg),*) },
                 // SAFETY: `Simd::Avx512` and `Simd::Avx2` exist only where their instructions were found.
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx512 => unsafe { avx512($($arg),*) },
