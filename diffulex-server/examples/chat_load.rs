@@ -65,9 +65,8 @@ fn report(n_clients: usize, rounds: &[Round]) -> f64 {
     };
     let (tokens, least, most) = median(&|round| round.tokens);
     let (answers, ..) = median(&|round| round.answers);
-    let percentile = |share: f64| {
-        median(&|round| round.first_frames[((round.first_frames.len() - 1) as f64 * share) as usize]).0
-    };
+    let percentile =
+        |share: f64| median(&|round| round.first_frames[((round.first_frames.len() - 1) as f64 * share) as usize]).0;
     let fewest = rounds.iter().map(|round| round.fairness.0).min().unwrap_or_default();
     let most_answers = rounds.iter().map(|round| round.fairness.1).max().unwrap_or_default();
     println!(
@@ -129,7 +128,8 @@ async fn chat(client: &reqwest::Client, url: &str, number: usize) -> Result<(usi
         "stream_options": {"include_usage": true},
     });
     let started = Instant::now();
-    let mut response = client.post(format!("{url}/v1/chat/completions")).json(&body).send().await?.error_for_status()?;
+    let mut response =
+        client.post(format!("{url}/v1/chat/completions")).json(&body).send().await?.error_for_status()?;
     let (mut first_frame, mut text) = (None, Vec::new());
     while let Some(chunk) = response.chunk().await? {
         // The first chunk only names the role.

@@ -1,9 +1,11 @@
 //! What the front end holds of one request: the events its reader has not taken yet, merged.
 //!
-//! In: events from the receiving thread. Out: [`StreamEvent`]s to one reader. Unread deltas merge and a newer snapshot
-//! takes over an unread one with its committed text, so a slow reader costs memory in the length of its answer, never
-//! in the number of steps. Exactly one end is kept, the first. Never here: frames, sockets.
+//! In: events from the receiving thread. Out: [`StreamEvent`]s to one reader. Unread deltas merge. Unread snapshots wait
+//! in a queue of bounded size, so that a reader who is a few steps late still sees every step; beyond it a newer one takes
+//! over the last unread one with its committed text. A slow reader costs memory in the length of its answer, never in the
+//! number of steps. Exactly one end is kept, the first. Never here: frames, sockets.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -12,6 +14,10 @@ use diffulex_engine::TextModel;
 use diffulex_protocol::{ErrorCode, ServingBufferSnapshot, ServingDelta, ServingError, ServingReply};
 
 use crate::telemetry::Telemetry;
+
+/// Positions that unread snapshots may show in all. Chosen by us: over a hundred steps of two blocks of 8, and some
+/// 200 KB for a reader that never reads.
+const MAX_UNREAD_POSITIONS: usize = 2048;
 
 /// What a reader of a request gets, in order: progress, then one end.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +42,9 @@ pub(super) struct RequestState {
 
 #[derive(Default)]
 struct Pending {
-    progress: Option<Progress>,
+    /// Deltas: one at most. Snapshots: at most [`MAX_UNREAD_POSITIONS`] in all but the last.
+    progress: VecDeque<Progress>,
+    unread_positions: usize,
     end: Option<End>,
     is_ended: bool,
     reader: Option<Waker>,
@@ -58,6 +66,16 @@ enum Progress {
     MergedSnapshot(Box<ServingBufferSnapshot>),
 }
 
+impl Progress {
+    /// Positions it shows as a snapshot.
+    fn n_positions(&self) -> usize {
+        match self {
+            Self::Delta(_) => 0,
+            Self::Snapshot(snapshot) | Self::MergedSnapshot(snapshot) => snapshot.token_ids.len(),
+        }
+    }
+}
+
 impl RequestState {
     pub(super) fn new(rid: String, accepted: Instant, deadline: Option<Instant>) -> Self {
         Self { rid, accepted, deadline, pending: Mutex::default() }
@@ -69,14 +87,15 @@ impl RequestState {
             return None;
         }
         self.observe(&mut pending, !delta.token_ids.is_empty(), now, telemetry);
-        pending.progress = Some(match pending.progress.take() {
+        let delta = match pending.progress.pop_back() {
             Some(Progress::Delta(older)) => {
                 telemetry.frames_coalesced.add(1);
-                Progress::Delta(merge_deltas(older, delta))
+                merge_deltas(older, delta)
             }
             // A request has one mode, so there is never a snapshot here.
-            None | Some(Progress::Snapshot(_) | Progress::MergedSnapshot(_)) => Progress::Delta(delta),
-        });
+            None | Some(Progress::Snapshot(_) | Progress::MergedSnapshot(_)) => delta,
+        };
+        pending.progress.push_back(Progress::Delta(delta));
         pending.reader.take()
     }
 
@@ -91,13 +110,17 @@ impl RequestState {
             return None;
         }
         self.observe(&mut pending, !snapshot.committed_text.is_empty(), now, telemetry);
-        pending.progress = Some(match pending.progress.take() {
+        let is_full = pending.unread_positions + snapshot.token_ids.len() > MAX_UNREAD_POSITIONS;
+        let progress = match if is_full { pending.progress.pop_back() } else { None } {
             Some(Progress::Snapshot(older) | Progress::MergedSnapshot(older)) => {
                 telemetry.frames_coalesced.add(1);
+                pending.unread_positions -= older.token_ids.len();
                 Progress::MergedSnapshot(Box::new(merge_snapshots(*older, snapshot)))
             }
             None | Some(Progress::Delta(_)) => Progress::Snapshot(Box::new(snapshot)),
-        });
+        };
+        pending.unread_positions += progress.n_positions();
+        pending.progress.push_back(progress);
         pending.reader.take()
     }
 
@@ -140,7 +163,9 @@ impl RequestState {
     pub(super) fn poll(&self, text: &TextModel, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
         let mut pending = self.lock();
         let seq = pending.next_seq;
-        let event = match pending.progress.take() {
+        let progress = pending.progress.pop_front();
+        pending.unread_positions -= progress.as_ref().map_or(0, Progress::n_positions);
+        let event = match progress {
             Some(Progress::Delta(delta)) => StreamEvent::Delta(ServingDelta { seq, ..delta }),
             Some(Progress::Snapshot(mut snapshot)) => {
                 snapshot.seq = seq;
@@ -295,6 +320,30 @@ mod tests {
         assert_eq!(merged.mask_positions, [4, 5]);
         assert_eq!((merged.token_offset, merged.absolute_start, merged.absolute_end), (0, 10, 16));
         assert_eq!(merged.committed_text, "abc");
+    }
+
+    #[test]
+    fn unread_snapshots_wait_one_by_one_until_there_are_too_many() {
+        let state = RequestState::new("r".to_owned(), Instant::now(), None);
+        let telemetry = Telemetry::default();
+        // Windows of 16, one position further at each step.
+        let n_steps = 1000;
+        for step in 0..n_steps {
+            let shown = snapshot(step, &[7; 16], &[15], "x");
+            state.take_snapshot(shown, Instant::now(), &telemetry);
+        }
+        let pending = state.lock();
+        assert!(pending.progress.len() >= MAX_UNREAD_POSITIONS / 16 - 1, "{} are kept", pending.progress.len());
+        let mut next = 0;
+        let mut committed = 0;
+        for progress in &pending.progress {
+            let (Progress::Snapshot(shown) | Progress::MergedSnapshot(shown)) = progress else { panic!("a delta") };
+            assert!(shown.token_offset <= next, "a hole before {}", shown.token_offset);
+            next = shown.token_offset + shown.token_ids.len() as u32;
+            committed += shown.committed_text.len();
+        }
+        assert_eq!((next, committed), (n_steps - 1 + 16, n_steps as usize));
+        assert!(pending.unread_positions <= MAX_UNREAD_POSITIONS + n_steps as usize + 16);
     }
 
     #[test]
