@@ -185,6 +185,9 @@ impl EngineConfig {
             (AttentionKind::Full, LogitAlignment::Next) => {
                 "denoising under attention to the whole answer, whose logits speak of the next position"
             }
+            (AttentionKind::Canvas, LogitAlignment::Same | LogitAlignment::Next) => {
+                "denoising canvases of random tokens, each encoded when it is finished"
+            }
         };
         Err(format!(
             "{} is decoded by {missing}; its network is here, this strategy is not; there is {}",
@@ -272,7 +275,8 @@ impl EngineConfig {
         if max_num_reqs == 0 {
             return Err("max requests must be at least 1".to_owned());
         }
-        let page_bytes = (spec.n_layers * 2 * spec.n_kv_heads * spec.head_dim * page_size * size_of::<f32>()) as u64;
+        let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
+        let page_bytes = (values_of_position * page_size * size_of::<f32>()) as u64;
         let pages_per_request = max_model_len.next_multiple_of(block_size).div_ceil(page_size);
         let wanted = (pages_per_request * max_num_reqs) as u64;
         let n_pages = match options.kv_cache_bytes {
@@ -310,8 +314,8 @@ impl EngineConfig {
 /// The mask of the family's released checkpoints, where this tokenizer writes a mask there too: `<|mask|>`, `<|MASK|>`,
 /// `<MASK>`, `|<MASK>|`, `<|mdm_mask|>`, `<[MASK_TOKEN]>`. A wrong mask would give rubbish without an error.
 fn family_mask(family: &Family, text: &TextModel) -> Option<u32> {
-    let token = text.token(family.mask_token_id)?;
-    token.to_ascii_lowercase().contains("mask").then_some(family.mask_token_id)
+    let id = family.mask_token_id?;
+    text.token(id)?.to_ascii_lowercase().contains("mask").then_some(id)
 }
 
 /// `base` with what `overrides` change of it; a setting the rule does not have is refused by name.

@@ -1,7 +1,7 @@
 //! One network on one device, with the KV cache it reads and writes.
 
 use crate::error::{LoadError, StepError};
-use crate::kernels::{CacheShape, Ops};
+use crate::kernels::Ops;
 use crate::models::{ModelBatch, ModelSpec, Network};
 
 /// A forward of whatever is loaded, wherever it runs.
@@ -24,14 +24,8 @@ impl<O: Ops> DeviceRunner<O> {
     /// A runner with an empty cache of `n_pages`.
     pub fn new(ops: O, network: Box<dyn Network<O>>, n_pages: usize, page_size: usize) -> Result<Self, LoadError> {
         let spec = network.spec();
-        let shape = CacheShape {
-            n_layers: spec.n_layers,
-            n_slots: n_pages * page_size,
-            page_size,
-            n_kv_heads: spec.n_kv_heads,
-            head_dim: spec.head_dim,
-        };
-        let cache = ops.cache(shape).map_err(|error| LoadError::of("KV cache", error))?;
+        let cache =
+            ops.cache(&spec.cache_shapes(n_pages, page_size)).map_err(|error| LoadError::of("KV cache", error))?;
         Ok(Self { ops, network, cache })
     }
 }

@@ -60,11 +60,9 @@ pub enum WeightType {
     Bf16,
 }
 
-/// Extent of a KV cache.
+/// Extent of one layer's KV cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheShape {
-    /// Layers of the network.
-    pub n_layers: usize,
     /// Tokens it holds: pages times page size.
     pub n_slots: usize,
     /// Tokens of a page, a power of two: slots of a page are neighbours.
@@ -93,6 +91,26 @@ pub struct AttentionBatch<'a> {
     pub sequences: &'a [SequenceRows],
     /// Query heads; head `h` reads K/V head `h / (n_heads / n_kv_heads)`.
     pub n_heads: usize,
+    /// Positions a row sees at most, counted back from the last one it may see; `None`: all of them.
+    pub reach: Option<usize>,
+    /// Factor on `q K^T`, as a rule `1 / sqrt(head_dim)`.
+    pub scale: f32,
+}
+
+impl AttentionBatch<'_> {
+    /// The first position that a row sees which may see `visible`.
+    pub fn first(&self, visible: usize) -> usize {
+        self.reach.map_or(0, |reach| visible.saturating_sub(reach))
+    }
+}
+
+/// What an MLP does to its gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    GeluTanh,
 }
 
 /// Cosine and sine of every position and frequency, `[max_positions, half]` each.
@@ -127,9 +145,27 @@ impl RopeTable {
         }
         Self { cos, sin, half, head_dim }
     }
+
+    /// Frequencies `theta^(-2i/head_dim)` for the first `share` of the pairs of a head, and none for the others, which
+    /// stay as they are (transformers' "proportional").
+    pub fn proportional(theta: f64, share: f64, head_dim: usize, max_positions: usize) -> Self {
+        let mut table = Self::new(theta, head_dim, head_dim, max_positions);
+        let n_turning = (share * table.half as f64) as usize;
+        for position in 0..max_positions {
+            let still = position * table.half + n_turning..(position + 1) * table.half;
+            table.cos[still.clone()].fill(1.0);
+            table.sin[still].fill(0.0);
+        }
+        table
+    }
+
+    /// Nothing turns.
+    pub fn none(head_dim: usize) -> Self {
+        Self { cos: Vec::new(), sin: Vec::new(), half: 0, head_dim }
+    }
 }
 
-/// `down(silu(gate(x)) * up(x))`, of matrices of a device.
+/// `down(activation(gate(x)) * up(x))`, of matrices of a device.
 #[derive(Clone, Debug)]
 pub struct GatedMlp<M> {
     /// `[intermediate, hidden]`.
@@ -138,6 +174,8 @@ pub struct GatedMlp<M> {
     pub up: M,
     /// `[hidden, intermediate]`.
     pub down: M,
+    /// On the gate.
+    pub activation: Activation,
 }
 
 impl<M> GatedMlp<M> {
@@ -145,7 +183,7 @@ impl<M> GatedMlp<M> {
     pub fn apply<O: Ops<Matrix = M>>(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
         let gate = ops.linear(x, &self.gate, None)?;
         let up = ops.linear(x, &self.up, None)?;
-        ops.linear(&ops.gate(gate, &up)?, &self.down, None)
+        ops.linear(&ops.gate(gate, &up, self.activation)?, &self.down, None)
     }
 }
 
@@ -175,11 +213,17 @@ pub trait Ops: Send + Sync {
     /// Makes a vector ready.
     fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, StepError>;
 
-    /// An empty cache.
-    fn cache(&self, shape: CacheShape) -> Result<Self::Cache, StepError>;
+    /// An empty cache, given the extent of each layer.
+    fn cache(&self, layers: &[CacheShape]) -> Result<Self::Cache, StepError>;
+
+    /// Values from the host, row-major; `width` divides their number.
+    fn tensor(&self, values: &[f32], width: usize) -> Result<Self::Tensor, StepError>;
 
     /// Rows of `table` by id: `[ids.len(), n_in]`.
     fn embed(&self, table: &Self::Matrix, ids: &[u32]) -> Result<Self::Tensor, StepError>;
+
+    /// `softmax(logits) table` per row: `[n_rows, n_in]`, where `logits` is `[n_rows, n_out]`.
+    fn embed_mixed(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError>;
 
     /// `x * rsqrt(mean(x^2) + eps) * weight` per row.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, StepError>;
@@ -194,6 +238,12 @@ pub trait Ops: Send + Sync {
 
     /// `x += y`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), StepError>;
+
+    /// `x *= factor`.
+    fn scale(&self, x: &mut Self::Tensor, factor: f32) -> Result<(), StepError>;
+
+    /// `x = cap tanh(x / cap)`.
+    fn soft_cap(&self, x: &mut Self::Tensor, cap: f32) -> Result<(), StepError>;
 
     /// Per head: norm over its whole width where there is one, then half-split rotation by the row's position.
     fn norm_rope(
@@ -216,7 +266,7 @@ pub trait Ops: Send + Sync {
         slots: &[u32],
     ) -> Result<(), StepError>;
 
-    /// `softmax(q K^T / sqrt(head_dim)) V` over the cached positions each row may see: `[n_rows, n_heads * head_dim]`.
+    /// `softmax(scale q K^T) V` over the cached positions each row may see: `[n_rows, n_heads * head_dim]`.
     fn attend(
         &self,
         q: &Self::Tensor,
@@ -225,8 +275,8 @@ pub trait Ops: Send + Sync {
         batch: AttentionBatch<'_>,
     ) -> Result<Self::Tensor, StepError>;
 
-    /// `silu(gate) * up`, element by element.
-    fn gate(&self, gate: Self::Tensor, up: &Self::Tensor) -> Result<Self::Tensor, StepError>;
+    /// `activation(gate) * up`, element by element.
+    fn gate(&self, gate: Self::Tensor, up: &Self::Tensor, activation: Activation) -> Result<Self::Tensor, StepError>;
 
     /// Per row, the weighted sum of the MLPs of the experts it is routed to: `[n_rows, hidden]`.
     ///

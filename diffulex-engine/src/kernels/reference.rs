@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
 use super::routing::Routing;
-use super::{AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use super::{Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
 use crate::error::StepError;
 
 /// candle on the CPU.
@@ -12,11 +12,16 @@ pub struct ReferenceOps;
 
 /// K and V per layer, `[n_slots, n_kv_heads, head_dim]`.
 pub struct ReferenceCache {
-    shape: CacheShape,
-    layers: Vec<(Vec<f32>, Vec<f32>)>,
+    layers: Vec<LayerCache>,
 }
 
-impl ReferenceCache {
+struct LayerCache {
+    shape: CacheShape,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl LayerCache {
     fn gather(&self, values: &[f32], slots: &[usize]) -> Result<Tensor, StepError> {
         let width = self.shape.n_kv_heads * self.shape.head_dim;
         let rows: Vec<f32> = slots.iter().flat_map(|slot| &values[slot * width..(slot + 1) * width]).copied().collect();
@@ -64,13 +69,25 @@ impl Ops for ReferenceOps {
         Ok(Tensor::from_vec(values, width, &Device::Cpu)?)
     }
 
-    fn cache(&self, shape: CacheShape) -> Result<ReferenceCache, StepError> {
-        let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
-        Ok(ReferenceCache { shape, layers: vec![(vec![0.0; len], vec![0.0; len]); shape.n_layers] })
+    fn cache(&self, layers: &[CacheShape]) -> Result<ReferenceCache, StepError> {
+        let layer = |shape: &CacheShape| {
+            let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
+            LayerCache { shape: *shape, k: vec![0.0; len], v: vec![0.0; len] }
+        };
+        Ok(ReferenceCache { layers: layers.iter().map(layer).collect() })
+    }
+
+    fn tensor(&self, values: &[f32], width: usize) -> Result<Tensor, StepError> {
+        Ok(Tensor::from_slice(values, (values.len() / width, width), &Device::Cpu)?)
     }
 
     fn embed(&self, table: &ReferenceMatrix, ids: &[u32]) -> Result<Tensor, StepError> {
         Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
+    }
+
+    fn embed_mixed(&self, table: &ReferenceMatrix, logits: &Tensor) -> Result<Tensor, StepError> {
+        let weights = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.exp()?;
+        Ok(weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?.matmul(&table.weight)?)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, StepError> {
@@ -92,6 +109,16 @@ impl Ops for ReferenceOps {
         Ok(())
     }
 
+    fn scale(&self, x: &mut Tensor, factor: f32) -> Result<(), StepError> {
+        *x = (&*x * f64::from(factor))?;
+        Ok(())
+    }
+
+    fn soft_cap(&self, x: &mut Tensor, cap: f32) -> Result<(), StepError> {
+        *x = ((&*x / f64::from(cap))?.tanh()? * f64::from(cap))?;
+        Ok(())
+    }
+
     fn norm_rope(
         &self,
         x: &mut Tensor,
@@ -104,6 +131,10 @@ impl Ops for ReferenceOps {
         let mut heads = x.reshape((n_rows, width / head_dim, head_dim))?;
         if let Some((weight, eps)) = norm {
             heads = self.rms_norm(&heads, weight, eps)?;
+        }
+        if rope.half == 0 {
+            *x = heads.reshape((n_rows, width))?;
+            return Ok(());
         }
         let row = |table: &[f32]| -> Result<Tensor, StepError> {
             let values: Vec<f32> =
@@ -127,9 +158,9 @@ impl Ops for ReferenceOps {
         v: &Tensor,
         slots: &[u32],
     ) -> Result<(), StepError> {
-        let width = cache.shape.n_kv_heads * cache.shape.head_dim;
+        let LayerCache { shape, k: cached_k, v: cached_v } = &mut cache.layers[layer];
+        let width = shape.n_kv_heads * shape.head_dim;
         let (k, v) = (self.host(k)?, self.host(v)?);
-        let (cached_k, cached_v) = &mut cache.layers[layer];
         for (row, slot) in slots.iter().enumerate() {
             let place = *slot as usize * width..(*slot as usize + 1) * width;
             cached_k[place.clone()].copy_from_slice(&k[row * width..(row + 1) * width]);
@@ -145,20 +176,19 @@ impl Ops for ReferenceOps {
         layer: usize,
         batch: AttentionBatch<'_>,
     ) -> Result<Tensor, StepError> {
-        let CacheShape { n_kv_heads, head_dim, page_size, .. } = cache.shape;
+        let cached = &cache.layers[layer];
+        let CacheShape { n_kv_heads, head_dim, page_size, .. } = cached.shape;
         let group = batch.n_heads / n_kv_heads;
-        let scale = 1.0 / (head_dim as f64).sqrt();
-        let (cached_k, cached_v) = &cache.layers[layer];
         let mut outputs = Vec::new();
         for sequence in batch.sequences {
             for (row, visible) in sequence.rows.clone().zip(&sequence.visible) {
-                let slots: Vec<usize> = (0..*visible as usize)
+                let slots: Vec<usize> = (batch.first(*visible as usize)..*visible as usize)
                     .map(|p| sequence.pages[p / page_size] as usize * page_size + p % page_size)
                     .collect();
-                let (k, v) = (cache.gather(cached_k, &slots)?, cache.gather(cached_v, &slots)?);
+                let (k, v) = (cached.gather(&cached.k, &slots)?, cached.gather(&cached.v, &slots)?);
                 // [n_kv_heads, group, head_dim]: the query heads of one K/V head are neighbours.
                 let q_row = q.i(row)?.reshape((n_kv_heads, group, head_dim))?;
-                let scores = (q_row.matmul(&k.transpose(1, 2)?.contiguous()?)? * scale)?;
+                let scores = (q_row.matmul(&k.transpose(1, 2)?.contiguous()?)? * f64::from(batch.scale))?;
                 let top = scores.max_keepdim(D::Minus1)?;
                 let weights = scores.broadcast_sub(&top)?.exp()?;
                 let weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
@@ -168,8 +198,13 @@ impl Ops for ReferenceOps {
         Ok(Tensor::cat(&outputs, 0)?)
     }
 
-    fn gate(&self, gate: Tensor, up: &Tensor) -> Result<Tensor, StepError> {
-        Ok((gate.silu()? * up)?)
+    fn gate(&self, gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor, StepError> {
+        let gate = match activation {
+            Activation::Silu => gate.silu()?,
+            // candle's gelu is the one by tanh.
+            Activation::GeluTanh => gate.gelu()?,
+        };
+        Ok((gate * up)?)
     }
 
     fn experts(

@@ -1,7 +1,7 @@
 //! Which experts a row goes to and how much each counts: small host arithmetic that every body shares.
 //!
 //! Covers the three ways of the field as data: softmax with the chosen weights made to add up to 1 (Qwen3-MoE, SDAR-MoE)
-//! or left as they are (LLaDA-MoE), and sigmoid with a bias for the choice, groups and a scale (DeepSeek-V3, LLaDA2).
+//! (DiffusionGemma too, with a factor per expert) or left as they are (LLaDA-MoE), and sigmoid with a bias for the choice, groups and a scale (DeepSeek-V3, LLaDA2).
 //!
 //! Never here: the experts themselves.
 
@@ -49,6 +49,8 @@ pub struct Routing {
     pub renormalise: bool,
     /// Factor on the weights at the end.
     pub scale: f32,
+    /// Factor on each expert's weight at the end, where there is one.
+    pub expert_scale: Option<Vec<f32>>,
 }
 
 /// One expert of a row.
@@ -99,7 +101,8 @@ impl Routing {
         chosen.sort_unstable();
         let sum: f32 =
             if self.renormalise { chosen.iter().map(|expert| weights[*expert]).sum::<f32>() + TINY } else { 1.0 };
-        chosen.iter().map(|&expert| Choice { expert, weight: weights[expert] / sum * self.scale }).collect()
+        let scale = |expert: usize| self.scale * self.expert_scale.as_ref().map_or(1.0, |scale| scale[expert]);
+        chosen.iter().map(|&expert| Choice { expert, weight: weights[expert] / sum * scale(expert) }).collect()
     }
 }
 
@@ -117,7 +120,15 @@ mod tests {
     use super::*;
 
     fn plain(scoring: Scoring, renormalise: bool) -> Routing {
-        Routing { n_chosen: 2, scoring, bias: ExpertBias::Absent, groups: None, renormalise, scale: 1.0 }
+        Routing {
+            n_chosen: 2,
+            scoring,
+            bias: ExpertBias::Absent,
+            groups: None,
+            renormalise,
+            scale: 1.0,
+            expert_scale: None,
+        }
     }
 
     fn experts(routing: &Routing, logits: &[f32]) -> Vec<usize> {

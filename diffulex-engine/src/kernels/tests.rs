@@ -68,17 +68,31 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     let mut sum = ops.select(&x, &(0..n_rows as u32).rev().collect::<Vec<_>>()).unwrap();
     ops.add(&mut sum, &x).unwrap();
     results.push(ops.host(&sum).unwrap());
-    results.push(ops.host(&ops.gate(sum, &x).unwrap()).unwrap());
+    ops.scale(&mut sum, 1.5).unwrap();
+    ops.soft_cap(&mut sum, 0.7).unwrap();
+    results.push(ops.host(&sum).unwrap());
+    for activation in [Activation::Silu, Activation::GeluTanh] {
+        let sum = ops.select(&sum, &(0..n_rows as u32).collect::<Vec<_>>()).unwrap();
+        results.push(ops.host(&ops.gate(sum, &x, activation).unwrap()).unwrap());
+    }
+    let mut logits = ops.tensor(&values(seed + 8, n_rows * n_out), n_out).unwrap();
+    ops.scale(&mut logits, 5.0).unwrap();
+    results.push(ops.host(&ops.embed_mixed(&weight, &logits).unwrap()).unwrap());
 
     // A context of `n_visible` positions of which the rows are the last ones, over pages in an odd order.
     let page_size = [4, 8, 16, 32][seed as usize / 2 % 4];
     let n_pages = n_visible.div_ceil(page_size);
     let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
     let slot = |position: usize| pages[position / page_size] * page_size as u32 + (position % page_size) as u32;
-    let rope = RopeTable::new(10_000.0, rotary_dim, head_dim, n_visible);
+    let rope = match seed % 5 {
+        0 => RopeTable::proportional(10_000.0, 0.5, head_dim, n_visible),
+        1 => RopeTable::none(head_dim),
+        _ => RopeTable::new(10_000.0, rotary_dim, head_dim, n_visible),
+    };
     let positions: Vec<u32> = (0..n_visible as u32).collect();
-    let shape = CacheShape { n_layers: 2, n_slots: n_pages * page_size, page_size, n_kv_heads, head_dim };
-    let mut cache = ops.cache(shape).unwrap();
+    let shape = CacheShape { n_slots: n_pages * page_size, page_size, n_kv_heads, head_dim };
+    // Layers may have other heads than their neighbours.
+    let mut cache = ops.cache(&[CacheShape { head_dim: 2 * head_dim, ..shape }, shape]).unwrap();
     let mut k = tensor(ops, &values(seed + 5, n_visible * kv_width), kv_width);
     let v = tensor(ops, &values(seed + 6, n_visible * kv_width), kv_width);
     ops.norm_rope(&mut k, Some((&head_norm, 1e-6)), &rope, &positions).unwrap();
@@ -90,7 +104,10 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     ops.norm_rope(&mut q, None, &rope, &positions[n_visible - n_queries..]).unwrap();
     let visible = (n_visible - n_queries + 1..=n_visible).map(|visible| visible as u32).collect();
     let sequences = [SequenceRows { rows: 0..n_queries, pages, visible }];
-    let batch = AttentionBatch { sequences: &sequences, n_heads: n_kv_heads * group };
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let batch = AttentionBatch { sequences: &sequences, n_heads: n_kv_heads * group, reach: None, scale };
+    results.push(ops.host(&ops.attend(&q, &cache, 1, batch).unwrap()).unwrap());
+    let batch = AttentionBatch { reach: Some(1 + n_visible / 3), scale: 1.0, ..batch };
     results.push(ops.host(&ops.attend(&q, &cache, 1, batch).unwrap()).unwrap());
     results
 }
@@ -107,6 +124,7 @@ fn routed<O: Ops>(ops: &O, x: &[f32], n_in: usize, n_out: usize, seed: u64) -> V
             gate: matrix(seed + 3 * expert, n_out, n_in),
             up: matrix(seed + 3 * expert + 1, n_out, n_in),
             down: matrix(seed + 3 * expert + 2, n_in, n_out),
+            activation: if seed.is_multiple_of(2) { Activation::Silu } else { Activation::GeluTanh },
         })
         .collect();
     let bias = values(seed + 40, N_EXPERTS);
@@ -121,6 +139,7 @@ fn routed<O: Ops>(ops: &O, x: &[f32], n_in: usize, n_out: usize, seed: u64) -> V
         groups: seed.is_multiple_of(5).then_some(ExpertGroups { n_groups: 4, n_kept: 2 }),
         renormalise: seed.is_multiple_of(2),
         scale: 1.5,
+        expert_scale: seed.is_multiple_of(7).then(|| values(seed + 41, N_EXPERTS)),
     };
     let n_rows = x.len() / n_in;
     // Each row's own scores: those of the same row alone must be the same.

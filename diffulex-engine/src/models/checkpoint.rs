@@ -144,6 +144,11 @@ impl Checkpoint {
         self.used.insert(name.to_owned());
     }
 
+    /// Marks every tensor whose name begins with `prefix`, such as the parts of a network that read images.
+    pub fn ignore_all(&mut self, prefix: &str) {
+        self.used.extend(self.tensors.keys().filter(|name| name.starts_with(prefix)).cloned());
+    }
+
     /// An error that names the tensors nobody asked for. Rotary frequencies, which some checkpoints carry along and
     /// every network computes itself, are let pass.
     pub fn refuse_surplus(&self) -> Result<(), LoadError> {

@@ -10,10 +10,10 @@ use serde::Deserialize;
 
 use super::families::Family;
 use super::loader::Loader;
-use super::{ModelBatch, ModelSpec, Network};
+use super::{KvHeads, ModelBatch, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::Routing;
-use crate::kernels::{AttentionBatch, GatedMlp, Ops, RopeTable};
+use crate::kernels::{Activation, AttentionBatch, GatedMlp, Ops, RopeTable};
 
 /// The fields of config.json that decoders share.
 #[derive(Clone, Debug, Deserialize)]
@@ -253,15 +253,13 @@ impl<O: Ops> Decoder<O> {
         Ok(Self {
             spec: ModelSpec {
                 family,
-                n_layers: config.num_hidden_layers,
-                n_kv_heads: config.n_kv_heads(),
-                head_dim,
+                kv_layers: vec![KvHeads { n_heads: config.n_kv_heads(), head_dim }; config.num_hidden_layers],
                 vocab_size: config.vocab_size,
                 max_positions: config.max_position_embeddings,
                 n_parameters: loader.n_parameters,
                 dtype: loader.dtype,
-                block_size: None,
-                mask_token_id: None,
+                block_size: loader.declared.block_size,
+                mask_token_id: loader.declared.mask_token_id,
             },
             n_heads: config.num_attention_heads,
             eps: config.rms_norm_eps,
@@ -321,6 +319,7 @@ pub(super) fn load_mlp<O: Ops>(
         gate: loader.matrix(&format!("{prefix}.{gate}.weight"), width, hidden)?,
         up: loader.matrix(&format!("{prefix}.{up}.weight"), width, hidden)?,
         down: loader.matrix(&format!("{prefix}.{down}.weight"), hidden, width)?,
+        activation: Activation::Silu,
     })
 }
 
@@ -342,18 +341,16 @@ pub(super) fn load_experts<O: Ops>(
     let gate_up = loader.stack(&merged, n_experts, &[width, width], hidden)?;
     let down = loader.stack(&format!("{prefix}.down_proj"), n_experts, &[hidden], width)?;
     let mut matrices = gate_up.into_iter();
-    let experts: Option<Vec<_>> =
-        down.into_iter().map(|down| Some(GatedMlp { gate: matrices.next()?, up: matrices.next()?, down })).collect();
+    let experts: Option<Vec<_>> = down
+        .into_iter()
+        .map(|down| Some(GatedMlp { gate: matrices.next()?, up: matrices.next()?, down, activation: Activation::Silu }))
+        .collect();
     experts.ok_or_else(|| LoadError::of(merged, "has a gate and an up projection per expert"))
 }
 
 impl<O: Ops> Network<O> for Decoder<O> {
     fn spec(&self) -> &ModelSpec {
         &self.spec
-    }
-
-    fn spec_mut(&mut self) -> &mut ModelSpec {
-        &mut self.spec
     }
 
     fn hidden(
@@ -363,7 +360,12 @@ impl<O: Ops> Network<O> for Decoder<O> {
         cache: &mut O::Cache,
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {
-        let attention = AttentionBatch { sequences: &batch.sequences, n_heads: self.n_heads };
+        let attention = AttentionBatch {
+            sequences: &batch.sequences,
+            n_heads: self.n_heads,
+            reach: None,
+            scale: 1.0 / (self.rope.head_dim as f32).sqrt(),
+        };
         let mut x = ops.embed(&self.embedding, &batch.ids)?;
         observe(&x)?;
         for (index, layer) in self.layers.iter().enumerate() {

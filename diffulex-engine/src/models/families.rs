@@ -13,6 +13,8 @@ pub enum AttentionKind {
     BlockCausal,
     /// Everything, what comes after it included.
     Full,
+    /// Nothing after itself while it is encoded; all of its canvas and of what is before while that is denoised.
+    Canvas,
 }
 
 /// Which position a row of logits speaks of.
@@ -37,6 +39,8 @@ pub enum NetworkKind {
     MoeLlada,
     /// LLaDA2.
     Llada2,
+    /// DiffusionGemma.
+    DiffusionGemma,
 }
 
 /// What is known of a family beside its checkpoint.
@@ -56,8 +60,8 @@ pub struct Family {
     pub alignment: LogitAlignment,
     /// Positions of a block where config.json does not tell.
     pub block_size: usize,
-    /// The mask of the released checkpoints; holds only where the tokenizer has a token of that meaning there.
-    pub mask_token_id: u32,
+    /// The mask of the released checkpoints, where there is one; holds only where the tokenizer has a token of that meaning there.
+    pub mask_token_id: Option<u32>,
     /// Tokens that end an answer beside those the files name; holds only where the tokenizer has a special token there.
     pub eos_token_ids: &'static [u32],
     /// Confidence above which a token is accepted where nobody says.
@@ -84,7 +88,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::BlockCausal,
         alignment: LogitAlignment::Same,
         block_size: 4,
-        mask_token_id: 151_669,
+        mask_token_id: Some(151_669),
         eos_token_ids: &[151_645, 151_643],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -96,7 +100,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::BlockCausal,
         alignment: LogitAlignment::Same,
         block_size: 4,
-        mask_token_id: 151_669,
+        mask_token_id: Some(151_669),
         eos_token_ids: &[151_645, 151_643],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -109,7 +113,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::BlockCausal,
         alignment: LogitAlignment::Same,
         block_size: 32,
-        mask_token_id: 156_895,
+        mask_token_id: Some(156_895),
         eos_token_ids: &[156_892],
         accept_threshold: 0.95,
     },
@@ -122,7 +126,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::BlockCausal,
         alignment: LogitAlignment::Same,
         block_size: 4,
-        mask_token_id: 5,
+        mask_token_id: Some(5),
         eos_token_ids: &[2],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -135,7 +139,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::BlockCausal,
         alignment: LogitAlignment::Same,
         block_size: 32,
-        mask_token_id: 151_669,
+        mask_token_id: Some(151_669),
         eos_token_ids: &[151_645, 151_643],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -148,7 +152,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::Full,
         alignment: LogitAlignment::Next,
         block_size: 32,
-        mask_token_id: 151_666,
+        mask_token_id: Some(151_666),
         eos_token_ids: &[151_643, 151_645],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -161,7 +165,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::BlockCausal,
         alignment: LogitAlignment::Next,
         block_size: 32,
-        mask_token_id: 151_665,
+        mask_token_id: Some(151_665),
         eos_token_ids: &[151_645],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -174,7 +178,7 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::Full,
         alignment: LogitAlignment::Same,
         block_size: 32,
-        mask_token_id: 126_336,
+        mask_token_id: Some(126_336),
         eos_token_ids: &[126_081, 126_348],
         accept_threshold: COMMON_THRESHOLD,
     },
@@ -186,8 +190,21 @@ pub static FAMILIES: &[Family] = &[
         attention: AttentionKind::Full,
         alignment: LogitAlignment::Same,
         block_size: 32,
-        mask_token_id: 156_895,
+        mask_token_id: Some(156_895),
         eos_token_ids: &[156_892],
+        accept_threshold: COMMON_THRESHOLD,
+    },
+    // Canvases of random tokens in place of masks. The ids are generation_config.json's.
+    Family {
+        architecture: "DiffusionGemmaForBlockDiffusion",
+        network: NetworkKind::DiffusionGemma,
+        qkv_bias: false,
+        qk_norm: true,
+        attention: AttentionKind::Canvas,
+        alignment: LogitAlignment::Same,
+        block_size: 256,
+        mask_token_id: None,
+        eos_token_ids: &[1, 106, 50],
         accept_threshold: COMMON_THRESHOLD,
     },
 ];

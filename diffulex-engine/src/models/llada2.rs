@@ -128,6 +128,7 @@ pub(super) fn load<O: Ops>(
                 groups: Some(groups),
                 renormalise: true,
                 scale: moe.routed_scaling_factor,
+                expert_scale: None,
             },
             experts: load_experts(
                 loader,

@@ -13,6 +13,29 @@ pub(super) struct Loader<'a, O: Ops> {
     pub(super) dtype: WeightType,
     pub(super) progress: &'a mut dyn FnMut(u64, u64),
     pub(super) n_parameters: u64,
+    pub(super) declared: Declared,
+}
+
+/// What config.json says of decoding.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Declared {
+    /// Positions of a block.
+    pub(super) block_size: Option<usize>,
+    pub(super) mask_token_id: Option<u32>,
+}
+
+impl Declared {
+    pub(super) fn read(config: &serde_json::Value) -> Self {
+        let number = |field: &str| config.get(field).and_then(serde_json::Value::as_u64);
+        Self {
+            // Fast-dLLM v2 and DiffusionGemma have names of their own for it.
+            block_size: ["block_size", "bd_size", "canvas_length"]
+                .into_iter()
+                .find_map(number)
+                .map(|size| size as usize),
+            mask_token_id: number("mask_token_id").and_then(|id| u32::try_from(id).ok()),
+        }
+    }
 }
 
 impl<O: Ops> Loader<'_, O> {

@@ -8,6 +8,7 @@
 mod checkpoint;
 mod decoder;
 mod dense;
+mod diffusion_gemma;
 pub mod families;
 mod llada2;
 mod loader;
@@ -18,9 +19,10 @@ pub use families::{AttentionKind, Family, LogitAlignment};
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{Ops, SequenceRows, WeightType};
+use crate::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
-use loader::Loader;
+use loader::{Declared, Loader};
 
 /// The rows of one forward, in host vectors.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,12 +44,8 @@ pub struct ModelBatch {
 pub struct ModelSpec {
     /// Its family, by `architectures[0]`.
     pub family: &'static Family,
-    /// Layers.
-    pub n_layers: usize,
-    /// K (or V) heads.
-    pub n_kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
+    /// K/V heads of each layer.
+    pub kv_layers: Vec<KvHeads>,
     /// Rows of the output head.
     pub vocab_size: usize,
     /// Positions it was made for.
@@ -62,14 +60,32 @@ pub struct ModelSpec {
     pub mask_token_id: Option<u32>,
 }
 
+/// What a layer keeps of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvHeads {
+    /// K (or V) heads.
+    pub n_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl ModelSpec {
+    /// Extent of each layer's KV cache.
+    pub fn cache_shapes(&self, n_pages: usize, page_size: usize) -> Vec<CacheShape> {
+        let shape = |heads: &KvHeads| CacheShape {
+            n_slots: n_pages * page_size,
+            page_size,
+            n_kv_heads: heads.n_heads,
+            head_dim: heads.head_dim,
+        };
+        self.kv_layers.iter().map(shape).collect()
+    }
+}
+
 /// A network on the device of `O`.
 pub trait Network<O: Ops>: Send + Sync {
     /// What it is like.
     fn spec(&self) -> &ModelSpec;
-
-    /// The same, for [`load`] to complete.
-    #[doc(hidden)]
-    fn spec_mut(&mut self) -> &mut ModelSpec;
 
     /// The residual stream behind the last layer, of every row. Writes the K/V of every row. `observe` sees the stream
     /// behind the embedding and behind each layer.
@@ -83,6 +99,11 @@ pub trait Network<O: Ops>: Send + Sync {
 
     /// Logits of rows of the residual stream.
     fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError>;
+
+    /// The network as one that denoises canvases, where it is one.
+    fn canvas(&self) -> Option<&dyn CanvasNetwork<O>> {
+        None
+    }
 
     /// Logits `[batch.logit_rows.len(), vocab_size]` on the host. Writes the K/V of every row.
     fn forward(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<f32>, StepError> {
@@ -103,6 +124,21 @@ pub trait Network<O: Ops>: Send + Sync {
         })?;
         Ok(states)
     }
+}
+
+/// A network that denoises a canvas of tokens, none of which is a mask, over a context that [`Network::hidden`] encoded.
+pub trait CanvasNetwork<O: Ops>: Network<O> {
+    /// The residual stream behind the last layer, of the rows of whole canvases, each of which sees the context and all
+    /// of its canvas. `signal` is `[batch.ids.len(), vocab_size]`, the logits of the step before as they were sampled
+    /// from, or `None` in a canvas' first step. Writes the rows' K/V, which are good for this call only.
+    fn denoise(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        signal: Option<&[f32]>,
+        cache: &mut O::Cache,
+        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
+    ) -> Result<O::Tensor, StepError>;
 }
 
 /// The family of a model, and its config.
@@ -132,22 +168,29 @@ pub fn load<O: Ops + 'static>(
     refuse_unsupported(family, &config).map_err(here)?;
     let mut checkpoint = Checkpoint::open(files)?;
     let dtype = dtype.unwrap_or(checkpoint.weight_type());
-    let mut loader = Loader { ops, checkpoint: &mut checkpoint, dtype, progress, n_parameters: 0 };
+    let mut loader = Loader {
+        ops,
+        checkpoint: &mut checkpoint,
+        dtype,
+        progress,
+        n_parameters: 0,
+        declared: Declared::read(&config),
+    };
     let decoder = match family.network {
+        NetworkKind::DiffusionGemma => {
+            let network = DiffusionGemma::load(&mut loader, family, &config, max_positions).map_err(here)?;
+            checkpoint.refuse_surplus()?;
+            return Ok(Box::new(network));
+        }
         NetworkKind::Dense => dense::load(&mut loader, family, &config, max_positions),
         NetworkKind::DenseLlada => dense::load_llada(&mut loader, family, &config, max_positions),
         NetworkKind::MoeSdar => softmax_moe::load_sdar(&mut loader, family, &config, max_positions),
         NetworkKind::MoeLlada => softmax_moe::load_llada(&mut loader, family, &config, max_positions),
         NetworkKind::Llada2 => llada2::load(&mut loader, family, &config, max_positions),
     };
-    let mut network: Box<dyn Network<O>> = Box::new(decoder.map_err(here)?);
+    let network = decoder.map_err(here)?;
     checkpoint.refuse_surplus()?;
-    let number = |field: &str| config.get(field).and_then(serde_json::Value::as_u64);
-    let spec = network.spec_mut();
-    // Fast-dLLM v2 calls it bd_size.
-    spec.block_size = number("block_size").or(number("bd_size")).map(|size| size as usize);
-    spec.mask_token_id = number("mask_token_id").and_then(|id| u32::try_from(id).ok());
-    Ok(network)
+    Ok(Box::new(network))
 }
 
 /// Refuses, by name, what no network here computes.

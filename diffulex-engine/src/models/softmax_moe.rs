@@ -151,7 +151,15 @@ pub(super) fn load_llada<O: Ops>(
 }
 
 fn softmax(n_chosen: usize, renormalise: bool) -> Routing {
-    Routing { n_chosen, scoring: Scoring::Softmax, bias: ExpertBias::Absent, groups: None, renormalise, scale: 1.0 }
+    Routing {
+        n_chosen,
+        scoring: Scoring::Softmax,
+        bias: ExpertBias::Absent,
+        groups: None,
+        renormalise,
+        scale: 1.0,
+        expert_scale: None,
+    }
 }
 
 /// A row has at least one expert and no more than there are.

@@ -1,7 +1,7 @@
 //! How weights are stored changes nothing, and tensors that do not fit are named.
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, ModelBatch};
 use diffulex_engine::{LoadError, ModelFiles};
 use safetensors::Dtype;
@@ -12,7 +12,6 @@ use crate::harness::{Files, Tensors, safetensors_bytes};
 fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
     let ops = CpuOps::new(1)?;
     let network = models::load(files, &ops, Some(hold), 64, &mut |_, _| {})?;
-    let spec = network.spec();
     let (n, page_size) = (8, 8);
     let batch = ModelBatch {
         ids: (0..n).map(|index| index * 31 % 500).collect(),
@@ -21,15 +20,7 @@ fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
         sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
         logit_rows: (0..n).collect(),
     };
-    let mut cache = ops
-        .cache(CacheShape {
-            n_layers: spec.n_layers,
-            n_slots: page_size,
-            page_size,
-            n_kv_heads: spec.n_kv_heads,
-            head_dim: spec.head_dim,
-        })
-        .unwrap();
+    let mut cache = ops.cache(&network.spec().cache_shapes(1, page_size)).unwrap();
     Ok(network.forward(&ops, &batch, &mut cache).unwrap())
 }
 

@@ -95,6 +95,7 @@ fn families_without_a_strategy_are_refused_with_what_is_missing() {
         ("llada", "attention to the whole answer"),
         ("llada_moe", "attention to the whole answer"),
         ("fast_dllm_v2", "logits speak of the next position"),
+        ("diffusion_gemma", "canvases of random tokens"),
     ] {
         let message = refused(Files::golden(checkpoint));
         assert!(message.contains(missing) && message.contains("there is multi_bd"), "{message}");

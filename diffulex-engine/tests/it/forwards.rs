@@ -5,7 +5,7 @@ use std::path::Path;
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
-use diffulex_engine::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, AttentionKind, ModelBatch};
 use safetensors::SafeTensors;
 
@@ -79,16 +79,7 @@ fn forwards_agree<O: Ops + 'static>(ops: &O) {
                 logit_rows: (0..n as u32).collect(),
                 ids: input,
             };
-            let spec = network.spec();
-            let mut cache = ops
-                .cache(CacheShape {
-                    n_layers: spec.n_layers,
-                    n_slots: n_pages * page_size,
-                    page_size,
-                    n_kv_heads: spec.n_kv_heads,
-                    head_dim: spec.head_dim,
-                })
-                .unwrap();
+            let mut cache = ops.cache(&network.spec().cache_shapes(n_pages, page_size)).unwrap();
             let name = case["logits_key"].as_str().unwrap();
             let logits = network.forward(ops, &batch, &mut cache).unwrap();
             let difference = max_difference(&logits, &values(name).unwrap());
@@ -118,6 +109,110 @@ fn fast_forwards_equal_the_authors() {
     forwards_agree(&CpuOps::new(2).unwrap());
 }
 
+/// Positions `start..start + ids.len()` of one sequence, each of which sees what `visible` says, or everything.
+fn rows(ids: &[u32], start: usize, is_causal: bool, page_size: usize) -> ModelBatch {
+    let n_pages = 8;
+    let pages: Vec<u32> = (0..n_pages).rev().collect();
+    let end = start + ids.len();
+    ModelBatch {
+        ids: ids.to_vec(),
+        positions: (start as u32..end as u32).collect(),
+        slots: (start..end).map(|p| pages[p / page_size] * page_size as u32 + (p % page_size) as u32).collect(),
+        sequences: vec![SequenceRows {
+            rows: 0..ids.len(),
+            visible: (start..end).map(|p| if is_causal { p as u32 + 1 } else { end as u32 }).collect(),
+            pages,
+        }],
+        logit_rows: Vec::new(),
+    }
+}
+
+/// Encodes each prompt, then the canvas that was finished, then denoises.
+fn canvases_agree<O: Ops + 'static>(ops: &O) {
+    let files = ModelFiles::folder(golden("diffusion_gemma")).unwrap();
+    let network = models::load(&files, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+    let canvas_network = network.canvas().unwrap();
+    let read = |file: &str| std::fs::read(golden("diffusion_gemma").join(file)).unwrap();
+    let (logits, weights) = (read("logits.safetensors"), read("model.safetensors"));
+    let (oracle, weights) = (SafeTensors::deserialize(&logits).unwrap(), SafeTensors::deserialize(&weights).unwrap());
+    let values = |tensors: &SafeTensors<'_>, name: &str| -> Option<Vec<f32>> {
+        let view = tensors.tensor(name).ok()?;
+        Some(view.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect())
+    };
+    let final_norm = values(&weights, "model.decoder.norm.weight").unwrap();
+    let mut n_hidden = 0;
+    let mut compare = |got: &[f32], name: &str| {
+        if let Some(want) = values(&oracle, name) {
+            let difference = max_difference(got, &want);
+            assert!(difference <= HIDDEN_TOLERANCE, "{name}: differs by {difference}");
+            n_hidden += 1;
+        }
+    };
+    let page_size = 8;
+    for case in json("diffusion_gemma/inputs.json")["cases"].as_array().unwrap() {
+        let mut cache = ops.cache(&network.spec().cache_shapes(8, page_size)).unwrap();
+        let mut start = 0;
+        let encoded_name = case["encoder_hidden_key"].as_str().unwrap_or_default();
+        let first_name = encoded_name.split(['.', '_']).next().unwrap();
+        for part in ["prompt", "accepted_canvas_1"] {
+            if case[part].is_null() {
+                continue;
+            }
+            let batch = rows(&ids(&case[part]), start, true, page_size);
+            let states = network.hidden_states(ops, &batch, &mut cache).unwrap();
+            if part == "prompt" {
+                for (layer, state) in states.iter().skip(1).enumerate() {
+                    compare(state, &format!("{first_name}.encoder.layer{layer}"));
+                }
+            }
+            start += batch.ids.len();
+            // Behind the final norm, which the encoder's pass leaves to whoever wants logits.
+            let last = states.last().unwrap();
+            let normed: Vec<f32> = last
+                .chunks_exact(final_norm.len())
+                .flat_map(|row| {
+                    let mean = row.iter().map(|value| value * value).sum::<f32>() / row.len() as f32;
+                    row.iter()
+                        .zip(&final_norm)
+                        .map(move |(value, weight)| value * (mean + 1e-6).sqrt().recip() * weight)
+                })
+                .collect();
+            let is_prompt = part == "prompt";
+            compare(&normed, &if is_prompt { format!("{first_name}.encoder_hidden") } else { encoded_name.to_owned() });
+        }
+        let name = case["logits_key"].as_str().unwrap();
+        let signal = values(&oracle, &format!("{name}.self_conditioning_logits"));
+        assert_eq!(signal.is_some(), !case["self_conditioning"].is_null());
+        let batch = rows(&ids(&case["canvas"]), start, false, page_size);
+        let mut states = Vec::new();
+        let x = canvas_network
+            .denoise(ops, &batch, signal.as_deref(), &mut cache, &mut |x| {
+                states.push(ops.host(x)?);
+                Ok(())
+            })
+            .unwrap();
+        compare(&states[0], &format!("{name}.decoder.self_conditioned_input"));
+        for (layer, state) in states.iter().skip(1).enumerate() {
+            compare(state, &format!("{name}.decoder.layer{layer}"));
+        }
+        let got = ops.host(&network.logits(ops, &x).unwrap()).unwrap();
+        let difference = max_difference(&got, &values(&oracle, name).unwrap());
+        assert!(difference <= LOGIT_TOLERANCE, "{name}: logits differ by {difference}");
+    }
+    // Encoder: 4 layers and the end of three prompts, and the end of a canvas; decoder: input and 4 layers of two.
+    assert_eq!(n_hidden, 3 * 5 + 1 + 2 * 5);
+}
+
+#[test]
+fn reference_canvases_equal_the_authors() {
+    canvases_agree(&ReferenceOps);
+}
+
+#[test]
+fn fast_canvases_equal_the_authors() {
+    canvases_agree(&CpuOps::new(2).unwrap());
+}
+
 /// The mask a family is decoded with is the one its forwards were recorded with.
 #[test]
 fn families_see_what_their_authors_let_them_see() {
@@ -127,7 +222,7 @@ fn families_see_what_their_authors_let_them_see() {
         let recorded = cases["cases"][0]["attention"]["kind"].as_str().unwrap();
         let expected = match family.attention {
             AttentionKind::BlockCausal => "block_causal",
-            AttentionKind::Full => "full",
+            AttentionKind::Full | AttentionKind::Canvas => "full",
         };
         assert_eq!(recorded, expected, "{checkpoint}");
     }

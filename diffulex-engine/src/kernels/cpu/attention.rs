@@ -26,6 +26,7 @@ pub(super) fn group_len(page_size: usize) -> usize {
 
 /// K and V of one layer.
 pub(super) struct LayerCache {
+    shape: CacheShape,
     k: Vec<f32>,
     v: Vec<f32>,
 }
@@ -34,11 +35,12 @@ impl LayerCache {
     /// All zero. Zeroed memory comes from the system page by page as it is touched: an unused cache costs nothing.
     pub(super) fn new(shape: CacheShape) -> Self {
         let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
-        Self { k: vec![0.0; len], v: vec![0.0; len] }
+        Self { shape, k: vec![0.0; len], v: vec![0.0; len] }
     }
 
     /// Writes K and V of each row to its slot.
-    pub(super) fn store(&mut self, shape: CacheShape, k: &Rows, v: &Rows, slots: &[u32]) {
+    pub(super) fn store(&mut self, k: &Rows, v: &Rows, slots: &[u32]) {
+        let shape = self.shape;
         let width = shape.n_kv_heads * shape.head_dim;
         let group = group_len(shape.page_size);
         for (row, slot) in slots.iter().enumerate() {
@@ -60,7 +62,8 @@ struct Task<'a> {
     kv_head: usize,
 }
 
-pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, shape: CacheShape, batch: AttentionBatch<'_>) -> Rows {
+pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, batch: AttentionBatch<'_>) -> Rows {
+    let shape = cache.shape;
     let heads_per_kv = batch.n_heads / shape.n_kv_heads;
     let mut tasks = Vec::new();
     let mut multiply_adds = 0;
@@ -77,14 +80,14 @@ pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, shape: CacheShape
         let Task { sequence, ref rows, visible, kv_head } = *task;
         // [rows, heads_per_kv, head_dim]: the query heads of one K/V head are neighbours.
         let columns = kv_head * heads_per_kv * shape.head_dim..(kv_head + 1) * heads_per_kv * shape.head_dim;
-        let scale = 1.0 / (shape.head_dim as f32).sqrt();
         let queries: Vec<f32> =
-            rows.clone().flat_map(|row| &q.row(row)[columns.clone()]).map(|value| value * scale).collect();
+            rows.clone().flat_map(|row| &q.row(row)[columns.clone()]).map(|value| value * batch.scale).collect();
         let mut output = vec![0.0; queries.len()];
         let mut scores = Vec::new();
         let tile_len = MAX_TILE_QUERIES * shape.head_dim;
         for (queries, output) in queries.chunks(tile_len).zip(output.chunks_mut(tile_len)) {
-            let context = Context { cache, shape, kv_head, pages: &sequence.pages, visible, simd };
+            let first = batch.first(visible);
+            let context = Context { cache, kv_head, pages: &sequence.pages, first, visible, simd };
             tile(simd, &context, queries, &mut scores, output);
         }
         output
@@ -107,29 +110,30 @@ pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, shape: CacheShape
 /// The keys and values a tile of queries sees.
 struct Context<'a> {
     cache: &'a LayerCache,
-    shape: CacheShape,
     kv_head: usize,
     pages: &'a [u32],
+    /// They see positions `first..visible`.
+    first: usize,
     visible: usize,
     simd: Simd,
 }
 
 impl Context<'_> {
     fn slot(&self, position: usize) -> usize {
-        let page_size = self.shape.page_size;
+        let page_size = self.cache.shape.page_size;
         self.pages[position / page_size] as usize * page_size + position % page_size
     }
 
     /// Keys of the group of positions that begins at `position`: `[head_dim][group_len]`.
     fn keys(&self, position: usize) -> &[f32] {
-        let group = group_len(self.shape.page_size);
-        let CacheShape { n_kv_heads, head_dim, .. } = self.shape;
+        let group = group_len(self.cache.shape.page_size);
+        let CacheShape { n_kv_heads, head_dim, .. } = self.cache.shape;
         let start = (self.slot(position) * n_kv_heads + self.kv_head * group) * head_dim;
         &self.cache.k[start..start + head_dim * group]
     }
 
     fn values(&self, position: usize) -> &[f32] {
-        let CacheShape { n_kv_heads, head_dim, .. } = self.shape;
+        let CacheShape { n_kv_heads, head_dim, .. } = self.cache.shape;
         let start = (self.slot(position) * n_kv_heads + self.kv_head) * head_dim;
         &self.cache.v[start..start + head_dim]
     }
@@ -147,7 +151,7 @@ for_each_instruction_set! {
 
 #[inline(always)]
 unsafe fn tile_body<V: Vector>(context: &Context<'_>, queries: &[f32], scores: &mut Vec<f32>, output: &mut [f32]) {
-    let head_dim = context.shape.head_dim;
+    let head_dim = context.cache.shape.head_dim;
     // A full tile has its sums in registers; what is left over goes one by one.
     if queries.len() == MAX_TILE_QUERIES * head_dim {
         // SAFETY: passed on from the caller.
@@ -167,12 +171,12 @@ unsafe fn attend_queries<V: Vector, const Q: usize>(
     scores: &mut Vec<f32>,
     output: &mut [f32],
 ) {
-    let head_dim = context.shape.head_dim;
-    let group = group_len(context.shape.page_size);
+    let head_dim = context.cache.shape.head_dim;
+    let group = group_len(context.cache.shape.page_size);
     let stride = context.visible.next_multiple_of(LANES);
     scores.clear();
     scores.resize(Q * stride, 0.0);
-    for first in (0..context.visible).step_by(group) {
+    for first in (context.first / group * group..context.visible).step_by(group) {
         let keys = context.keys(first);
         if group == LANES {
             let (vectors, _) = keys.as_chunks::<LANES>();
@@ -208,7 +212,7 @@ unsafe fn attend_queries<V: Vector, const Q: usize>(
         }
     }
     for scores in scores.chunks_exact_mut(stride) {
-        let scores = &mut scores[..context.visible];
+        let scores = &mut scores[context.first..context.visible];
         let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let scale = 1.0 / context.simd.exp_sub_sum(scores, top);
         for score in scores {
@@ -219,7 +223,7 @@ unsafe fn attend_queries<V: Vector, const Q: usize>(
     while column + LANES <= head_dim {
         // SAFETY: passed on from the caller.
         let mut sums = [unsafe { V::splat(0.0) }; Q];
-        for position in 0..context.visible {
+        for position in context.first..context.visible {
             if let Some((values, _)) = context.values(position)[column..].split_first_chunk::<LANES>() {
                 // SAFETY: passed on from the caller.
                 unsafe {
@@ -240,7 +244,7 @@ unsafe fn attend_queries<V: Vector, const Q: usize>(
     }
     for column in column..head_dim {
         for query in 0..Q {
-            output[query * head_dim + column] = (0..context.visible)
+            output[query * head_dim + column] = (context.first..context.visible)
                 .map(|position| scores[query * stride + position] * context.values(position)[column])
                 .sum();
         }

@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::linear::{PackedMatrix, linear};
-use super::{Rows, Simd};
+use super::{Rows, Simd, activate};
 use crate::kernels::GatedMlp;
 use crate::kernels::routing::Choice;
 
@@ -30,7 +30,7 @@ pub(super) fn experts(simd: Simd, x: &Rows, choices: &[Vec<Choice>], experts: &[
             }
             let mut gate = linear(simd, &inputs, &expert.gate, None);
             let up = linear(simd, &inputs, &expert.up, None);
-            simd.silu_mul(gate.values_mut(), up.values());
+            activate(simd, &mut gate, &up, expert.activation);
             Some(linear(simd, &gate, &expert.down, None))
         })
         .collect();

@@ -112,6 +112,34 @@ pub(super) fn unpair_bf16(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }
 
+/// `x W`: `[n_rows, n_in]`, the weighted sum of the rows of `weight`, widened.
+pub(super) fn mix(x: &Rows, weight: &PackedMatrix) -> Rows {
+    assert_eq!(x.width(), weight.n_out);
+    let mut out = Rows::zeros(x.n_rows(), weight.n_in);
+    let n_in = weight.n_in;
+    out.values_mut().par_chunks_exact_mut(n_in).enumerate().for_each(|(row, sums)| {
+        for (panel, factors) in x.row(row).chunks(PANEL).enumerate() {
+            match &weight.panels {
+                Panels::F32(panels) => {
+                    for (sum, vector) in sums.iter_mut().zip(&panels[panel * n_in..]) {
+                        *sum += vector.iter().zip(factors).map(|(weight, factor)| weight * factor).sum::<f32>();
+                    }
+                }
+                Panels::Bf16(panels) => {
+                    for (sums, vector) in sums.chunks_mut(2).zip(&panels[panel * n_in.div_ceil(2)..]) {
+                        for (pair, factor) in vector.iter().zip(factors) {
+                            for (sum, weight) in sums.iter_mut().zip(unpair_bf16(*pair)) {
+                                *sum += weight * factor;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+    out
+}
+
 /// `x W^T + bias`: `[n_rows, n_out]`.
 pub(super) fn linear(simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&[f32]>) -> Rows {
     assert_eq!(x.width(), weight.n_in);
@@ -367,7 +395,7 @@ mod tests {
 
     #[test]
     fn bfloat16_rounding_is_to_nearest_even() {
-        let values = [0.0, -0.0, 1.0, 1.003_906_2, 1.011_718_8, -3.141_592_7, f32::INFINITY, 1e-40, 65_504.0];
+        let values = [0.0, -0.0, 1.0, 1.003_906_2, 1.011_718_8, -1.234_567_9, f32::INFINITY, 1e-40, 65_504.0];
         for low in values {
             for high in values {
                 let want = [low, high].map(|value| half::bf16::from_f32(value).to_f32());

@@ -10,7 +10,7 @@ mod vector;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::routing::Routing;
-use super::{AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use super::{Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
 pub use linear::PackedMatrix;
@@ -25,7 +25,6 @@ pub struct CpuOps {
 
 /// K and V of every layer.
 pub struct CpuCache {
-    shape: CacheShape,
     layers: Vec<LayerCache>,
 }
 
@@ -52,6 +51,14 @@ impl CpuOps {
     }
 }
 
+/// `activation(gate) * up`, in place of the gate.
+fn activate(simd: Simd, gate: &mut Rows, up: &Rows, activation: Activation) {
+    match activation {
+        Activation::Silu => simd.silu_mul(gate.values_mut(), up.values()),
+        Activation::GeluTanh => simd.gelu_mul(gate.values_mut(), up.values()),
+    }
+}
+
 impl Ops for CpuOps {
     type Tensor = Rows;
     type Matrix = PackedMatrix;
@@ -72,8 +79,12 @@ impl Ops for CpuOps {
         Ok(data.to_f32())
     }
 
-    fn cache(&self, shape: CacheShape) -> Result<CpuCache, StepError> {
-        Ok(CpuCache { shape, layers: (0..shape.n_layers).map(|_| LayerCache::new(shape)).collect() })
+    fn cache(&self, layers: &[CacheShape]) -> Result<CpuCache, StepError> {
+        Ok(CpuCache { layers: layers.iter().map(|shape| LayerCache::new(*shape)).collect() })
+    }
+
+    fn tensor(&self, values: &[f32], width: usize) -> Result<Rows, StepError> {
+        Ok(Rows::new(values.to_vec(), width))
     }
 
     fn embed(&self, table: &PackedMatrix, ids: &[u32]) -> Result<Rows, StepError> {
@@ -85,6 +96,17 @@ impl Ops for CpuOps {
             table.unpack_row(*id as usize, out.row_mut(row));
         }
         Ok(out)
+    }
+
+    fn embed_mixed(&self, table: &PackedMatrix, logits: &Rows) -> Result<Rows, StepError> {
+        let mut weights = logits.clone();
+        for row in 0..weights.n_rows() {
+            let weights = weights.row_mut(row);
+            let top = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let scale = 1.0 / self.simd.exp_sub_sum(weights, top);
+            weights.iter_mut().for_each(|weight| *weight *= scale);
+        }
+        Ok(linear::mix(&weights, table))
     }
 
     fn rms_norm(&self, x: &Rows, weight: &Vec<f32>, eps: f32) -> Result<Rows, StepError> {
@@ -103,6 +125,16 @@ impl Ops for CpuOps {
         for (x, y) in x.values_mut().iter_mut().zip(y.values()) {
             *x += y;
         }
+        Ok(())
+    }
+
+    fn scale(&self, x: &mut Rows, factor: f32) -> Result<(), StepError> {
+        x.values_mut().iter_mut().for_each(|value| *value *= factor);
+        Ok(())
+    }
+
+    fn soft_cap(&self, x: &mut Rows, cap: f32) -> Result<(), StepError> {
+        self.simd.soft_cap(x.values_mut(), cap);
         Ok(())
     }
 
@@ -130,16 +162,16 @@ impl Ops for CpuOps {
     }
 
     fn store(&self, cache: &mut CpuCache, layer: usize, k: &Rows, v: &Rows, slots: &[u32]) -> Result<(), StepError> {
-        cache.layers[layer].store(cache.shape, k, v, slots);
+        cache.layers[layer].store(k, v, slots);
         Ok(())
     }
 
     fn attend(&self, q: &Rows, cache: &CpuCache, layer: usize, batch: AttentionBatch<'_>) -> Result<Rows, StepError> {
-        Ok(attention::attend(self.simd, q, &cache.layers[layer], cache.shape, batch))
+        Ok(attention::attend(self.simd, q, &cache.layers[layer], batch))
     }
 
-    fn gate(&self, mut gate: Rows, up: &Rows) -> Result<Rows, StepError> {
-        self.simd.silu_mul(gate.values_mut(), up.values());
+    fn gate(&self, mut gate: Rows, up: &Rows, activation: Activation) -> Result<Rows, StepError> {
+        activate(self.simd, &mut gate, up, activation);
         Ok(gate)
     }
 

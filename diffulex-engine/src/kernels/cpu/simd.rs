@@ -110,6 +110,16 @@ impl Simd {
         dispatch!(self, silu_mul, silu_mul_avx512, silu_mul_avx2, (x, y))
     }
 
+    /// `gelu(x) * y` by tanh, in place.
+    pub(crate) fn gelu_mul(self, x: &mut [f32], y: &[f32]) {
+        dispatch!(self, gelu_mul, gelu_mul_avx512, gelu_mul_avx2, (x, y))
+    }
+
+    /// `cap tanh(x / cap)`, in place.
+    pub(crate) fn soft_cap(self, x: &mut [f32], cap: f32) {
+        dispatch!(self, soft_cap, soft_cap_avx512, soft_cap_avx2, (x, cap))
+    }
+
     /// `exp(x - top)` in place, and their sum.
     pub(crate) fn exp_sub_sum(self, x: &mut [f32], top: f32) -> f32 {
         dispatch!(self, exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x, top))
@@ -123,6 +133,8 @@ impl Simd {
 
 compile!(rms_norm, rms_norm_avx512, rms_norm_avx2, (x: &mut [f32], weight: &[f32], eps: f32) -> ());
 compile!(silu_mul, silu_mul_avx512, silu_mul_avx2, (x: &mut [f32], y: &[f32]) -> ());
+compile!(gelu_mul, gelu_mul_avx512, gelu_mul_avx2, (x: &mut [f32], y: &[f32]) -> ());
+compile!(soft_cap, soft_cap_avx512, soft_cap_avx2, (x: &mut [f32], cap: f32) -> ());
 compile!(exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x: &mut [f32], top: f32) -> f32);
 compile!(sum_exp_sub, sum_exp_sub_avx512, sum_exp_sub_avx2, (x: &[f32], top: f32) -> f32);
 
@@ -180,6 +192,24 @@ fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
 fn silu_mul(x: &mut [f32], y: &[f32]) {
     for (x, y) in x.iter_mut().zip(y) {
         *x = *x / (1.0 + exp(-*x)) * y;
+    }
+}
+
+/// `(1 + tanh(u)) / 2` is `1 / (1 + e^-2u)`.
+#[inline(always)]
+fn gelu_mul(x: &mut [f32], y: &[f32]) {
+    // sqrt(2 / pi), doubled.
+    const SLOPE: f32 = 1.595_769;
+    for (x, y) in x.iter_mut().zip(y) {
+        *x = *x / (1.0 + exp(-SLOPE * (*x + 0.044_715 * *x * *x * *x))) * y;
+    }
+}
+
+/// `tanh(u)` is `1 - 2 / (1 + e^2u)`.
+#[inline(always)]
+fn soft_cap(x: &mut [f32], cap: f32) {
+    for x in x {
+        *x = cap * (1.0 - 2.0 / (1.0 + exp(2.0 * *x / cap)));
     }
 }
 

@@ -1,0 +1,445 @@
+//! DiffusionGemma: a text encoder and a canvas denoiser that share all weights but one number a layer.
+//!
+//! [`Network::hidden`] is the encoder's pass: causal, its K/V stay. [`CanvasNetwork::denoise`] is the decoder's: every row
+//! of a canvas sees the encoded context and the whole canvas; the K/V it writes at the canvas' own places are for this
+//! pass alone, and the encoder's pass over the finished canvas replaces them. Sliding layers see, from the encoder, the
+//! last `sliding_window` positions; from the canvas, all of it and the last `sliding_window - 1` before it.
+//!
+//! A layer is attention and, side by side, an MLP and routed experts, each between norms of its own. Full layers have
+//! wider heads and no value projection: the values are the keys before norm and rotation. Reference: transformers'
+//! modeling_diffusion_gemma.py (5.23). Images are not read.
+//!
+//! | tensor, under `model.decoder.` | shape |
+//! |---|---|
+//! | `embed_tokens.weight`, which is the head too, `norm.weight` | vocab, hidden; hidden |
+//! | `layers.N.self_attn.{q,k,o}_proj.weight`, `.v_proj.weight` in sliding layers, `.{q,k}_norm.weight` | as ever |
+//! | `layers.N.mlp.{gate,up,down}_proj.weight` | intermediate, hidden; the reverse |
+//! | `layers.N.router.{proj.weight, scale, per_expert_scale}` | experts, hidden; hidden; experts |
+//! | `layers.N.experts.{gate_up_proj, down_proj}` | experts, 2 x width, hidden; experts, hidden, width |
+//! | `layers.N.{input,post_attention}_layernorm.weight`, `{pre,post}_feedforward_layernorm{,_2}.weight`, `post_feedforward_layernorm_1.weight` | hidden |
+//! | `layers.N.layer_scalar`, and `model.encoder.language_model.layers.N.layer_scalar` | 1 |
+//! | `self_conditioning.{pre_norm, gate_proj, up_proj, down_proj}.weight` | hidden; as an MLP |
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::decoder::{MLP_NAMES, load_experts, load_mlp, parse, refuse, refuse_switches};
+use super::families::Family;
+use super::loader::Loader;
+use super::softmax_moe::check_choice;
+use super::{CanvasNetwork, KvHeads, ModelBatch, ModelSpec, Network};
+use crate::error::{LoadError, StepError};
+use crate::kernels::routing::{ExpertBias, Routing, Scoring};
+use crate::kernels::{Activation, AttentionBatch, GatedMlp, Ops, RopeTable, WeightData, WeightType};
+
+/// The part of config.json that describes text.
+#[derive(Deserialize)]
+struct TextConfig {
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    moe_intermediate_size: usize,
+    num_attention_heads: usize,
+    /// Of sliding layers, as is the next.
+    num_key_value_heads: usize,
+    head_dim: usize,
+    /// Of full layers, as is the next; newer files have both in `per_layer_config`.
+    num_global_key_value_heads: Option<usize>,
+    global_head_dim: Option<usize>,
+    #[serde(default)]
+    per_layer_config: BTreeMap<String, LayerOverride>,
+    layer_types: Vec<LayerType>,
+    sliding_window: usize,
+    num_experts: usize,
+    top_k_experts: usize,
+    rms_norm_eps: f32,
+    final_logit_softcapping: Option<f32>,
+    max_position_embeddings: usize,
+    rope_parameters: RopeParameters,
+}
+
+#[derive(Deserialize)]
+struct LayerOverride {
+    head_dim: Option<usize>,
+    num_key_value_heads: Option<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum LayerType {
+    SlidingAttention,
+    FullAttention,
+}
+
+#[derive(Deserialize)]
+struct RopeParameters {
+    sliding_attention: Rope,
+    full_attention: Rope,
+}
+
+#[derive(Deserialize)]
+struct Rope {
+    rope_type: RopeType,
+    rope_theta: f64,
+    partial_rotary_factor: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum RopeType {
+    Default,
+    Proportional,
+}
+
+impl Rope {
+    fn table(&self, head_dim: usize, max_positions: usize) -> RopeTable {
+        match self.rope_type {
+            RopeType::Default => RopeTable::new(self.rope_theta, head_dim, head_dim, max_positions),
+            RopeType::Proportional => {
+                let share = self.partial_rotary_factor.unwrap_or(1.0);
+                RopeTable::proportional(self.rope_theta, share, head_dim, max_positions)
+            }
+        }
+    }
+}
+
+impl TextConfig {
+    fn kv_heads(&self, layer: usize) -> KvHeads {
+        let (n_heads, head_dim) = match self.layer_types[layer] {
+            LayerType::SlidingAttention => (None, None),
+            LayerType::FullAttention => (self.num_global_key_value_heads, self.global_head_dim),
+        };
+        let own = self.per_layer_config.get(&layer.to_string());
+        KvHeads {
+            n_heads: own.and_then(|own| own.num_key_value_heads).or(n_heads).unwrap_or(self.num_key_value_heads),
+            head_dim: own.and_then(|own| own.head_dim).or(head_dim).unwrap_or(self.head_dim),
+        }
+    }
+}
+
+/// Rotation, and the norm of values, of one kind of layer.
+struct HeadKind<O: Ops> {
+    rope: RopeTable,
+    still: RopeTable,
+    /// Values are normed without a weight.
+    ones: O::Vector,
+}
+
+struct Layer<O: Ops> {
+    layer_type: LayerType,
+    input_norm: O::Vector,
+    q: O::Matrix,
+    k: O::Matrix,
+    v: Option<O::Matrix>,
+    q_norm: O::Vector,
+    k_norm: O::Vector,
+    o: O::Matrix,
+    post_attention_norm: O::Vector,
+    pre_mlp_norm: O::Vector,
+    mlp: GatedMlp<O::Matrix>,
+    post_mlp_norm: O::Vector,
+    /// `scale / sqrt(hidden)`.
+    router_norm: O::Vector,
+    router: O::Matrix,
+    routing: Routing,
+    pre_experts_norm: O::Vector,
+    experts: Vec<GatedMlp<O::Matrix>>,
+    post_experts_norm: O::Vector,
+    post_norm: O::Vector,
+    encoder_scalar: f32,
+    decoder_scalar: f32,
+}
+
+/// The network.
+pub(super) struct DiffusionGemma<O: Ops> {
+    spec: ModelSpec,
+    n_heads: usize,
+    eps: f32,
+    window: usize,
+    canvas_len: usize,
+    soft_cap: Option<f32>,
+    embedding: O::Matrix,
+    embedding_scale: f32,
+    sliding: HeadKind<O>,
+    full: HeadKind<O>,
+    layers: Vec<Layer<O>>,
+    norm: O::Vector,
+    /// On the mixed embedding of the step before.
+    signal_norm: O::Vector,
+    signal_mlp: GatedMlp<O::Matrix>,
+    /// `[hidden]`, for the norm without a weight.
+    ones: O::Vector,
+}
+
+#[derive(Clone, Copy)]
+enum Pass {
+    Encode,
+    Denoise,
+}
+
+/// Tensors of the images' side.
+const VISION: [&str; 2] = ["model.encoder.vision_tower.", "model.encoder.embed_vision."];
+
+impl<O: Ops> DiffusionGemma<O> {
+    /// Loads every tensor of the text side; `max_positions` bounds the rotary tables.
+    pub(super) fn load(
+        loader: &mut Loader<'_, O>,
+        family: &'static Family,
+        config: &Value,
+        max_positions: usize,
+    ) -> Result<Self, LoadError> {
+        let text = config.get("text_config").ok_or_else(|| refuse("has no text_config"))?;
+        let switches = [
+            ("hidden_activation", "gelu_pytorch_tanh".into()),
+            ("attention_bias", false.into()),
+            ("tie_word_embeddings", true.into()),
+        ];
+        refuse_switches(text, &switches)?;
+        let text: TextConfig = parse(text)?;
+        let canvas_len = loader.declared.block_size.ok_or_else(|| refuse("has no canvas_length"))?;
+        check_choice(text.top_k_experts, text.num_experts)?;
+        let hidden = text.hidden_size;
+        let kv_layers: Vec<KvHeads> = (0..text.layer_types.len()).map(|layer| text.kv_heads(layer)).collect();
+        if let Some(heads) = kv_layers.iter().find(|heads| {
+            heads.n_heads == 0 || !text.num_attention_heads.is_multiple_of(heads.n_heads) || heads.head_dim % 2 != 0
+        }) {
+            return Err(refuse(format!("{} heads cannot attend to {heads:?}", text.num_attention_heads)));
+        }
+        let kind = |loader: &Loader<'_, O>, layer_type: LayerType, rope: &Rope| -> Result<HeadKind<O>, LoadError> {
+            let first = text.layer_types.iter().position(|other| *other == layer_type);
+            let head_dim = first.map_or(text.head_dim, |layer| kv_layers[layer].head_dim);
+            Ok(HeadKind {
+                rope: rope.table(head_dim, max_positions),
+                still: RopeTable::none(head_dim),
+                ones: upload(loader, &vec![1.0; head_dim])?,
+            })
+        };
+        let sliding = kind(loader, LayerType::SlidingAttention, &text.rope_parameters.sliding_attention)?;
+        let full = kind(loader, LayerType::FullAttention, &text.rope_parameters.full_attention)?;
+        let embedding = loader.matrix("model.decoder.embed_tokens.weight", text.vocab_size, hidden)?;
+        let mut layers = Vec::with_capacity(text.layer_types.len());
+        for (index, layer_type) in text.layer_types.iter().enumerate() {
+            layers.push(Layer::load(loader, &text, index, *layer_type, kv_layers[index])?);
+        }
+        let signal = "model.decoder.self_conditioning";
+        let signal_mlp = load_mlp(loader, signal, MLP_NAMES, text.intermediate_size, hidden)?;
+        for prefix in VISION {
+            loader.checkpoint.ignore_all(prefix);
+        }
+        let scale = (hidden as f32).sqrt();
+        Ok(Self {
+            n_heads: text.num_attention_heads,
+            eps: text.rms_norm_eps,
+            window: text.sliding_window,
+            canvas_len,
+            soft_cap: text.final_logit_softcapping,
+            embedding,
+            // Rounded as the weights are.
+            embedding_scale: match loader.dtype {
+                WeightType::F32 => scale,
+                WeightType::Bf16 => half::bf16::from_f32(scale).to_f32(),
+            },
+            sliding,
+            full,
+            layers,
+            norm: loader.vector("model.decoder.norm.weight", hidden)?,
+            signal_norm: loader.vector(&format!("{signal}.pre_norm.weight"), hidden)?,
+            signal_mlp: GatedMlp { activation: Activation::GeluTanh, ..signal_mlp },
+            ones: upload(loader, &vec![1.0; hidden])?,
+            spec: ModelSpec {
+                family,
+                kv_layers,
+                vocab_size: text.vocab_size,
+                max_positions: text.max_position_embeddings,
+                n_parameters: loader.n_parameters,
+                dtype: loader.dtype,
+                block_size: loader.declared.block_size,
+                mask_token_id: None,
+            },
+        })
+    }
+
+    fn kind(&self, layer_type: LayerType) -> &HeadKind<O> {
+        match layer_type {
+            LayerType::SlidingAttention => &self.sliding,
+            LayerType::FullAttention => &self.full,
+        }
+    }
+
+    fn embed(&self, ops: &O, ids: &[u32]) -> Result<O::Tensor, StepError> {
+        let mut x = ops.embed(&self.embedding, ids)?;
+        ops.scale(&mut x, self.embedding_scale)?;
+        Ok(x)
+    }
+
+    fn run(
+        &self,
+        ops: &O,
+        mut x: O::Tensor,
+        batch: &ModelBatch,
+        pass: Pass,
+        cache: &mut O::Cache,
+        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
+    ) -> Result<O::Tensor, StepError> {
+        observe(&x)?;
+        for (index, layer) in self.layers.iter().enumerate() {
+            let reach = match (layer.layer_type, pass) {
+                (LayerType::FullAttention, _) => None,
+                (LayerType::SlidingAttention, Pass::Encode) => Some(self.window),
+                (LayerType::SlidingAttention, Pass::Denoise) => Some(self.window - 1 + self.canvas_len),
+            };
+            let attention = AttentionBatch { sequences: &batch.sequences, n_heads: self.n_heads, reach, scale: 1.0 };
+            let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
+            let kind = self.kind(layer.layer_type);
+            let mut q = ops.linear(&normed, &layer.q, None)?;
+            let mut k = ops.linear(&normed, &layer.k, None)?;
+            // Without a projection of their own, values are the keys as they come.
+            let mut v = ops.linear(&normed, layer.v.as_ref().unwrap_or(&layer.k), None)?;
+            ops.norm_rope(&mut q, Some((&layer.q_norm, self.eps)), &kind.rope, &batch.positions)?;
+            ops.norm_rope(&mut k, Some((&layer.k_norm, self.eps)), &kind.rope, &batch.positions)?;
+            ops.norm_rope(&mut v, Some((&kind.ones, self.eps)), &kind.still, &batch.positions)?;
+            ops.store(cache, index, &k, &v, &batch.slots)?;
+            let attended = ops.linear(&ops.attend(&q, cache, index, attention)?, &layer.o, None)?;
+            ops.add(&mut x, &ops.rms_norm(&attended, &layer.post_attention_norm, self.eps)?)?;
+
+            let normed = ops.rms_norm(&x, &layer.pre_mlp_norm, self.eps)?;
+            let mut sum = ops.rms_norm(&layer.mlp.apply(ops, &normed)?, &layer.post_mlp_norm, self.eps)?;
+            let scores = ops.linear(&ops.rms_norm(&x, &layer.router_norm, self.eps)?, &layer.router, None)?;
+            let normed = ops.rms_norm(&x, &layer.pre_experts_norm, self.eps)?;
+            let routed = ops.experts(&normed, &scores, &layer.routing, &layer.experts)?;
+            ops.add(&mut sum, &ops.rms_norm(&routed, &layer.post_experts_norm, self.eps)?)?;
+            ops.add(&mut x, &ops.rms_norm(&sum, &layer.post_norm, self.eps)?)?;
+            let scalar = match pass {
+                Pass::Encode => layer.encoder_scalar,
+                Pass::Denoise => layer.decoder_scalar,
+            };
+            ops.scale(&mut x, scalar)?;
+            observe(&x)?;
+        }
+        Ok(x)
+    }
+}
+
+impl<O: Ops> Layer<O> {
+    fn load(
+        loader: &mut Loader<'_, O>,
+        text: &TextConfig,
+        index: usize,
+        layer_type: LayerType,
+        heads: KvHeads,
+    ) -> Result<Self, LoadError> {
+        let layer = format!("model.decoder.layers.{index}");
+        let name = |part: &str| format!("{layer}.{part}");
+        let hidden = text.hidden_size;
+        let (q_width, kv_width) = (text.num_attention_heads * heads.head_dim, heads.n_heads * heads.head_dim);
+        let router_scale = loader.host_vector(&name("router.scale"), hidden)?;
+        let router_scale: Vec<f32> = router_scale.iter().map(|scale| scale / (hidden as f32).sqrt()).collect();
+        let mlp = load_mlp(loader, &name("mlp"), MLP_NAMES, text.intermediate_size, hidden)?;
+        let experts = load_experts(loader, &name("experts"), text.num_experts, text.moe_intermediate_size, hidden)?;
+        let encoder_scalar = format!("model.encoder.language_model.layers.{index}.layer_scalar");
+        Ok(Self {
+            layer_type,
+            input_norm: loader.vector(&name("input_layernorm.weight"), hidden)?,
+            q: loader.matrix(&name("self_attn.q_proj.weight"), q_width, hidden)?,
+            k: loader.matrix(&name("self_attn.k_proj.weight"), kv_width, hidden)?,
+            v: match layer_type {
+                LayerType::SlidingAttention => {
+                    Some(loader.matrix(&name("self_attn.v_proj.weight"), kv_width, hidden)?)
+                }
+                LayerType::FullAttention => None,
+            },
+            q_norm: loader.vector(&name("self_attn.q_norm.weight"), heads.head_dim)?,
+            k_norm: loader.vector(&name("self_attn.k_norm.weight"), heads.head_dim)?,
+            o: loader.matrix(&name("self_attn.o_proj.weight"), hidden, q_width)?,
+            post_attention_norm: loader.vector(&name("post_attention_layernorm.weight"), hidden)?,
+            pre_mlp_norm: loader.vector(&name("pre_feedforward_layernorm.weight"), hidden)?,
+            mlp: GatedMlp { activation: Activation::GeluTanh, ..mlp },
+            post_mlp_norm: loader.vector(&name("post_feedforward_layernorm_1.weight"), hidden)?,
+            router_norm: upload(loader, &router_scale)?,
+            router: loader.matrix(&name("router.proj.weight"), text.num_experts, hidden)?,
+            routing: Routing {
+                n_chosen: text.top_k_experts,
+                scoring: Scoring::Softmax,
+                bias: ExpertBias::Absent,
+                groups: None,
+                renormalise: true,
+                scale: 1.0,
+                expert_scale: Some(loader.host_vector(&name("router.per_expert_scale"), text.num_experts)?),
+            },
+            pre_experts_norm: loader.vector(&name("pre_feedforward_layernorm_2.weight"), hidden)?,
+            experts: experts
+                .into_iter()
+                .map(|expert| GatedMlp { activation: Activation::GeluTanh, ..expert })
+                .collect(),
+            post_experts_norm: loader.vector(&name("post_feedforward_layernorm_2.weight"), hidden)?,
+            post_norm: loader.vector(&name("post_feedforward_layernorm.weight"), hidden)?,
+            encoder_scalar: scalar(loader, &encoder_scalar)?,
+            decoder_scalar: scalar(loader, &name("layer_scalar"))?,
+        })
+    }
+}
+
+/// The tensor `name`, `[1]`.
+fn scalar<O: Ops>(loader: &mut Loader<'_, O>, name: &str) -> Result<f32, LoadError> {
+    let values = loader.host_vector(name, 1)?;
+    values.first().copied().ok_or_else(|| LoadError::of(name, "is empty"))
+}
+
+/// A vector that stands in no file.
+fn upload<O: Ops>(loader: &Loader<'_, O>, values: &[f32]) -> Result<O::Vector, LoadError> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    loader.ops.vector(WeightData::F32(&bytes)).map_err(|error| LoadError::of("a vector", error))
+}
+
+impl<O: Ops> Network<O> for DiffusionGemma<O> {
+    fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    fn hidden(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        cache: &mut O::Cache,
+        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
+    ) -> Result<O::Tensor, StepError> {
+        let x = self.embed(ops, &batch.ids)?;
+        self.run(ops, x, batch, Pass::Encode, cache, observe)
+    }
+
+    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        let mut logits = ops.linear(&ops.rms_norm(x, &self.norm, self.eps)?, &self.embedding, None)?;
+        if let Some(cap) = self.soft_cap {
+            ops.soft_cap(&mut logits, cap)?;
+        }
+        Ok(logits)
+    }
+
+    fn canvas(&self) -> Option<&dyn CanvasNetwork<O>> {
+        Some(self)
+    }
+}
+
+impl<O: Ops> CanvasNetwork<O> for DiffusionGemma<O> {
+    fn denoise(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        signal: Option<&[f32]>,
+        cache: &mut O::Cache,
+        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
+    ) -> Result<O::Tensor, StepError> {
+        let mut x = self.embed(ops, &batch.ids)?;
+        // Without a signal the MLP has nothing to say; the norm behind the sum is there in any case.
+        if let Some(logits) = signal {
+            let mut mixed = ops.embed_mixed(&self.embedding, &ops.tensor(logits, self.spec.vocab_size)?)?;
+            ops.scale(&mut mixed, self.embedding_scale)?;
+            let normed = ops.rms_norm(&mixed, &self.signal_norm, self.eps)?;
+            ops.add(&mut x, &self.signal_mlp.apply(ops, &normed)?)?;
+        }
+        let x = ops.rms_norm(&x, &self.ones, self.eps)?;
+        self.run(ops, x, batch, Pass::Denoise, cache, observe)
+    }
+}
