@@ -59,14 +59,24 @@ impl Checkpoint {
                 }
                 shards.into_iter().collect()
             }
-            None => vec!["model.safetensors".to_owned()],
+            None => return Self::open_file(files, "model.safetensors"),
         };
-        let mut checkpoint =
-            Self { place: files.place(), shards: Vec::new(), tensors: BTreeMap::new(), used: BTreeSet::new() };
+        let mut checkpoint = Self::empty(files);
         for name in names {
             checkpoint.add_shard(files, &name)?;
         }
         Ok(checkpoint)
+    }
+
+    /// Opens one file.
+    pub fn open_file(files: &ModelFiles, name: &str) -> Result<Self, LoadError> {
+        let mut checkpoint = Self::empty(files);
+        checkpoint.add_shard(files, name)?;
+        Ok(checkpoint)
+    }
+
+    fn empty(files: &ModelFiles) -> Self {
+        Self { place: files.place(), shards: Vec::new(), tensors: BTreeMap::new(), used: BTreeSet::new() }
     }
 
     fn add_shard(&mut self, files: &ModelFiles, name: &str) -> Result<(), LoadError> {

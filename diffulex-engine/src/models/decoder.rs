@@ -98,15 +98,15 @@ pub(super) fn refuse_switches(
     config: &serde_json::Value,
     known: &[(&str, serde_json::Value)],
 ) -> Result<(), LoadError> {
-    for (field, known) in known {
-        if let Some(value) = config.get(field)
-            && !value.is_null()
-            && value != known
-        {
-            return Err(refuse(format!("{field} is {value}; this network knows {known}")));
-        }
-    }
-    Ok(())
+    unknown_switch(config, known).map_or(Ok(()), |what| Err(refuse(what)))
+}
+
+/// What the first field says that is neither absent nor null nor the one value that is known.
+pub(super) fn unknown_switch(config: &serde_json::Value, known: &[(&str, serde_json::Value)]) -> Option<String> {
+    known.iter().find_map(|(field, known)| {
+        let value = config.get(field).filter(|value| !value.is_null() && *value != known)?;
+        Some(format!("{field} is {value}; only {known} is known here"))
+    })
 }
 
 /// Where q, k and v are.

@@ -3,6 +3,7 @@
 //! Never here: what a network computes.
 
 use super::Checkpoint;
+use super::adapter::Adapter;
 use crate::error::LoadError;
 use crate::kernels::{Ops, WeightData, WeightType};
 
@@ -14,6 +15,8 @@ pub(super) struct Loader<'a, O: Ops> {
     pub(super) progress: &'a mut dyn FnMut(u64, u64),
     pub(super) n_parameters: u64,
     pub(super) declared: Declared,
+    /// Added to the weights it speaks of.
+    pub(super) adapter: Option<Adapter>,
 }
 
 /// What config.json says of decoding.
@@ -67,7 +70,14 @@ impl<O: Ops> Loader<'_, O> {
     }
 
     fn cut(&mut self, name: &str, shape: &[usize], n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
-        let data = self.checkpoint.take(name, shape)?;
+        let mut data = self.checkpoint.take(name, shape)?;
+        let merged = match &mut self.adapter {
+            Some(adapter) => adapter.merge(name, n_outs.iter().sum(), n_in, data)?,
+            None => None,
+        };
+        if let Some(merged) = &merged {
+            data = WeightData::F32(merged);
+        }
         let mut parts = Vec::with_capacity(n_outs.len());
         let mut start = 0;
         for n_out in n_outs {

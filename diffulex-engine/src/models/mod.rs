@@ -5,6 +5,7 @@
 //!
 //! Never here: requests, schedulers, strategies, messages.
 
+mod adapter;
 mod checkpoint;
 mod decoder;
 mod dense;
@@ -20,6 +21,7 @@ pub use families::{AttentionKind, Family, LogitAlignment};
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
 use crate::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
 use loader::{Declared, Loader};
@@ -175,22 +177,29 @@ pub fn load<O: Ops + 'static>(
         progress,
         n_parameters: 0,
         declared: Declared::read(&config),
+        adapter: Adapter::open(files)?,
     };
-    let decoder = match family.network {
-        NetworkKind::DiffusionGemma => {
-            let network = DiffusionGemma::load(&mut loader, family, &config, max_positions).map_err(here)?;
-            checkpoint.refuse_surplus()?;
-            return Ok(Box::new(network));
-        }
-        NetworkKind::Dense => dense::load(&mut loader, family, &config, max_positions),
-        NetworkKind::DenseLlada => dense::load_llada(&mut loader, family, &config, max_positions),
-        NetworkKind::MoeSdar => softmax_moe::load_sdar(&mut loader, family, &config, max_positions),
-        NetworkKind::MoeLlada => softmax_moe::load_llada(&mut loader, family, &config, max_positions),
-        NetworkKind::Llada2 => llada2::load(&mut loader, family, &config, max_positions),
+    let loader = &mut loader;
+    let network: Result<Box<dyn Network<O>>, LoadError> = match family.network {
+        NetworkKind::Dense => boxed(dense::load(loader, family, &config, max_positions)),
+        NetworkKind::DenseLlada => boxed(dense::load_llada(loader, family, &config, max_positions)),
+        NetworkKind::MoeSdar => boxed(softmax_moe::load_sdar(loader, family, &config, max_positions)),
+        NetworkKind::MoeLlada => boxed(softmax_moe::load_llada(loader, family, &config, max_positions)),
+        NetworkKind::Llada2 => boxed(llada2::load(loader, family, &config, max_positions)),
+        NetworkKind::DiffusionGemma => boxed(DiffusionGemma::load(loader, family, &config, max_positions)),
     };
-    let network = decoder.map_err(here)?;
-    checkpoint.refuse_surplus()?;
-    Ok(Box::new(network))
+    let network = network.map_err(here)?;
+    loader.checkpoint.refuse_surplus()?;
+    if let Some(adapter) = &loader.adapter {
+        adapter.refuse_surplus()?;
+    }
+    Ok(network)
+}
+
+fn boxed<O: Ops + 'static>(
+    network: Result<impl Network<O> + 'static, LoadError>,
+) -> Result<Box<dyn Network<O>>, LoadError> {
+    Ok(Box::new(network?))
 }
 
 /// Refuses, by name, what no network here computes.

@@ -179,3 +179,24 @@ fn rotary_frequencies_and_a_tied_heads_copy_are_let_pass() {
     tensors.remove("lm_head.weight");
     assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), with_copy);
 }
+
+#[test]
+fn an_adapter_that_does_not_fit_is_refused_by_name() {
+    let files = Files::golden("dream").with_adapter("d2f_dream");
+    let said = |files: Files| logits(&files.leak(), WeightType::F32).unwrap_err().to_string();
+    let mut other = files.clone();
+    let mut config = other.json("adapter_config.json");
+    config["use_dora"] = true.into();
+    other.set_json("adapter_config.json", &config);
+    let message = said(other);
+    assert!(message.contains("adapter_config.json") && message.contains("use_dora"), "{message}");
+    // LLaDA's adapter speaks of matrices that Dream does not have.
+    let message = said(Files::golden("dream").with_adapter("d2f_llada"));
+    assert!(message.contains("no use for") && message.contains("transformer.blocks"), "{message}");
+    let mut config = files.json("adapter_config.json");
+    config["r"] = 8.into();
+    let mut other = files;
+    other.set_json("adapter_config.json", &config);
+    let message = said(other);
+    assert!(message.contains("lora_A") && message.contains("[4, 64]") && message.contains("[8, 64]"), "{message}");
+}

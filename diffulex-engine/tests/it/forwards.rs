@@ -9,7 +9,7 @@ use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, AttentionKind, ModelBatch};
 use safetensors::SafeTensors;
 
-use crate::harness::{golden, ids, json};
+use crate::harness::{Files, golden, ids, json};
 
 /// Two f32 implementations differ by up to 6e-5 (PROVENANCE.md).
 const LOGIT_TOLERANCE: f32 = 1e-3;
@@ -54,10 +54,15 @@ fn visible(attention: &serde_json::Value, n: usize) -> Vec<u32> {
     }
 }
 
+/// D2F: a checkpoint with an adapter beside it, and the folder of the adapter.
+const ADAPTED: [(&str, &str); 2] = [("dream", "d2f_dream"), ("llada", "d2f_llada")];
+
 fn forwards_agree<O: Ops + 'static>(ops: &O) {
     let mut n_hidden = 0;
-    for (checkpoint, inputs) in CHECKPOINTS {
-        let files = ModelFiles::folder(golden(checkpoint)).unwrap();
+    let plain =
+        CHECKPOINTS.map(|(checkpoint, inputs)| (ModelFiles::folder(golden(checkpoint)).unwrap(), checkpoint, inputs));
+    let adapted = ADAPTED.map(|(base, adapter)| (Files::golden(base).with_adapter(adapter).leak(), adapter, adapter));
+    for (files, checkpoint, inputs) in plain.into_iter().chain(adapted) {
         let network = models::load(&files, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
         let bytes = std::fs::read(golden(checkpoint).join("logits.safetensors")).unwrap();
         let oracle = SafeTensors::deserialize(&bytes).unwrap();

@@ -47,6 +47,14 @@ impl Files {
         Self(files)
     }
 
+    /// With an adapter beside the weights.
+    pub(crate) fn with_adapter(mut self, folder: &str) -> Self {
+        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+            self.0.insert(name.to_owned(), std::fs::read(golden(folder).join(name)).unwrap());
+        }
+        self
+    }
+
     pub(crate) fn json(&self, name: &str) -> serde_json::Value {
         serde_json::from_slice(&self.0[name]).unwrap()
     }

@@ -1,0 +1,99 @@
+//! A low-rank adapter (LoRA, as PEFT saves it) that lies beside the weights it belongs to, and is added to them.
+//!
+//! Where a folder holds `adapter_config.json` and `adapter_model.safetensors`, every matrix that has a pair `A [r, in]`,
+//! `B [out, r]` becomes `W + (alpha / r) B A` when it is loaded, as it is in D2F's adapters for Dream and LLaDA. After that
+//! nothing knows of it: a forward costs what it costs without.
+//!
+//! Never here: adapters that change per request.
+
+use serde::Deserialize;
+
+use super::Checkpoint;
+use super::decoder::unknown_switch;
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+use crate::kernels::WeightData;
+
+/// `adapter_config.json`, as far as it decides the maths.
+#[derive(Deserialize)]
+struct AdapterConfig {
+    r: usize,
+    lora_alpha: f32,
+}
+
+/// An open adapter.
+pub(super) struct Adapter {
+    checkpoint: Checkpoint,
+    rank: usize,
+    scale: f32,
+}
+
+/// What PEFT puts before every name.
+const PREFIX: &str = "base_model.model.";
+
+impl Adapter {
+    /// The adapter among `files`, if there is one.
+    pub(super) fn open(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+        let Some(config) = files.read_json("adapter_config.json")? else { return Ok(None) };
+        let here =
+            |error: &dyn std::fmt::Display| LoadError::of(files.place(), format!("adapter_config.json: {error}"));
+        let known = [
+            ("peft_type", "LORA".into()),
+            ("bias", "none".into()),
+            ("lora_bias", false.into()),
+            ("use_dora", false.into()),
+            ("use_rslora", false.into()),
+            ("fan_in_fan_out", false.into()),
+            ("rank_pattern", serde_json::json!({})),
+            ("alpha_pattern", serde_json::json!({})),
+            ("modules_to_save", serde_json::Value::Null),
+            ("layer_replication", serde_json::Value::Null),
+        ];
+        if let Some(what) = unknown_switch(&config, &known) {
+            return Err(here(&what));
+        }
+        let AdapterConfig { r, lora_alpha } = AdapterConfig::deserialize(config).map_err(|error| here(&error))?;
+        if r == 0 {
+            return Err(here(&"r is 0"));
+        }
+        let checkpoint = Checkpoint::open_file(files, "adapter_model.safetensors")?;
+        Ok(Some(Self { checkpoint, rank: r, scale: lora_alpha / r as f32 }))
+    }
+
+    /// `weight`, which is the tensor `name` `[n_out, n_in]`, with the adapter added; `None` where it has nothing for it.
+    pub(super) fn merge(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        weight: WeightData<'_>,
+    ) -> Result<Option<Vec<u8>>, LoadError> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        // Some versions write the adapter's own name, which is "default".
+        let Some(suffix) = ["weight", "default.weight"]
+            .into_iter()
+            .find(|suffix| self.checkpoint.contains(&format!("{PREFIX}{module}.lora_A.{suffix}")))
+        else {
+            return Ok(None);
+        };
+        let mut part = |letter: &str, shape: [usize; 2]| {
+            let name = format!("{PREFIX}{module}.lora_{letter}.{suffix}");
+            self.checkpoint.take(&name, &shape).map(WeightData::to_f32)
+        };
+        let (a, b) = (part("A", [self.rank, n_in])?, part("B", [n_out, self.rank])?);
+        let mut values = weight.to_f32();
+        for (row, factors) in values.chunks_exact_mut(n_in).zip(b.chunks_exact(self.rank)) {
+            for (factor, direction) in factors.iter().zip(a.chunks_exact(n_in)) {
+                for (value, direction) in row.iter_mut().zip(direction) {
+                    *value += self.scale * factor * direction;
+                }
+            }
+        }
+        Ok(Some(values.iter().flat_map(|value| value.to_le_bytes()).collect()))
+    }
+
+    /// An error that names the tensors that belong to no matrix of the network.
+    pub(super) fn refuse_surplus(&self) -> Result<(), LoadError> {
+        self.checkpoint.refuse_surplus()
+    }
+}
