@@ -358,7 +358,7 @@ impl<O: Ops> Layer<O> {
             mlp: GatedMlp { activation: Activation::GeluTanh, ..mlp },
             post_mlp_norm: loader.vector(&name("post_feedforward_layernorm_1.weight"), hidden)?,
             router_norm: upload(loader, &router_scale)?,
-            router: loader.matrix(&name("router.proj.weight"), text.num_experts, hidden)?,
+            router: loader.router(&name("router.proj.weight"), text.num_experts, hidden)?,
             routing: Routing {
                 n_chosen: text.top_k_experts,
                 scoring: Scoring::Softmax,

@@ -120,7 +120,7 @@ pub(super) fn load<O: Ops>(
             }
         };
         Ok(FeedForward::Experts(Experts {
-            router: loader.matrix(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
+            router: loader.router(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
             routing: Routing {
                 n_chosen: moe.num_experts_per_tok,
                 scoring: Scoring::Sigmoid,

@@ -49,13 +49,23 @@ impl<O: Ops> Loader<'_, O> {
 
     /// The tensor `name`, `[n_out, n_in]`.
     pub(super) fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
-        let mut parts = self.matrices(name, &[n_out], n_in)?;
+        self.whole(name, n_out, n_in, self.dtype)
+    }
+
+    /// The tensor `name`, `[n_experts, n_in]`, held as 32-bit floats: families route in them, and a rounded score may send
+    /// a row to another expert.
+    pub(super) fn router(&mut self, name: &str, n_experts: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
+        self.whole(name, n_experts, n_in, WeightType::F32)
+    }
+
+    fn whole(&mut self, name: &str, n_out: usize, n_in: usize, hold: WeightType) -> Result<O::Matrix, LoadError> {
+        let mut parts = self.cut(name, &[n_out, n_in], &[n_out], n_in, hold)?;
         parts.pop().ok_or_else(|| LoadError::of(name, "is empty"))
     }
 
     /// The tensor `name` cut into matrices of `n_outs` rows each.
     pub(super) fn matrices(&mut self, name: &str, n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
-        self.cut(name, &[n_outs.iter().sum(), n_in], n_outs, n_in)
+        self.cut(name, &[n_outs.iter().sum(), n_in], n_outs, n_in, self.dtype)
     }
 
     /// The tensor `name`, `[n, rows, n_in]`, cut into `n` times matrices of `n_outs` rows each.
@@ -66,10 +76,17 @@ impl<O: Ops> Loader<'_, O> {
         n_outs: &[usize],
         n_in: usize,
     ) -> Result<Vec<O::Matrix>, LoadError> {
-        self.cut(name, &[n, n_outs.iter().sum(), n_in], &n_outs.repeat(n), n_in)
+        self.cut(name, &[n, n_outs.iter().sum(), n_in], &n_outs.repeat(n), n_in, self.dtype)
     }
 
-    fn cut(&mut self, name: &str, shape: &[usize], n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
+    fn cut(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        n_outs: &[usize],
+        n_in: usize,
+        hold: WeightType,
+    ) -> Result<Vec<O::Matrix>, LoadError> {
         let mut data = self.checkpoint.take(name, shape)?;
         let merged = match &mut self.adapter {
             Some(adapter) => adapter.merge(name, n_outs.iter().sum(), n_in, data)?,
@@ -82,7 +99,7 @@ impl<O: Ops> Loader<'_, O> {
         let mut start = 0;
         for n_out in n_outs {
             let part = data.slice(start * n_in..(start + n_out) * n_in);
-            let matrix = self.ops.matrix(part, *n_out, n_in, self.dtype).map_err(|error| LoadError::of(name, error))?;
+            let matrix = self.ops.matrix(part, *n_out, n_in, hold).map_err(|error| LoadError::of(name, error))?;
             parts.push(matrix);
             start += n_out;
         }

@@ -58,7 +58,7 @@ pub(super) fn load_sdar<O: Ops>(
             return load_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden).map(FeedForward::Mlp);
         }
         Ok(FeedForward::Experts(Experts {
-            router: loader.matrix(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
+            router: loader.router(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
             routing: routing.clone(),
             experts: load_experts(
                 loader,
@@ -136,7 +136,7 @@ pub(super) fn load_llada<O: Ops>(
             None => None,
         };
         Ok(FeedForward::Experts(Experts {
-            router: loader.matrix(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
+            router: loader.router(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
             routing: Routing { bias, ..softmax(moe.num_experts_per_tok, false) },
             experts: load_experts(
                 loader,

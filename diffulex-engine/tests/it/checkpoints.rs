@@ -66,12 +66,14 @@ fn half_precision_weights_are_the_values_they_hold() {
 #[test]
 fn bfloat16_products_stay_near_those_of_float32() {
     const MOST: f32 = 0.36;
-    let files = Files::golden("sdar");
-    let want = logits(&files.clone().leak(), WeightType::F32).unwrap();
-    let got = logits(&files.leak(), WeightType::Bf16).unwrap();
-    let squares: f32 = got.iter().zip(&want).map(|(got, want)| (got - want) * (got - want)).sum();
-    let rms = (squares / want.len() as f32).sqrt();
-    assert!(rms > 0.0 && rms < MOST, "differs by {rms}");
+    for checkpoint in ["sdar", "sdar_moe", "llada2"] {
+        let files = Files::golden(checkpoint);
+        let want = logits(&files.clone().leak(), WeightType::F32).unwrap();
+        let got = logits(&files.leak(), WeightType::Bf16).unwrap();
+        let squares: f32 = got.iter().zip(&want).map(|(got, want)| (got - want) * (got - want)).sum();
+        let rms = (squares / want.len() as f32).sqrt();
+        assert!(rms > 0.0 && rms < MOST, "{checkpoint} differs by {rms}");
+    }
 }
 
 #[test]
