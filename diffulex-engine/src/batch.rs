@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use crate::kernels::SequenceRows;
 use crate::models::ModelBatch;
 use crate::scheduler::{Scheduled, Span, Ticket};
-use crate::sequence::BlockStatus;
 
 /// Where the logits of one masked position stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,25 +24,21 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, page_size:
     for span in plan {
         let Some(request) = requests.get(&span.ticket) else { continue };
         let sequence = &request.sequence;
-        let block_size = sequence.block_size();
         let first_row = batch.ids.len();
-        let mut visible = Vec::with_capacity(span.blocks.len() * block_size);
-        for block in span.blocks.clone() {
-            let range = sequence.block_range(block);
-            for position in range.clone() {
-                batch.ids.push(sequence.tokens()[position]);
-                batch.positions.push(position as u32);
-                let page = request.pages[position / page_size];
-                batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
-                // Block-causal: everything up to the end of its own block.
-                visible.push(range.end as u32);
-            }
-            if sequence.blocks()[block].status == BlockStatus::Active {
-                for position in sequence.masked(block) {
-                    let row = position - range.start;
-                    wanted.push(Wanted { ticket: span.ticket, block, row });
-                    batch.logit_rows.push((first_row + position - span.blocks.start * block_size) as u32);
-                }
+        let positions = sequence.rows_of(&span.blocks);
+        let mut visible = Vec::with_capacity(positions.len());
+        for position in positions.clone() {
+            batch.ids.push(sequence.tokens()[position]);
+            batch.positions.push(position as u32);
+            let page = request.pages[position / page_size];
+            batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
+            visible.push(sequence.visible_from(position) as u32);
+        }
+        for block in sequence.denoised(&span.blocks) {
+            let start = sequence.block_range(block).start;
+            for position in sequence.masked(block) {
+                wanted.push(Wanted { ticket: span.ticket, block, row: position - start });
+                batch.logit_rows.push((first_row + position - positions.start) as u32);
             }
         }
         let rows = first_row..batch.ids.len();

@@ -4,7 +4,7 @@
 //! nothing changes afterwards.
 
 use diffulex_protocol::DecodingOverrides;
-use diffulex_strategies::{AcceptRule, MultiBlockConfig};
+use diffulex_strategies::{AcceptRule, Layout, MultiBlock, MultiBlockConfig, SemiAutoregressive, Strategy};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
@@ -140,7 +140,7 @@ impl Default for EngineOptions {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineConfig {
     /// The strategy with its settings.
-    pub strategy: MultiBlockConfig,
+    pub strategy: Strategy,
     /// The mask token.
     pub mask_token_id: u32,
     /// Tokens that end an answer.
@@ -171,17 +171,14 @@ const BLOCK_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
 pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
 
 impl EngineConfig {
-    /// The one strategy there is.
-    pub const STRATEGY: &str = "multi_bd";
-
-    /// The strategy that decodes a family. The error says which is missing.
-    pub fn strategy_of(family: &Family) -> Result<&'static str, String> {
+    /// The layout in which a family is decoded. The error says which strategy is missing.
+    pub fn layout_of(family: &Family) -> Result<Layout, String> {
         let missing = match (family.attention, family.alignment) {
-            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(Self::STRATEGY),
+            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(Layout::BlockCausal),
+            (AttentionKind::Full, LogitAlignment::Same) => return Ok(Layout::WholeAnswer),
             (AttentionKind::BlockCausal, LogitAlignment::Next) => {
                 "block diffusion whose logits speak of the next position"
             }
-            (AttentionKind::Full, LogitAlignment::Same) => "denoising under attention to the whole answer",
             (AttentionKind::Full, LogitAlignment::Next) => {
                 "denoising under attention to the whole answer, whose logits speak of the next position"
             }
@@ -190,25 +187,26 @@ impl EngineConfig {
             }
         };
         Err(format!(
-            "{} is decoded by {missing}; its network is here, this strategy is not; there is {}",
+            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd and semi_ar",
             family.architecture,
-            Self::STRATEGY
         ))
     }
 
     /// The options as they act for a model. The error names the option and what would work.
     pub fn resolve(options: &EngineOptions, spec: &ModelSpec, text: &TextModel) -> Result<Self, String> {
         let family = spec.family;
-        let strategy = Self::strategy_of(family)?;
-        if let Some(name) = options.decoding_strategy.as_deref()
-            && name != strategy
-        {
-            let architecture = family.architecture;
-            return Err(format!("decoding strategy {name:?} does not fit {architecture}; it is decoded by {strategy}"));
-        }
+        let layout = Self::layout_of(family)?;
         let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(family.block_size);
-        if !BLOCK_SIZES.contains(&block_size) {
-            return Err(format!("block size {block_size} is not one of {BLOCK_SIZES:?}"));
+        let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
+        match layout {
+            Layout::BlockCausal if !BLOCK_SIZES.contains(&block_size) => {
+                return Err(format!("block size {block_size} is not one of {BLOCK_SIZES:?}"));
+            }
+            // Nothing is aligned to such blocks; LLaDA's own default is 128.
+            Layout::WholeAnswer if !(1..=max_model_len).contains(&block_size) => {
+                return Err(format!("block size {block_size} is not in 1..={max_model_len}"));
+            }
+            Layout::BlockCausal | Layout::WholeAnswer => {}
         }
         let buffer_size = options.buffer_size.map_or(MultiBlockConfig::BUFFER_SIZE, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
@@ -235,18 +233,31 @@ impl EngineConfig {
             )?),
             denoising_steps: options.denoising_steps,
         };
-        let default_rule = AcceptRule::Threshold { accept_threshold: family.accept_threshold };
-        let strategy = MultiBlockConfig {
-            block_size,
-            buffer_size,
-            add_block_threshold: share(
-                "add-block threshold",
-                options.add_block_threshold,
-                MultiBlockConfig::ADD_BLOCK_THRESHOLD,
-            )?,
-            accept: accept_rule(default_rule, &settings, block_size).map_err(|error| error.message)?,
-            fuse_prefill: false,
+        let accept = |default: AcceptRule| accept_rule(default, &settings, block_size).map_err(|error| error.message);
+        let accept_threshold = family.accept_threshold;
+        let strategy = match layout {
+            Layout::BlockCausal => Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig {
+                block_size,
+                buffer_size,
+                add_block_threshold: share(
+                    "add-block threshold",
+                    options.add_block_threshold,
+                    MultiBlockConfig::ADD_BLOCK_THRESHOLD,
+                )?,
+                accept: accept(AcceptRule::Threshold { accept_threshold })?,
+                fuse_prefill: false,
+            })),
+            Layout::WholeAnswer => Strategy::SemiAutoregressive(SemiAutoregressive {
+                block_size,
+                accept: accept(AcceptRule::ThresholdKeep { accept_threshold })?,
+            }),
         };
+        if let Some(name) = options.decoding_strategy.as_deref()
+            && name != strategy.name()
+        {
+            let (architecture, strategy) = (family.architecture, strategy.name());
+            return Err(format!("decoding strategy {name:?} does not fit {architecture}; it is decoded by {strategy}"));
+        }
         let mask_token_id = options
             .mask_token_id
             .or(spec.mask_token_id)
@@ -263,13 +274,18 @@ impl EngineConfig {
                 eos_token_ids.push(*id);
             }
         }
-        let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
         let max_num_batched_tokens = options.max_num_batched_tokens as usize;
-        let least = (2 * buffer_size + 2) * block_size;
+        let (least, what) = match layout {
+            Layout::BlockCausal => (
+                (2 * buffer_size + 2) * block_size,
+                format!("a window of {buffer_size} blocks of {block_size} and as many to encode"),
+            ),
+            Layout::WholeAnswer => {
+                (max_model_len, "the longest prompt and answer, which are forwarded whole".to_owned())
+            }
+        };
         if max_num_batched_tokens < least {
-            return Err(format!(
-                "max batched tokens {max_num_batched_tokens} is below {least}, a window of {buffer_size} blocks of {block_size} and as many to encode"
-            ));
+            return Err(format!("max batched tokens {max_num_batched_tokens} is below {least}, {what}"));
         }
         let max_num_reqs = options.max_num_reqs as usize;
         if max_num_reqs == 0 {
@@ -302,12 +318,24 @@ impl EngineConfig {
     }
 
     /// The strategy with what one request changes of it.
-    pub fn strategy_for(&self, overrides: &DecodingOverrides) -> Result<MultiBlockConfig, RequestError> {
-        Ok(MultiBlockConfig {
-            add_block_threshold: overrides.add_block_threshold.unwrap_or(self.strategy.add_block_threshold),
-            accept: accept_rule(self.strategy.accept, overrides, self.strategy.block_size)?,
-            ..self.strategy.clone()
-        })
+    pub fn strategy_for(&self, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
+        let accept = accept_rule(self.strategy.accept(), overrides, self.strategy.block_size())?;
+        match &self.strategy {
+            Strategy::MultiBlock(multi_block) => {
+                let config = multi_block.config().clone();
+                let add_block_threshold = overrides.add_block_threshold.unwrap_or(config.add_block_threshold);
+                Ok(Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig { add_block_threshold, accept, ..config })))
+            }
+            Strategy::SemiAutoregressive(semi_autoregressive) => {
+                if overrides.add_block_threshold.is_some() {
+                    return Err(RequestError::invalid(
+                        "decoding.add_block_threshold",
+                        "add_block_threshold is a setting of multi_bd; this model is decoded by semi_ar, one block at a time",
+                    ));
+                }
+                Ok(Strategy::SemiAutoregressive(SemiAutoregressive { accept, ..semi_autoregressive.clone() }))
+            }
+        }
     }
 }
 
@@ -327,7 +355,9 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         AcceptRule::Static { denoising_steps }
         | AcceptRule::Dynamic { denoising_steps, .. }
         | AcceptRule::Sequential { denoising_steps } => denoising_steps,
-        AcceptRule::Threshold { .. } | AcceptRule::GatedThreshold { .. } => block_size,
+        AcceptRule::Threshold { .. } | AcceptRule::ThresholdKeep { .. } | AcceptRule::GatedThreshold { .. } => {
+            block_size
+        }
     };
     let denoising_steps = overrides.denoising_steps.map_or(base_steps, |steps| steps as usize);
     if !(1..=block_size).contains(&denoising_steps) {
@@ -339,6 +369,7 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
     let base_semi = match base {
         AcceptRule::GatedThreshold { semi_complete_threshold, .. } => semi_complete_threshold,
         AcceptRule::Threshold { .. }
+        | AcceptRule::ThresholdKeep { .. }
         | AcceptRule::Static { .. }
         | AcceptRule::Dynamic { .. }
         | AcceptRule::Sequential { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
@@ -346,6 +377,7 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
     let semi_complete_threshold = overrides.semi_complete_threshold.unwrap_or(base_semi);
     match name {
         "threshold" => Ok(AcceptRule::Threshold { accept_threshold }),
+        "threshold_keep" => Ok(AcceptRule::ThresholdKeep { accept_threshold }),
         "gated_threshold" => Ok(AcceptRule::GatedThreshold { accept_threshold, semi_complete_threshold }),
         "static" => Ok(AcceptRule::Static { denoising_steps }),
         "dynamic" => Ok(AcceptRule::Dynamic { accept_threshold, denoising_steps }),

@@ -143,7 +143,8 @@ impl Emitter {
             StreamMode::BlockAppend => {
                 let block_size = sequence.block_size();
                 // Whole blocks only; what the limit or an end token cuts short comes with the last delta.
-                let boundary = sequence.final_end() / block_size * block_size;
+                let origin = sequence.block_origin();
+                let boundary = origin + (sequence.final_end() - origin) / block_size * block_size;
                 let n_tokens = boundary.saturating_sub(sequence.prompt_len()).min(self.ends.len());
                 if n_tokens <= self.sent_tokens {
                     return None;
@@ -263,7 +264,10 @@ impl Emitter {
         let block_size = sequence.block_size();
         let start = match self.span {
             SnapshotSpan::Full => prompt_len,
-            SnapshotSpan::Window => prompt_len.max(self.snapshot_frontier / block_size * block_size),
+            SnapshotSpan::Window => {
+                let origin = sequence.block_origin();
+                prompt_len.max(origin + (self.snapshot_frontier - origin) / block_size * block_size)
+            }
         }
         .min(end);
         let committed_end = if finished { end } else { sequence.final_end() };

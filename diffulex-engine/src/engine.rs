@@ -12,7 +12,7 @@ use diffulex_protocol::{
     EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent, ServingGenerate,
     ServingInput,
 };
-use diffulex_strategies::{BlockCandidates, Candidate, MultiBlock};
+use diffulex_strategies::{BlockCandidates, Candidate, Layout};
 
 use crate::batch::{Wanted, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
@@ -128,7 +128,7 @@ impl Engine {
             ));
         }
         let limits = self.limits(prompt.len(), params.max_tokens as usize)?;
-        let strategy = MultiBlock::new(self.config.strategy_for(&params.decoding)?);
+        let strategy = self.config.strategy_for(&params.decoding)?;
         let sequence = Sequence::new(
             &prompt,
             limits,
@@ -173,7 +173,10 @@ impl Engine {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        let n_positions = limits.end.next_multiple_of(self.config.strategy.block_size);
+        let n_positions = match self.config.strategy.layout() {
+            Layout::BlockCausal => limits.end.next_multiple_of(self.config.strategy.block_size()),
+            Layout::WholeAnswer => limits.end,
+        };
         let n_pages = n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {
             return Err(RequestError::too_large(

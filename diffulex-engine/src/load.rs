@@ -40,7 +40,7 @@ pub(crate) fn load(
     let started = Instant::now();
     // Before the weights are read: some families have a network and no strategy.
     let (family, _) = models::read_config(files)?;
-    EngineConfig::strategy_of(family).map_err(|what| LoadError::of(files.place(), what))?;
+    EngineConfig::layout_of(family).map_err(|what| LoadError::of(files.place(), what))?;
     let text = TextModel::load(files)?;
     let (config, spec, runner, device) = match options.device {
         DeviceChoice::Reference => {
@@ -109,11 +109,11 @@ fn no_cuda(index: u32) -> LoadError {
 fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
     ModelCard {
         architecture: spec.family.architecture.to_owned(),
-        strategy: EngineConfig::STRATEGY.to_owned(),
-        accept_rule: config.strategy.accept.name().to_owned(),
-        accept_threshold: config.strategy.accept.accept_threshold().unwrap_or_default(),
-        block_size: config.strategy.block_size as u32,
-        buffer_size: config.strategy.buffer_size as u32,
+        strategy: config.strategy.name().to_owned(),
+        accept_rule: config.strategy.accept().name().to_owned(),
+        accept_threshold: config.strategy.accept().accept_threshold().unwrap_or_default(),
+        block_size: config.strategy.block_size() as u32,
+        buffer_size: config.strategy.buffer_size() as u32,
         mask_token_id: config.mask_token_id,
         eos_token_ids: config.eos_token_ids.clone(),
         max_model_len: config.max_model_len as u32,

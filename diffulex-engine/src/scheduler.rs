@@ -9,6 +9,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use diffulex_strategies::Layout;
+
 use crate::config::EngineConfig;
 use crate::kv::{PageHash, PageId, PagePool};
 use crate::sequence::Sequence;
@@ -77,7 +79,7 @@ impl Scheduler {
             running: Vec::new(),
             pool: PagePool::new(config.n_pages),
             page_size: config.page_size,
-            block_size: config.strategy.block_size,
+            block_size: config.strategy.block_size(),
             max_num_reqs: config.max_num_reqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
             prefix_caching: config.prefix_caching,
@@ -158,7 +160,7 @@ impl Scheduler {
     /// Looks up the prefix and checks that there is room to begin.
     fn admit(&mut self, request: &mut Scheduled) -> bool {
         self.find_prefix(request);
-        let n_positions = (request.sequence.blocks().len() + 1) * self.block_size;
+        let n_positions = request.sequence.tokens().len() + self.block_size;
         let needed = n_positions.div_ceil(self.page_size).saturating_sub(request.pages.len());
         // A page to spare for everybody who runs, lest the newcomer be thrown out in the next step.
         let fits = self.running.is_empty() || self.pool.n_free() >= needed + self.running.len();
@@ -175,10 +177,10 @@ impl Scheduler {
 
     /// Holds the pages of the longest cached prefix of whole blocks and whole pages.
     fn find_prefix(&mut self, request: &mut Scheduled) {
-        if !self.prefix_caching {
+        let sequence = &request.sequence;
+        if !self.prefix_caching || sequence.layout() != Layout::BlockCausal {
             return;
         }
-        let sequence = &request.sequence;
         let (ready, _) = sequence.window();
         let n_final = ready.end * self.block_size;
         let mut hash = PageHash::ROOT;
@@ -221,24 +223,30 @@ impl Scheduler {
             return;
         }
         let Some(request) = requests.get_mut(&ticket) else { return };
-        let n_affordable = *budget / self.block_size;
-        let (ready, active) = request.sequence.window();
-        // All of the window with the block that may open, or a part of the prompt, or nothing: never a part of what is
-        // in flight, which could change the order in which blocks open.
-        let blocks = if ready.len() + active.len() < n_affordable {
-            request.sequence.open_block_if_due();
-            ready.start..request.sequence.blocks().len()
-        } else if ready.len() > request.sequence.strategy_window() {
-            ready.start..ready.end.min(ready.start + n_affordable)
-        } else {
-            return;
+        let blocks = match request.sequence.layout() {
+            Layout::BlockCausal => {
+                let n_affordable = *budget / self.block_size;
+                let (ready, active) = request.sequence.window();
+                // All of the window with the block that may open, or a part of the prompt, or nothing: never a part of
+                // what is in flight, which could change the order in which blocks open.
+                if ready.len() + active.len() < n_affordable {
+                    request.sequence.open_block_if_due();
+                    ready.start..request.sequence.blocks().len()
+                } else if ready.len() > request.sequence.strategy_window() {
+                    ready.start..ready.end.min(ready.start + n_affordable)
+                } else {
+                    return;
+                }
+            }
+            Layout::WholeAnswer => 0..request.sequence.blocks().len(),
         };
-        if blocks.is_empty() || !self.hold_pages(ticket, blocks.end * self.block_size, requests, budget, plan) {
+        let rows = request.sequence.rows_of(&blocks);
+        if rows.is_empty() || rows.len() > *budget || !self.hold_pages(ticket, rows.end, requests, budget, plan) {
             return;
         }
         if let Some(request) = requests.get_mut(&ticket) {
             request.last_step = self.step;
-            *budget -= blocks.len() * self.block_size;
+            *budget -= rows.len();
             plan.push(Span { ticket, blocks });
         }
     }
@@ -267,7 +275,7 @@ impl Scheduler {
             let Some(victim) = self.running.iter().copied().max() else { return false };
             if let Some(index) = plan.iter().position(|span| span.ticket == victim) {
                 let span = plan.remove(index);
-                *budget += span.blocks.len() * self.block_size;
+                *budget += requests.get(&victim).map_or(0, |request| request.sequence.rows_of(&span.blocks).len());
             }
             self.preempt(victim, requests);
             if victim == ticket {

@@ -1,7 +1,6 @@
 //! One request as the engine holds it: tokens, what is known of each position, blocks, limits.
 //!
-//! Positions are absolute: the prompt's first token is 0, block `k` covers `k * block_size..(k + 1) * block_size`. What
-//! is masked is a fact of its own and never read off a token id. A block goes
+//! Positions are absolute: the prompt's first token is 0. Where blocks lie is the strategy's [`Layout`]. What is masked is a fact of its own and never read off a token id. A block goes
 //! `Active` (has masks) -> `Ready` (full, its K/V not final) -> `Cached` (a forward wrote its final K/V), and back to
 //! `Ready` when the request loses its pages.
 //!
@@ -11,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{BlockCandidates, BlockView, Edit, MultiBlock, Progress};
+use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Strategy};
 
 use crate::error::RequestError;
 
@@ -76,7 +75,7 @@ pub struct Sequence {
     mask_token_id: u32,
     stop_ids: BTreeSet<u32>,
     params: SamplingParams,
-    strategy: MultiBlock,
+    strategy: Strategy,
     tokens: Vec<u32>,
     states: Vec<PositionState>,
     confidences: Vec<f32>,
@@ -98,7 +97,7 @@ impl Sequence {
         mask_token_id: u32,
         eos_token_ids: &[u32],
         params: SamplingParams,
-        strategy: MultiBlock,
+        strategy: Strategy,
     ) -> Self {
         let mut stop_ids: BTreeSet<u32> = params.stop_token_ids.iter().copied().collect();
         if !params.ignore_eos {
@@ -120,18 +119,40 @@ impl Sequence {
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         };
-        let n_whole = prompt.len() / sequence.block_size();
-        sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; n_whole];
-        if prompt.len() > n_whole * sequence.block_size() {
-            // The prompt's tail shares a block with the first masks.
-            sequence.open_block();
+        match sequence.layout() {
+            Layout::BlockCausal => {
+                let n_whole = prompt.len() / sequence.block_size();
+                sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; n_whole];
+                if prompt.len() > n_whole * sequence.block_size() {
+                    // The prompt's tail shares a block with the first masks.
+                    sequence.open_block();
+                }
+            }
+            Layout::WholeAnswer => {
+                while sequence.tokens.len() < limits.end {
+                    sequence.open_block();
+                }
+            }
         }
         sequence
     }
 
     /// Positions of a block.
     pub fn block_size(&self) -> usize {
-        self.strategy.config().block_size
+        self.strategy.block_size()
+    }
+
+    /// How its blocks lie.
+    pub fn layout(&self) -> Layout {
+        self.strategy.layout()
+    }
+
+    /// Position at which block 0 begins.
+    pub fn block_origin(&self) -> usize {
+        match self.layout() {
+            Layout::BlockCausal => 0,
+            Layout::WholeAnswer => self.prompt_len,
+        }
     }
 
     /// Tokens of the prompt.
@@ -176,7 +197,39 @@ impl Sequence {
 
     /// Positions of block `index`.
     pub fn block_range(&self, index: usize) -> Range<usize> {
-        index * self.block_size()..(index + 1) * self.block_size()
+        let start = self.block_origin() + index * self.block_size();
+        let end = start + self.block_size();
+        match self.layout() {
+            Layout::BlockCausal => start..end,
+            Layout::WholeAnswer => start..end.min(self.limits.end),
+        }
+    }
+
+    /// Rows a forward over `blocks` takes.
+    pub fn rows_of(&self, blocks: &Range<usize>) -> Range<usize> {
+        match self.layout() {
+            Layout::BlockCausal => blocks.start * self.block_size()..blocks.end * self.block_size(),
+            Layout::WholeAnswer => 0..self.tokens.len(),
+        }
+    }
+
+    /// How many positions from 0 on `position` sees.
+    pub fn visible_from(&self, position: usize) -> usize {
+        match self.layout() {
+            Layout::BlockCausal => (position / self.block_size() + 1) * self.block_size(),
+            Layout::WholeAnswer => self.tokens.len(),
+        }
+    }
+
+    /// Blocks of `blocks` whose masks are up for a decision in this step.
+    pub fn denoised(&self, blocks: &Range<usize>) -> Range<usize> {
+        match self.layout() {
+            Layout::BlockCausal => self.window().1.start.max(blocks.start)..blocks.end,
+            Layout::WholeAnswer => {
+                let first = blocks.clone().find(|block| !self.progress(*block).is_complete());
+                first.map_or(blocks.end..blocks.end, |block| block..block + 1)
+            }
+        }
     }
 
     /// Blocks at the front whose K/V are in the cache.
@@ -210,19 +263,19 @@ impl Sequence {
 
     /// Blocks in flight at most.
     pub fn strategy_window(&self) -> usize {
-        self.strategy.config().buffer_size
+        self.strategy.buffer_size()
     }
 
     fn progress(&self, index: usize) -> Progress {
-        let n_masked =
-            self.states[self.block_range(index)].iter().filter(|state| **state == PositionState::Masked).count();
-        Progress { n_filled: self.block_size() - n_masked, block_size: self.block_size() }
+        let states = &self.states[self.block_range(index)];
+        let n_filled = states.iter().filter(|state| **state != PositionState::Masked).count();
+        Progress { n_filled, block_size: states.len() }
     }
 
     /// Opens the next block if the strategy and the limits want it. Called once before each step.
     pub fn open_block_if_due(&mut self) {
         let next = self.blocks.len();
-        let starts_below_end = next * self.block_size() < self.answer_end();
+        let starts_below_end = self.block_range(next).start < self.answer_end();
         // An end token closes the window for every block behind its own.
         if !starts_below_end || self.first_stop.is_some() {
             return;
@@ -237,7 +290,7 @@ impl Sequence {
     }
 
     fn open_block(&mut self) {
-        let end = (self.blocks.len() + 1) * self.block_size();
+        let end = self.block_range(self.blocks.len()).end;
         self.tokens.resize(end, self.mask_token_id);
         self.states.resize(end, PositionState::Masked);
         self.confidences.resize(end, 0.0);
@@ -329,7 +382,7 @@ impl Sequence {
                 self.apply(index, edit, &mut change)?;
             }
         }
-        self.walk_statuses(&mut change);
+        self.walk_statuses(candidates.iter().map(|candidates| candidates.block), &mut change);
         self.note_stop();
         Ok(change)
     }
@@ -348,8 +401,9 @@ impl Sequence {
     fn apply(&mut self, index: usize, edit: Edit, change: &mut StepChange) -> Result<(), RequestError> {
         match edit {
             Edit::Fill { row, token, confidence } => {
-                let position = index * self.block_size() + row;
-                if row >= self.block_size() || self.states[position] != PositionState::Masked {
+                let range = self.block_range(index);
+                let position = range.start + row;
+                if !range.contains(&position) || self.states[position] != PositionState::Masked {
                     return Err(RequestError::engine(format!("illegal edit: position {position} is not masked")));
                 }
                 self.states[position] = PositionState::Filled;
@@ -364,14 +418,23 @@ impl Sequence {
     }
 
     /// `Active` blocks that are full become `Ready`, as long as everything before them is at least that.
-    fn walk_statuses(&mut self, change: &mut StepChange) {
-        let (_, active) = self.window();
-        for index in active {
-            if !self.progress(index).is_complete() {
-                break;
+    fn walk_statuses(&mut self, stepped: impl Iterator<Item = usize>, change: &mut StepChange) {
+        match self.layout() {
+            Layout::BlockCausal => {
+                let (_, active) = self.window();
+                for index in active {
+                    if !self.progress(index).is_complete() {
+                        break;
+                    }
+                    self.blocks[index].status = BlockStatus::Ready;
+                    change.block_steps.push(self.blocks[index].steps);
+                }
             }
-            self.blocks[index].status = BlockStatus::Ready;
-            change.block_steps.push(self.blocks[index].steps);
+            // No K/V are kept, so a full block is only looked at no more.
+            Layout::WholeAnswer => {
+                let full = stepped.filter(|index| self.progress(*index).is_complete());
+                change.block_steps.extend(full.map(|index| self.blocks[index].steps));
+            }
         }
     }
 
@@ -381,7 +444,8 @@ impl Sequence {
         self.first_stop = generated.clone().find(|position| {
             self.states[*position] == PositionState::Filled && self.stop_ids.contains(&self.tokens[*position])
         });
-        if let Some(stop) = self.first_stop {
+        // Under attention to the whole answer its masks count although they will never be read.
+        if let (Some(stop), Layout::BlockCausal) = (self.first_stop, self.layout()) {
             let n_blocks = stop / self.block_size() + 1;
             self.blocks.truncate(n_blocks);
             let end = n_blocks * self.block_size();

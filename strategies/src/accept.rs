@@ -1,6 +1,6 @@
 //! Accept rules: which candidates of a block are written in this step.
 //!
-//! Numbered as in the literature survey the project follows (R1, R2, R5, R6, R7). Position ties go to the lowest row.
+//! Numbered as in the literature survey the project follows (R1, R2, R3, R5, R6, R7). Position ties go to the lowest row.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +13,11 @@ pub enum AcceptRule {
     /// R2, SGLang's LowConfidence and LMDeploy's dynamic: all above the threshold, and always the best one.
     Threshold {
         /// In [0, 1], exclusive.
+        accept_threshold: f32,
+    },
+    /// R3, Fast-dLLM: all at or above the threshold, and always the best one.
+    ThresholdKeep {
+        /// In [0, 1], inclusive.
         accept_threshold: f32,
     },
     /// R1, Diffulex: all above the threshold; where there is none the best one, but only if the block before is filled
@@ -45,12 +50,14 @@ pub enum AcceptRule {
 
 impl AcceptRule {
     /// The names `accept_rule` takes.
-    pub const NAMES: [&'static str; 5] = ["threshold", "gated_threshold", "static", "dynamic", "sequential"];
+    pub const NAMES: [&'static str; 6] =
+        ["threshold", "threshold_keep", "gated_threshold", "static", "dynamic", "sequential"];
 
     /// The rule's name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Threshold { .. } => "threshold",
+            Self::ThresholdKeep { .. } => "threshold_keep",
             Self::GatedThreshold { .. } => "gated_threshold",
             Self::Static { .. } => "static",
             Self::Dynamic { .. } => "dynamic",
@@ -62,6 +69,7 @@ impl AcceptRule {
     pub fn accept_threshold(&self) -> Option<f32> {
         match self {
             Self::Threshold { accept_threshold }
+            | Self::ThresholdKeep { accept_threshold }
             | Self::GatedThreshold { accept_threshold, .. }
             | Self::Dynamic { accept_threshold, .. } => Some(*accept_threshold),
             Self::Static { .. } | Self::Sequential { .. } => None,
@@ -77,6 +85,11 @@ impl AcceptRule {
         match *self {
             Self::Threshold { accept_threshold } => {
                 let sure = above(accept_threshold);
+                if sure.is_empty() { most_confident(candidates, 1) } else { sure }
+            }
+            Self::ThresholdKeep { accept_threshold } => {
+                let sure: Vec<Candidate> =
+                    candidates.iter().copied().filter(|candidate| candidate.confidence >= accept_threshold).collect();
                 if sure.is_empty() { most_confident(candidates, 1) } else { sure }
             }
             Self::GatedThreshold { accept_threshold, semi_complete_threshold } => {

@@ -1,5 +1,7 @@
 //! What a rule may propose.
 
+use crate::view::Candidate;
+
 /// A change of one position of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Edit {
@@ -12,4 +14,10 @@ pub enum Edit {
         /// Its probability.
         confidence: f32,
     },
+}
+
+impl From<Candidate> for Edit {
+    fn from(candidate: Candidate) -> Self {
+        Self::Fill { row: candidate.row, token: candidate.token, confidence: candidate.confidence }
+    }
 }

@@ -7,13 +7,21 @@
 //! - [`view`]: what a rule may look at. [`edit`]: what it may propose.
 //! - [`accept`]: the accept rules of the field by name.
 //! - [`multi_block`]: block diffusion with one to several blocks in flight.
+//! - [`semi_autoregressive`]: LLaDA's blocks under attention to the whole answer.
+//! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
 pub mod edit;
+pub mod layout;
 pub mod multi_block;
+pub mod semi_autoregressive;
+pub mod strategy;
 pub mod view;
 
 pub use accept::AcceptRule;
 pub use edit::Edit;
+pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
+pub use semi_autoregressive::SemiAutoregressive;
+pub use strategy::Strategy;
 pub use view::{BlockCandidates, BlockView, Candidate, Progress};

@@ -39,7 +39,8 @@ impl MultiBlockConfig {
 }
 
 /// The strategy; all its state is the block's own.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct MultiBlock {
     config: MultiBlockConfig,
 }
@@ -68,15 +69,6 @@ impl MultiBlock {
 
     /// What to write in one block now.
     pub fn step(&self, block: &BlockView<'_>) -> Vec<Edit> {
-        self.config
-            .accept
-            .accept(block)
-            .into_iter()
-            .map(|candidate| Edit::Fill {
-                row: candidate.row,
-                token: candidate.token,
-                confidence: candidate.confidence,
-            })
-            .collect()
+        self.config.accept.accept(block).into_iter().map(Edit::from).collect()
     }
 }

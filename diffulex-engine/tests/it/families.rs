@@ -45,7 +45,7 @@ fn with_token(mut files: Files, id: u32, content: &str, special: bool) -> Files 
 fn the_config_says_what_the_mask_and_the_block_are() {
     for (checkpoint, block_size) in [("sdar", 4), ("sdar_moe", 4), ("dream_reasoner", 8)] {
         let config = resolved(Files::golden(checkpoint));
-        assert_eq!((config.mask_token_id, config.strategy.block_size), (500, block_size), "{checkpoint}");
+        assert_eq!((config.mask_token_id, config.strategy.block_size()), (500, block_size), "{checkpoint}");
     }
 }
 
@@ -53,11 +53,11 @@ fn the_config_says_what_the_mask_and_the_block_are() {
 fn a_family_says_what_its_config_leaves_out() {
     // The block is the family's, the mask the tokenizer's: the family's own id is no mask in this vocabulary.
     let config = resolved(Files::golden("llada2"));
-    assert_eq!((config.mask_token_id, config.strategy.block_size), (500, 32));
-    assert_eq!(config.strategy.accept.accept_threshold(), Some(0.95));
+    assert_eq!((config.mask_token_id, config.strategy.block_size()), (500, 32));
+    assert_eq!(config.strategy.accept().accept_threshold(), Some(0.95));
     let config = resolved(Files::golden("stable_diffcoder"));
-    assert_eq!((config.mask_token_id, config.strategy.block_size), (500, 4));
-    assert_eq!(config.strategy.accept.accept_threshold(), Some(0.9));
+    assert_eq!((config.mask_token_id, config.strategy.block_size()), (500, 4));
+    assert_eq!(config.strategy.accept().accept_threshold(), Some(0.9));
 }
 
 #[test]
@@ -92,13 +92,11 @@ fn without_a_mask_nothing_is_guessed() {
 fn families_without_a_strategy_are_refused_with_what_is_missing() {
     for (checkpoint, missing) in [
         ("dream", "attention to the whole answer, whose logits speak of the next position"),
-        ("llada", "attention to the whole answer"),
-        ("llada_moe", "attention to the whole answer"),
         ("fast_dllm_v2", "logits speak of the next position"),
         ("diffusion_gemma", "canvases of random tokens"),
     ] {
         let message = refused(Files::golden(checkpoint));
-        assert!(message.contains(missing) && message.contains("there is multi_bd"), "{message}");
+        assert!(message.contains(missing) && message.contains("there are multi_bd and semi_ar"), "{message}");
     }
 }
 

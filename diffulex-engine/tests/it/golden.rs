@@ -291,3 +291,45 @@ fn traces_of_llada2_equal_the_authors() {
     assert_eq!(generations.len(), 3);
     generations_agree(&files, &generations);
 }
+
+/// LLaDA's own loop, and Fast-dLLM's without a cache.
+fn semi_autoregressive_traces_agree(checkpoint: &str) {
+    let traces = json(&format!("{checkpoint}/trace.json"));
+    for trace in traces["traces"].as_array().unwrap() {
+        let params = &trace["params"];
+        let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
+        let want = &all[prompt.len()..];
+        let block_size = usize_of(&params["block_length"]);
+        let mut sampling = greedy(want.len() as u32);
+        sampling.decoding = match params["threshold"].as_f64() {
+            Some(threshold) => DecodingOverrides {
+                accept_rule: Some("threshold_keep".to_owned()),
+                accept_threshold: Some(threshold as f32),
+                ..DecodingOverrides::default()
+            },
+            None => DecodingOverrides {
+                accept_rule: Some("static".to_owned()),
+                denoising_steps: Some((usize_of(&params["steps"]) * block_size / want.len()) as u32),
+                ..DecodingOverrides::default()
+            },
+        };
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            let mut engine = engine_on(Files::golden(checkpoint), device, block_size, 1);
+            let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
+            assert_eq!(reply.token_ids, want, "{checkpoint}, {params}");
+            let counts = reply.nfe_counts;
+            let n_steps = trace["steps"].as_array().unwrap().len() as u32;
+            assert_eq!((counts.denoise, counts.prefill, counts.commit), (n_steps, 0, 0), "{checkpoint}, {params}");
+        }
+    }
+}
+
+#[test]
+fn traces_of_llada_equal_the_authors() {
+    semi_autoregressive_traces_agree("llada");
+}
+
+#[test]
+fn traces_of_llada_moe_equal_the_authors() {
+    semi_autoregressive_traces_agree("llada_moe");
+}

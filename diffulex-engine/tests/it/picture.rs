@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
-use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, MultiBlock, MultiBlockConfig};
+use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, MultiBlock, MultiBlockConfig, Strategy};
 
 const MASK: u32 = 500;
 const EOS: u32 = 501;
@@ -54,7 +54,7 @@ impl Toy {
     fn run_counting(&self) -> (Vec<String>, Sequence, FinishReason, usize) {
         let prompt: Vec<u32> = (0..self.prompt_len as u32).collect();
         let limits = Limits { end: self.prompt_len + self.max_tokens, reason: FinishReason::MaxNewTokensReached };
-        let strategy = MultiBlock::new(self.config.clone());
+        let strategy = Strategy::MultiBlock(MultiBlock::new(self.config.clone()));
         let mut sequence = Sequence::new(&prompt, limits, MASK, &[EOS], self.params.clone(), strategy);
         let mut picture = Vec::new();
         let mut n_forced = 0;

@@ -1,0 +1,81 @@
+//! The strategies as one type: a forgotten case is a compile error.
+
+use serde::Serialize;
+
+use crate::accept::AcceptRule;
+use crate::edit::Edit;
+use crate::layout::Layout;
+use crate::multi_block::MultiBlock;
+use crate::semi_autoregressive::SemiAutoregressive;
+use crate::view::{BlockView, Progress};
+
+/// A strategy with its settings.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "strategy")]
+pub enum Strategy {
+    /// `multi_bd`.
+    #[serde(rename = "multi_bd")]
+    MultiBlock(MultiBlock),
+    /// `semi_ar`.
+    #[serde(rename = "semi_ar")]
+    SemiAutoregressive(SemiAutoregressive),
+}
+
+impl Strategy {
+    /// Its name, as operators write it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::MultiBlock(_) => "multi_bd",
+            Self::SemiAutoregressive(_) => "semi_ar",
+        }
+    }
+
+    /// What it needs of memory and masks.
+    pub fn layout(&self) -> Layout {
+        match self {
+            Self::MultiBlock(_) => Layout::BlockCausal,
+            Self::SemiAutoregressive(_) => Layout::WholeAnswer,
+        }
+    }
+
+    /// Positions of a block.
+    pub fn block_size(&self) -> usize {
+        match self {
+            Self::MultiBlock(multi_block) => multi_block.config().block_size,
+            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
+        }
+    }
+
+    /// Blocks that are denoised at once, at most.
+    pub fn buffer_size(&self) -> usize {
+        match self {
+            Self::MultiBlock(multi_block) => multi_block.config().buffer_size,
+            Self::SemiAutoregressive(_) => 1,
+        }
+    }
+
+    /// Its accept rule.
+    pub fn accept(&self) -> AcceptRule {
+        match self {
+            Self::MultiBlock(multi_block) => multi_block.config().accept,
+            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
+        }
+    }
+
+    /// Whether another block may open; see [`MultiBlock::opens_block`].
+    pub fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
+        match self {
+            Self::MultiBlock(multi_block) => multi_block.opens_block(n_live, newest, context_is_cached),
+            // All of them are open from the start.
+            Self::SemiAutoregressive(_) => false,
+        }
+    }
+
+    /// What to write in one block now.
+    pub fn step(&self, block: &BlockView<'_>) -> Vec<Edit> {
+        match self {
+            Self::MultiBlock(multi_block) => multi_block.step(block),
+            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.step(block),
+        }
+    }
+}
