@@ -9,8 +9,7 @@
 //! ```
 //! SCALE multiplies the amount of work (default 1).
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,8 @@ use diffulex_protocol::{
 use diffulex_server::config::ServerConfig;
 use diffulex_server::worker_process::{self, WorkerProcesses};
 use diffulex_server::{demo, launch};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 /// The bars of this project: microseconds of CPU for a small request, for a streamed event, share of the cadence kept.
 const REQUEST_BAR_US: f64 = 25.0;
@@ -221,14 +222,14 @@ fn measure(scale: f64) -> Result<(), String> {
 
     let scaled = |count: f64| (count * scale).max(1.0) as usize;
     server.requests(4, scaled(500.0))?;
-    for n_connections in [1, 16] {
+    for n_connections in [1, 16, 128] {
         let n_each = scaled(20_000.0) / n_connections;
         let (cpu, wall) = server.requests(n_connections, n_each)?;
         let n = (n_connections * n_each) as f64;
-        let us = cpu.as_secs_f64() * 1e6 / n;
+        let (us, parts) = cpu.each(n);
         tell(
             format!(
-                "request, {n_connections:>3} connections: {us:6.2} us CPU each (bar {REQUEST_BAR_US}), {:.0}/s, n = {n}",
+                "request, {n_connections:>3} connections: {us:6.2} us CPU each ({parts}; bar {REQUEST_BAR_US}), {:.0}/s, n = {n}",
                 n / wall.as_secs_f64()
             ),
             us <= REQUEST_BAR_US,
@@ -239,23 +240,27 @@ fn measure(scale: f64) -> Result<(), String> {
             let n_events = scaled(n_events);
             let seen = server.streams(mode, n_streams, interval_ms, n_events)?;
             let n = (n_streams * n_events) as f64;
-            let us = seen.cpu.as_secs_f64() * 1e6 / n;
+            let (us, parts) = seen.cpu.each(n);
             let pace = if interval_ms == 0 { "flat out".to_owned() } else { format!("every {interval_ms} ms") };
             tell(
                 format!(
-                    "event, {name:<12} {n_streams:>3} streams, {pace:<11}: {us:6.2} us CPU each (bar {EVENT_BAR_US}), \
-                     {:.0}/s, {} frames, n = {n}",
+                    "event, {name:<12} {n_streams:>3} streams, {pace:<11}: {us:6.2} us CPU each \
+                     ({parts}; bar {EVENT_BAR_US}), {:.0}/s, {} frames, n = {n}",
                     n / seen.wall.as_secs_f64(),
                     seen.n_frames
                 ),
                 us <= EVENT_BAR_US,
             );
             if interval_ms > 0 {
-                let expected = Duration::from_millis(interval_ms) * n_events as u32;
-                let rate = expected.as_secs_f64() / seen.wall.as_secs_f64().max(expected.as_secs_f64());
+                let expected = (Duration::from_millis(interval_ms) * (n_events as u32 - 1)).as_secs_f64();
+                let rate = expected / seen.slowest.as_secs_f64().max(expected);
                 let kept = rate * (seen.n_frames as f64 / n).min(1.0);
                 tell(
-                    format!("      cadence kept {:.2} % (bar {:.0} %)", kept * 100.0, CADENCE_BAR * 100.0),
+                    format!(
+                        "      cadence of the slowest stream {:.2} % (bar {:.0} %)",
+                        kept * 100.0,
+                        CADENCE_BAR * 100.0
+                    ),
                     kept >= CADENCE_BAR,
                 );
             }
@@ -269,11 +274,47 @@ struct Server {
     address: String,
 }
 
+/// CPU time by thread, and how much of all of it was the kernel's.
+#[derive(Clone, Copy, Default)]
+struct Cpu {
+    http: Duration,
+    events: Duration,
+    zmq: Duration,
+    kernel: Duration,
+}
+
+impl Cpu {
+    fn since(self, earlier: Self) -> Self {
+        Self {
+            http: self.http - earlier.http,
+            events: self.events - earlier.events,
+            zmq: self.zmq - earlier.zmq,
+            kernel: self.kernel - earlier.kernel,
+        }
+    }
+
+    /// Microseconds for each of `n`, in all and in parts.
+    fn each(self, n: f64) -> (f64, String) {
+        let us = |time: Duration| time.as_secs_f64() * 1e6 / n;
+        let total = us(self.http + self.events + self.zmq);
+        let parts = format!(
+            "http {:.2} + events {:.2} + zmq {:.2}, kernel {:.0} %",
+            us(self.http),
+            us(self.events),
+            us(self.zmq),
+            100.0 * us(self.kernel) / total
+        );
+        (total, parts)
+    }
+}
+
 struct Seen {
-    cpu: Duration,
+    cpu: Cpu,
     wall: Duration,
     /// Progress frames the clients got.
     n_frames: usize,
+    /// Longest time from a stream's first progress frame to its last.
+    slowest: Duration,
 }
 
 impl Server {
@@ -296,80 +337,88 @@ impl Server {
         Err("the front end did not start".to_owned())
     }
 
-    /// CPU time of every thread of the front end so far. Threads that have ended are not in it; none end here.
-    fn cpu(&self) -> Result<Duration, String> {
+    /// CPU time of the front end's threads so far. Threads that have ended are not in it; none end here.
+    fn cpu(&self) -> Result<Cpu, String> {
+        let read = |path: std::path::PathBuf| std::fs::read_to_string(path).map_err(|error| error.to_string());
         let tasks =
             std::fs::read_dir(format!("/proc/{}/task", self.process.id())).map_err(|error| error.to_string())?;
-        let mut total_ns = 0;
+        let mut cpu = Cpu::default();
         for task in tasks.flatten() {
-            let account = std::fs::read_to_string(task.path().join("schedstat")).map_err(|error| error.to_string())?;
-            total_ns += account.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+            let name = read(task.path().join("comm"))?;
+            let account = read(task.path().join("schedstat"))?;
+            let ns = account.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0);
+            match name.trim() {
+                "diffulex-http" => cpu.http += Duration::from_nanos(ns),
+                "diffulex-events" => cpu.events += Duration::from_nanos(ns),
+                _ => cpu.zmq += Duration::from_nanos(ns),
+            }
         }
-        Ok(Duration::from_nanos(total_ns))
+        let stat = read(format!("/proc/{}/stat", self.process.id()).into())?;
+        // The fields after the name in brackets; the 13th of them is time in the kernel, in ticks of 10 ms.
+        let after_name = stat.rsplit(')').next().unwrap_or_default();
+        let ticks: u64 = after_name.split_whitespace().nth(12).and_then(|ticks| ticks.parse().ok()).unwrap_or(0);
+        cpu.kernel = Duration::from_millis(ticks * 10);
+        Ok(cpu)
     }
 
-    fn connect(&self) -> Result<TcpStream, String> {
-        let socket = TcpStream::connect(&self.address).map_err(|error| error.to_string())?;
+    async fn connect(&self) -> Result<TcpStream, String> {
+        let socket = TcpStream::connect(&self.address).await.map_err(|error| error.to_string())?;
         socket.set_nodelay(true).map_err(|error| error.to_string())?;
         Ok(socket)
     }
 
+    /// Runs one client per connection, all on one thread: a thread for each would charge the front end with waking them,
+    /// which clients on other machines do not.
+    fn run_clients<T, F: Future<Output = Result<T, String>>>(
+        &self,
+        n_clients: usize,
+        client: impl Fn() -> F,
+    ) -> Result<Vec<T>, String> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
+        runtime.block_on(futures::future::try_join_all((0..n_clients).map(|_| client())))
+    }
+
     /// Small requests, `n_each` one after the other on each of `n_connections`.
-    fn requests(&self, n_connections: usize, n_each: usize) -> Result<(Duration, Duration), String> {
-        let request = http_request(
-            "/v1/chat/completions",
-            r#"{"messages":[{"role":"user","content":"Hello there"}],"max_tokens":8}"#,
-        );
+    fn requests(&self, n_connections: usize, n_each: usize) -> Result<(Cpu, Duration), String> {
+        let body = r#"{"messages":[{"role":"user","content":"Hello there"}],"max_tokens":8}"#;
+        let request = http_request("/v1/chat/completions", body);
         let (cpu, started) = (self.cpu()?, Instant::now());
-        std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..n_connections)
-                .map(|_| {
-                    scope.spawn(|| -> Result<(), String> {
-                        let mut socket = self.connect()?;
-                        let mut answer = vec![0; 16 * 1024];
-                        for _ in 0..n_each {
-                            socket.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
-                            // A small answer is written at once, so it arrives at once.
-                            let n_bytes = socket.read(&mut answer).map_err(|error| error.to_string())?;
-                            if !answer[..n_bytes].starts_with(b"HTTP/1.1 200") {
-                                return Err(String::from_utf8_lossy(&answer[..n_bytes]).into_owned());
-                            }
-                        }
-                        Ok(())
-                    })
-                })
-                .collect();
-            clients.into_iter().try_for_each(join)
+        self.run_clients(n_connections, async || {
+            let mut socket = self.connect().await?;
+            let mut answer = vec![0; 16 * 1024];
+            for _ in 0..n_each {
+                socket.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
+                // A small answer is written at once, so it arrives at once.
+                let n_bytes = socket.read(&mut answer).await.map_err(|error| error.to_string())?;
+                if !answer[..n_bytes].starts_with(b"HTTP/1.1 200") {
+                    return Err(String::from_utf8_lossy(&answer[..n_bytes]).into_owned());
+                }
+            }
+            Ok(())
         })?;
-        Ok((self.cpu()? - cpu, started.elapsed()))
+        Ok((self.cpu()?.since(cpu), started.elapsed()))
     }
 
     /// Streams of `n_events` events each, all at once.
     fn streams(&self, mode: StreamMode, n_streams: usize, interval_ms: u64, n_events: usize) -> Result<Seen, String> {
-        let mode = match mode {
-            StreamMode::BlockAppend => "block_append",
-            StreamMode::Denoise => "denoise",
-        };
+        let mode = diffulex_server::telemetry::mode_label(mode);
         let body = format!(
             r#"{{"messages":[{{"role":"user","content":"Hello there"}}],"max_tokens":{n_events},"stream":true,"stream_mode":"{mode}","user":"{interval_ms}"}}"#
         );
         let request = http_request("/v1/chat/completions", &body);
         let (cpu, started) = (self.cpu()?, Instant::now());
-        let n_frames = std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..n_streams)
-                .map(|_| {
-                    let client = || -> Result<usize, String> {
-                        let mut socket = self.connect()?;
-                        socket.write_all(request.as_bytes()).map_err(|error| error.to_string())?;
-                        count_frames(&mut socket)
-                    };
-                    std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, client)
-                })
-                .collect::<Result<_, _>>()
-                .map_err(|error| error.to_string())?;
-            clients.into_iter().map(join).sum::<Result<usize, String>>()
+        let seen = self.run_clients(n_streams, async || {
+            let mut socket = self.connect().await?;
+            socket.write_all(request.as_bytes()).await.map_err(|error| error.to_string())?;
+            count_frames(&mut socket).await
         })?;
-        Ok(Seen { cpu: self.cpu()? - cpu, wall: started.elapsed(), n_frames })
+        Ok(Seen {
+            cpu: self.cpu()?.since(cpu),
+            wall: started.elapsed(),
+            n_frames: seen.iter().map(|(n_frames, _)| n_frames).sum(),
+            slowest: seen.iter().map(|(_, taken)| *taken).max().unwrap_or_default(),
+        })
     }
 }
 
@@ -380,10 +429,6 @@ impl Drop for Server {
     }
 }
 
-fn join<T>(thread: std::thread::ScopedJoinHandle<'_, Result<T, String>>) -> Result<T, String> {
-    thread.join().map_err(|_| "a client panicked".to_owned())?
-}
-
 fn http_request(path: &str, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -391,14 +436,16 @@ fn http_request(path: &str, body: &str) -> String {
     )
 }
 
-/// Progress frames up to `[DONE]`: all but the one with the role and the one with the reason.
-fn count_frames(socket: &mut TcpStream) -> Result<usize, String> {
+/// Progress frames up to `[DONE]`: all but the one with the role and the one with the reason; and the time from the first
+/// of them to the end.
+async fn count_frames(socket: &mut TcpStream) -> Result<(usize, Duration), String> {
     const NEEDLE: &[u8] = b"data: {";
     let mut n_frames = 0;
+    let mut first = None;
     let mut buffer = vec![0; 64 * 1024];
     let mut n_kept = 0;
     loop {
-        let n_bytes = socket.read(&mut buffer[n_kept..]).map_err(|error| error.to_string())?;
+        let n_bytes = socket.read(&mut buffer[n_kept..]).await.map_err(|error| error.to_string())?;
         if n_bytes == 0 {
             return Err("a stream ended before [DONE]".to_owned());
         }
@@ -406,10 +453,13 @@ fn count_frames(socket: &mut TcpStream) -> Result<usize, String> {
         let mut from = 0;
         while let Some(at) = seen[from..].windows(NEEDLE.len()).position(|window| window == NEEDLE) {
             n_frames += 1;
+            if n_frames == 2 {
+                first = Some(Instant::now());
+            }
             from += at + NEEDLE.len();
         }
         if seen.windows(6).any(|window| window == b"[DONE]") {
-            return Ok(n_frames - 2);
+            return Ok((n_frames - 2, first.map_or(Duration::ZERO, |first| first.elapsed())));
         }
         // A needle may be cut in two.
         let tail = (seen.len() - from).min(NEEDLE.len() - 1);
