@@ -4,7 +4,9 @@
 //! nothing changes afterwards.
 
 use diffulex_protocol::DecodingOverrides;
-use diffulex_strategies::{AcceptRule, Layout, MultiBlock, MultiBlockConfig, SemiAutoregressive, Strategy};
+use diffulex_strategies::{
+    AcceptRule, DiffusionGenerate, Layout, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
@@ -141,6 +143,8 @@ impl Default for EngineOptions {
 pub struct EngineConfig {
     /// The strategy with its settings.
     pub strategy: Strategy,
+    /// Which position a row of logits speaks of.
+    pub alignment: LogitAlignment,
     /// The mask token.
     pub mask_token_id: u32,
     /// Tokens that end an answer.
@@ -175,19 +179,16 @@ impl EngineConfig {
     pub fn layout_of(family: &Family) -> Result<Layout, String> {
         let missing = match (family.attention, family.alignment) {
             (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(Layout::BlockCausal),
-            (AttentionKind::Full, LogitAlignment::Same) => return Ok(Layout::WholeAnswer),
+            (AttentionKind::Full, LogitAlignment::Same | LogitAlignment::Next) => return Ok(Layout::WholeAnswer),
             (AttentionKind::BlockCausal, LogitAlignment::Next) => {
                 "block diffusion whose logits speak of the next position"
-            }
-            (AttentionKind::Full, LogitAlignment::Next) => {
-                "denoising under attention to the whole answer, whose logits speak of the next position"
             }
             (AttentionKind::Canvas, LogitAlignment::Same | LogitAlignment::Next) => {
                 "denoising canvases of random tokens, each encoded when it is finished"
             }
         };
         Err(format!(
-            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd and semi_ar",
+            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, semi_ar and diffusion_generate",
             family.architecture,
         ))
     }
@@ -247,10 +248,17 @@ impl EngineConfig {
                 accept: accept(AcceptRule::Threshold { accept_threshold })?,
                 fuse_prefill: false,
             })),
-            Layout::WholeAnswer => Strategy::SemiAutoregressive(SemiAutoregressive {
-                block_size,
-                accept: accept(AcceptRule::ThresholdKeep { accept_threshold })?,
-            }),
+            Layout::WholeAnswer => match family.alignment {
+                LogitAlignment::Same => Strategy::SemiAutoregressive(SemiAutoregressive {
+                    block_size,
+                    accept: accept(AcceptRule::ThresholdKeep { accept_threshold })?,
+                }),
+                // Dream's usual setting for chats (its README's `alg="entropy"`).
+                LogitAlignment::Next => Strategy::DiffusionGenerate(DiffusionGenerate {
+                    block_size: max_model_len,
+                    accept: accept(AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None })?,
+                }),
+            },
         };
         if let Some(name) = options.decoding_strategy.as_deref()
             && name != strategy.name()
@@ -305,6 +313,7 @@ impl EngineConfig {
         }
         Ok(Self {
             strategy,
+            alignment: family.alignment,
             mask_token_id,
             eos_token_ids,
             max_model_len,
@@ -326,13 +335,19 @@ impl EngineConfig {
                 let add_block_threshold = overrides.add_block_threshold.unwrap_or(config.add_block_threshold);
                 Ok(Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig { add_block_threshold, accept, ..config })))
             }
+            Strategy::SemiAutoregressive(_) | Strategy::DiffusionGenerate(_)
+                if overrides.add_block_threshold.is_some() =>
+            {
+                let name = self.strategy.name();
+                Err(RequestError::invalid(
+                    "decoding.add_block_threshold",
+                    format!("add_block_threshold is a setting of multi_bd; this model is decoded by {name}"),
+                ))
+            }
+            Strategy::DiffusionGenerate(diffusion_generate) => {
+                Ok(Strategy::DiffusionGenerate(DiffusionGenerate { accept, ..diffusion_generate.clone() }))
+            }
             Strategy::SemiAutoregressive(semi_autoregressive) => {
-                if overrides.add_block_threshold.is_some() {
-                    return Err(RequestError::invalid(
-                        "decoding.add_block_threshold",
-                        "add_block_threshold is a setting of multi_bd; this model is decoded by semi_ar, one block at a time",
-                    ));
-                }
                 Ok(Strategy::SemiAutoregressive(SemiAutoregressive { accept, ..semi_autoregressive.clone() }))
             }
         }
@@ -354,7 +369,9 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
     let base_steps = match base {
         AcceptRule::Static { denoising_steps }
         | AcceptRule::Dynamic { denoising_steps, .. }
-        | AcceptRule::Sequential { denoising_steps } => denoising_steps,
+        | AcceptRule::Sequential { denoising_steps }
+        | AcceptRule::TimeSchedule { denoising_steps: Some(denoising_steps), .. } => denoising_steps,
+        AcceptRule::TimeSchedule { denoising_steps: None, .. } => block_size,
         AcceptRule::Threshold { .. } | AcceptRule::ThresholdKeep { .. } | AcceptRule::GatedThreshold { .. } => {
             block_size
         }
@@ -372,9 +389,23 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         | AcceptRule::ThresholdKeep { .. }
         | AcceptRule::Static { .. }
         | AcceptRule::Dynamic { .. }
-        | AcceptRule::Sequential { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
+        | AcceptRule::Sequential { .. }
+        | AcceptRule::TimeSchedule { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
     };
     let semi_complete_threshold = overrides.semi_complete_threshold.unwrap_or(base_semi);
+    let time = |score| {
+        let base_steps = match base {
+            AcceptRule::TimeSchedule { denoising_steps, .. } => denoising_steps,
+            AcceptRule::Threshold { .. }
+            | AcceptRule::ThresholdKeep { .. }
+            | AcceptRule::GatedThreshold { .. }
+            | AcceptRule::Static { .. }
+            | AcceptRule::Dynamic { .. }
+            | AcceptRule::Sequential { .. } => None,
+        };
+        let denoising_steps = overrides.denoising_steps.map(|steps| steps as usize).or(base_steps);
+        Ok(AcceptRule::TimeSchedule { score, denoising_steps })
+    };
     match name {
         "threshold" => Ok(AcceptRule::Threshold { accept_threshold }),
         "threshold_keep" => Ok(AcceptRule::ThresholdKeep { accept_threshold }),
@@ -382,6 +413,9 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         "static" => Ok(AcceptRule::Static { denoising_steps }),
         "dynamic" => Ok(AcceptRule::Dynamic { accept_threshold, denoising_steps }),
         "sequential" => Ok(AcceptRule::Sequential { denoising_steps }),
+        "maskgit_plus" => time(Score::Probability),
+        "topk_margin" => time(Score::Margin),
+        "entropy" => time(Score::NegativeEntropy),
         _ => Err(RequestError::invalid(
             "decoding.accept_rule",
             format!("accept rule {name:?} is not one of {}", AcceptRule::NAMES.join(", ")),

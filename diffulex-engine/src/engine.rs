@@ -21,7 +21,7 @@ use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
 use crate::load::{Loaded, load};
 use crate::runner::Runner;
-use crate::sampler::{DrawKey, Vocabulary, sample};
+use crate::sampler::{DrawKey, Drawn, Vocabulary, sample};
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
 use crate::sequence::{ForwardKind, Limits, Sequence, StepChange};
 use crate::serving::ServingEngine;
@@ -266,7 +266,7 @@ impl Engine {
                 telling.usage.queue_time_s = telling.received.elapsed().as_secs_f64();
             }
         }
-        let (batch, wanted) = lay_out(&plan, &self.scheduled, self.config.page_size);
+        let (batch, wanted) = lay_out(&plan, &self.scheduled, self.config.page_size, self.config.alignment);
         self.stats.rows += batch.ids.len() as u64;
         let logits = match self.runner.forward(&batch) {
             Ok(logits) => logits,
@@ -308,13 +308,14 @@ impl Engine {
             };
             let entry = sampled.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
             let Ok(blocks) = entry else { continue };
-            let Some((token, confidence)) = sample(logits, vocabulary, sequence.params(), key) else {
+            let Some(drawn) = sample(logits, vocabulary, sequence.params(), key, sequence.score()) else {
                 let position = key.position;
                 *entry =
                     Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
                 continue;
             };
-            let candidate = Candidate { row: wanted.row, token, confidence };
+            let Drawn { token, confidence, score } = drawn;
+            let candidate = Candidate { row: wanted.row, token, confidence, score };
             match blocks.last_mut() {
                 Some(last) if last.block == wanted.block => last.candidates.push(candidate),
                 Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),

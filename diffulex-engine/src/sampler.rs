@@ -6,6 +6,7 @@
 //! are no token are never drawn.
 
 use diffulex_protocol::SamplingParams;
+use diffulex_strategies::Score;
 
 use crate::kernels::cpu::{Simd, log_sum_exp};
 
@@ -46,9 +47,49 @@ impl DrawKey {
     }
 }
 
-/// Draws a token for one position: `(token, confidence)`, or `None` where the logits are no numbers.
-pub fn sample(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
-    if params.temperature > 0.0 { draw(logits, vocabulary, params, key) } else { greedy(logits, vocabulary) }
+/// What was drawn for one position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawn {
+    /// The token.
+    pub token: u32,
+    /// Its probability.
+    pub confidence: f32,
+    /// What was asked to rank it by.
+    pub score: f32,
+}
+
+/// Draws a token for one position; `None` where the logits are no numbers.
+pub fn sample(
+    logits: &[f32],
+    vocabulary: Vocabulary,
+    params: &SamplingParams,
+    key: DrawKey,
+    score: Score,
+) -> Option<Drawn> {
+    if params.temperature > 0.0 {
+        draw(logits, vocabulary, params, key, score)
+    } else {
+        greedy(logits, vocabulary, score)
+    }
+}
+
+/// Of a distribution given as probabilities; `confidence` is the chosen token's.
+fn scored(score: Score, confidence: f32, probabilities: impl Iterator<Item = f32>) -> f32 {
+    match score {
+        Score::Probability => confidence,
+        Score::Margin => {
+            let (first, second) =
+                probabilities.fold(
+                    (0.0f32, 0.0f32),
+                    |(first, second), p| {
+                        if p > first { (p, first) } else { (first, second.max(p)) }
+                    },
+                );
+            first - second
+        }
+        // The small term is Dream's own (generation_utils.py).
+        Score::NegativeEntropy => probabilities.map(|p| p * (p + 1e-10).ln()).sum(),
+    }
 }
 
 fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usize, f32)> + '_ {
@@ -60,13 +101,15 @@ fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usiz
         .filter(move |(id, _)| *id != vocabulary.mask_token_id as usize)
 }
 
-fn greedy(logits: &[f32], vocabulary: Vocabulary) -> Option<(u32, f32)> {
+fn greedy(logits: &[f32], vocabulary: Vocabulary, score: Score) -> Option<Drawn> {
     let (token, logit) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let confidence = (logit - log_sum_exp(Simd::detect(), logits)).exp();
-    confidence.is_finite().then_some((token as u32, confidence))
+    let total = log_sum_exp(Simd::detect(), logits);
+    let confidence = (logit - total).exp();
+    let score = scored(score, confidence, logits.iter().map(|logit| (logit - total).exp()));
+    confidence.is_finite().then_some(Drawn { token: token as u32, confidence, score })
 }
 
-fn draw(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
+fn draw(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey, score: Score) -> Option<Drawn> {
     let top = allowed(logits, vocabulary).map(|(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
     if !top.is_finite() {
         return None;
@@ -106,12 +149,17 @@ fn draw(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: Dr
     // Rounding can leave a hair over: then it is the last one.
     let (token, weight) = chosen.or(weights.last())?;
     let confidence = (f64::from(*weight) / total) as f32;
-    confidence.is_finite().then_some((*token as u32, confidence))
+    let score = scored(score, confidence, weights.iter().map(|(_, weight)| (f64::from(*weight) / total) as f32));
+    confidence.is_finite().then_some(Drawn { token: *token as u32, confidence, score })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn sample(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
+        super::sample(logits, vocabulary, params, key, Score::Probability).map(|drawn| (drawn.token, drawn.confidence))
+    }
 
     const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: 2 };
 
@@ -165,6 +213,19 @@ mod tests {
         assert_eq!(drawn(&SamplingParams { min_p: Some(0.3), ..params(1.0) }), [1, 3]);
         let only = SamplingParams { top_k: Some(1), ..params(1.0) };
         assert_eq!(sample(&logits, VOCABULARY, &only, key(0)), Some((3, 1.0)));
+    }
+
+    #[test]
+    fn scores_are_those_of_the_distribution() {
+        let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p.ln()).collect();
+        let vocabulary = Vocabulary { n_sampleable: 4, mask_token_id: 9 };
+        let of =
+            |score, temperature| super::sample(&logits, vocabulary, &params(temperature), key(0), score).unwrap().score;
+        let entropy: f32 = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p * p.ln()).sum();
+        for temperature in [0.0, 1.0] {
+            assert!((of(Score::Margin, temperature) - 0.25).abs() < 1e-5);
+            assert!((of(Score::NegativeEntropy, temperature) - entropy).abs() < 1e-5);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Strategy};
+use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Score, Strategy};
 
 use crate::error::RequestError;
 
@@ -145,6 +145,11 @@ impl Sequence {
     /// How its blocks lie.
     pub fn layout(&self) -> Layout {
         self.strategy.layout()
+    }
+
+    /// What its candidates are ranked by.
+    pub fn score(&self) -> Score {
+        self.strategy.accept().score()
     }
 
     /// Position at which block 0 begins.
@@ -370,7 +375,8 @@ impl Sequence {
             }
         }
         n_changes += edits.iter().map(|(_, edits)| edits.len()).sum::<usize>();
-        self.n_idle_steps = if n_changes == 0 { self.n_idle_steps + 1 } else { 0 };
+        let is_idle = n_changes == 0 && !self.strategy.accept().may_pause();
+        self.n_idle_steps = if is_idle { self.n_idle_steps + 1 } else { 0 };
         if self.n_idle_steps >= MAX_IDLE_STEPS {
             edits = vec![self.forced_edit(candidates)?];
             self.n_idle_steps = 0;

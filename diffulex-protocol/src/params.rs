@@ -69,7 +69,7 @@ impl Default for SamplingParams {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DecodingOverrides {
-    /// Accept rule by name: `threshold`, `gated_threshold`, `static`, `dynamic` or `sequential`.
+    /// Accept rule by name, see `AcceptRule::NAMES` of the strategies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accept_rule: Option<String>,
     /// Confidence above which a token is accepted, in [0, 1].

@@ -1,10 +1,10 @@
 //! Accept rules: which candidates of a block are written in this step.
 //!
-//! Numbered as in the literature survey the project follows (R1, R2, R3, R5, R6, R7). Position ties go to the lowest row.
+//! Numbered as in the literature survey the project follows (R1, R2, R3, R5, R6, R7, R9). Position ties go to the lowest row.
 
 use serde::{Deserialize, Serialize};
 
-use crate::view::{BlockView, Candidate};
+use crate::view::{BlockView, Candidate, Score};
 
 /// An accept rule with its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,12 +46,31 @@ pub enum AcceptRule {
         /// Steps a block is spread over, at least 1.
         denoising_steps: usize,
     },
+    /// R9, Dream: as many as time has passed, the highest scores first; all that is left at the last step.
+    TimeSchedule {
+        /// What ranks them.
+        score: Score,
+        /// Steps in all; `None`: one per position.
+        denoising_steps: Option<usize>,
+    },
 }
+
+/// Where Dream's time ends (`eps` of diffusion_generate).
+const LAST_TIME: f32 = 1e-3;
 
 impl AcceptRule {
     /// The names `accept_rule` takes.
-    pub const NAMES: [&'static str; 6] =
-        ["threshold", "threshold_keep", "gated_threshold", "static", "dynamic", "sequential"];
+    pub const NAMES: [&'static str; 9] = [
+        "threshold",
+        "threshold_keep",
+        "gated_threshold",
+        "static",
+        "dynamic",
+        "sequential",
+        "maskgit_plus",
+        "topk_margin",
+        "entropy",
+    ];
 
     /// The rule's name.
     pub fn name(&self) -> &'static str {
@@ -62,6 +81,9 @@ impl AcceptRule {
             Self::Static { .. } => "static",
             Self::Dynamic { .. } => "dynamic",
             Self::Sequential { .. } => "sequential",
+            Self::TimeSchedule { score: Score::Probability, .. } => "maskgit_plus",
+            Self::TimeSchedule { score: Score::Margin, .. } => "topk_margin",
+            Self::TimeSchedule { score: Score::NegativeEntropy, .. } => "entropy",
         }
     }
 
@@ -72,8 +94,26 @@ impl AcceptRule {
             | Self::ThresholdKeep { accept_threshold }
             | Self::GatedThreshold { accept_threshold, .. }
             | Self::Dynamic { accept_threshold, .. } => Some(*accept_threshold),
-            Self::Static { .. } | Self::Sequential { .. } => None,
+            Self::Static { .. } | Self::Sequential { .. } | Self::TimeSchedule { .. } => None,
         }
+    }
+
+    /// What it ranks candidates by.
+    pub fn score(&self) -> Score {
+        match self {
+            Self::TimeSchedule { score, .. } => *score,
+            Self::Threshold { .. }
+            | Self::ThresholdKeep { .. }
+            | Self::GatedThreshold { .. }
+            | Self::Static { .. }
+            | Self::Dynamic { .. }
+            | Self::Sequential { .. } => Score::Probability,
+        }
+    }
+
+    /// Whether it may let a step pass without writing anything, and still come to an end.
+    pub fn may_pause(&self) -> bool {
+        matches!(self, Self::TimeSchedule { .. })
     }
 
     /// The candidates to write now, ascending by row.
@@ -85,28 +125,32 @@ impl AcceptRule {
         match *self {
             Self::Threshold { accept_threshold } => {
                 let sure = above(accept_threshold);
-                if sure.is_empty() { most_confident(candidates, 1) } else { sure }
+                if sure.is_empty() { best_scored(candidates, 1) } else { sure }
             }
             Self::ThresholdKeep { accept_threshold } => {
                 let sure: Vec<Candidate> =
                     candidates.iter().copied().filter(|candidate| candidate.confidence >= accept_threshold).collect();
-                if sure.is_empty() { most_confident(candidates, 1) } else { sure }
+                if sure.is_empty() { best_scored(candidates, 1) } else { sure }
             }
             Self::GatedThreshold { accept_threshold, semi_complete_threshold } => {
                 let sure = above(accept_threshold);
                 let may_force = block.previous.is_none_or(|previous| previous.share() >= semi_complete_threshold);
-                if sure.is_empty() && may_force { most_confident(candidates, 1) } else { sure }
+                if sure.is_empty() && may_force { best_scored(candidates, 1) } else { sure }
             }
-            Self::Static { denoising_steps } => most_confident(candidates, quota(block, denoising_steps)),
+            Self::Static { denoising_steps } => best_scored(candidates, quota(block, denoising_steps)),
             Self::Dynamic { accept_threshold, denoising_steps } => {
                 let sure = above(accept_threshold);
                 let quota = quota(block, denoising_steps);
-                if sure.len() >= quota { sure } else { most_confident(candidates, quota) }
+                if sure.len() >= quota { sure } else { best_scored(candidates, quota) }
             }
             Self::Sequential { denoising_steps } => {
                 let quota = quota(block, denoising_steps);
                 let first = candidates.first().map_or(0, |candidate| candidate.row);
                 candidates.iter().copied().filter(|candidate| candidate.row < first + quota).collect()
+            }
+            Self::TimeSchedule { denoising_steps, .. } => {
+                let n_steps = denoising_steps.unwrap_or(block.progress.block_size);
+                best_scored(candidates, due(candidates.len(), block.step, n_steps))
             }
         }
     }
@@ -121,11 +165,28 @@ fn quota(block: &BlockView<'_>, denoising_steps: usize) -> usize {
     (base + extra).max(1)
 }
 
-/// The `n` most confident, ties to the lowest row, ascending by row.
-fn most_confident(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
+/// How many of `n_masked` Dream's time, running from 1 to [`LAST_TIME`] in equal steps, has come for. In f32 and in the
+/// order of torch.linspace, since it is rounded down.
+fn due(n_masked: usize, step: usize, n_steps: usize) -> usize {
+    if step + 1 >= n_steps {
+        return n_masked;
+    }
+    let time = |index: usize| {
+        let width = (LAST_TIME - 1.0) / n_steps as f32;
+        if index < n_steps.div_ceil(2) {
+            1.0 + width * index as f32
+        } else {
+            LAST_TIME - width * (n_steps - index) as f32
+        }
+    };
+    (n_masked as f32 * (1.0 - time(step + 1) / time(step))) as usize
+}
+
+/// The `n` with the highest scores, ties to the lowest row, ascending by row.
+fn best_scored(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
     let mut ranked = candidates.to_vec();
     // A stable sort keeps the lower row first among equals.
-    ranked.sort_by(|a, b| b.confidence.total_cmp(&a.confidence));
+    ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
     ranked.truncate(n);
     ranked.sort_by_key(|candidate| candidate.row);
     ranked
@@ -141,7 +202,7 @@ mod tests {
             .iter()
             .enumerate()
             .filter(|(_, confidence)| **confidence > 0.0)
-            .map(|(row, confidence)| Candidate { row, token: 7, confidence: *confidence })
+            .map(|(row, confidence)| Candidate { row, token: 7, confidence: *confidence, score: *confidence })
             .collect();
         let block_size = confidences.len();
         let block = BlockView {
@@ -199,6 +260,24 @@ mod tests {
         let rule = AcceptRule::Sequential { denoising_steps: 2 };
         assert_eq!(rows(rule, &[0.0, 0.2, 0.9, 0.3], 0, None), [1, 2]);
         assert_eq!(rows(rule, &[0.0, 0.0, 0.0, 0.3], 1, None), [3]);
+    }
+
+    #[test]
+    fn time_writes_nothing_at_first_and_everything_at_last() {
+        let counts = |n: usize, n_steps: usize| -> Vec<usize> {
+            let mut left = n;
+            (0..n_steps)
+                .map(|step| {
+                    let now = due(left, step, n_steps);
+                    left -= now;
+                    now
+                })
+                .collect()
+        };
+        // 16 masks in 16 steps: floor of a little less than 1 is 0, then one at a time, two at the end.
+        assert_eq!(counts(16, 16), [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
+        assert_eq!(counts(12, 5).iter().sum::<usize>(), 12);
+        assert_eq!(counts(3, 1), [3]);
     }
 
     #[test]

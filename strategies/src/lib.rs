@@ -8,9 +8,11 @@
 //! - [`accept`]: the accept rules of the field by name.
 //! - [`multi_block`]: block diffusion with one to several blocks in flight.
 //! - [`semi_autoregressive`]: LLaDA's blocks under attention to the whole answer.
+//! - [`diffusion_generate`]: Dream's schedule over time.
 //! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
+pub mod diffusion_generate;
 pub mod edit;
 pub mod layout;
 pub mod multi_block;
@@ -19,9 +21,10 @@ pub mod strategy;
 pub mod view;
 
 pub use accept::AcceptRule;
+pub use diffusion_generate::DiffusionGenerate;
 pub use edit::Edit;
 pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use semi_autoregressive::SemiAutoregressive;
 pub use strategy::Strategy;
-pub use view::{BlockCandidates, BlockView, Candidate, Progress};
+pub use view::{BlockCandidates, BlockView, Candidate, Progress, Score};

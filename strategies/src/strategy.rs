@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::accept::AcceptRule;
+use crate::diffusion_generate::DiffusionGenerate;
 use crate::edit::Edit;
 use crate::layout::Layout;
 use crate::multi_block::MultiBlock;
@@ -19,6 +20,9 @@ pub enum Strategy {
     /// `semi_ar`.
     #[serde(rename = "semi_ar")]
     SemiAutoregressive(SemiAutoregressive),
+    /// `diffusion_generate`.
+    #[serde(rename = "diffusion_generate")]
+    DiffusionGenerate(DiffusionGenerate),
 }
 
 impl Strategy {
@@ -27,6 +31,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(_) => "multi_bd",
             Self::SemiAutoregressive(_) => "semi_ar",
+            Self::DiffusionGenerate(_) => "diffusion_generate",
         }
     }
 
@@ -34,7 +39,7 @@ impl Strategy {
     pub fn layout(&self) -> Layout {
         match self {
             Self::MultiBlock(_) => Layout::BlockCausal,
-            Self::SemiAutoregressive(_) => Layout::WholeAnswer,
+            Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => Layout::WholeAnswer,
         }
     }
 
@@ -43,6 +48,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(multi_block) => multi_block.config().block_size,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
+            Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
         }
     }
 
@@ -50,7 +56,7 @@ impl Strategy {
     pub fn buffer_size(&self) -> usize {
         match self {
             Self::MultiBlock(multi_block) => multi_block.config().buffer_size,
-            Self::SemiAutoregressive(_) => 1,
+            Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => 1,
         }
     }
 
@@ -59,6 +65,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(multi_block) => multi_block.config().accept,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
+            Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
         }
     }
 
@@ -67,7 +74,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(multi_block) => multi_block.opens_block(n_live, newest, context_is_cached),
             // All of them are open from the start.
-            Self::SemiAutoregressive(_) => false,
+            Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
         }
     }
 
@@ -76,6 +83,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(multi_block) => multi_block.step(block),
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.step(block),
+            Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.step(block),
         }
     }
 }

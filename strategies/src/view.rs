@@ -9,6 +9,21 @@ pub struct Candidate {
     pub token: u32,
     /// Its probability, in [0, 1].
     pub confidence: f32,
+    /// What rules rank by: the [`Score`] that the strategy asked for.
+    pub score: f32,
+}
+
+/// What candidates may be ranked by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Score {
+    /// The token's probability.
+    #[default]
+    Probability,
+    /// The likeliest token's probability less the second's.
+    Margin,
+    /// `sum p ln p` of the distribution: 0 where one token is certain.
+    NegativeEntropy,
 }
 
 /// How far a block is.

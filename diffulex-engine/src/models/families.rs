@@ -18,7 +18,8 @@ pub enum AttentionKind {
 }
 
 /// Which position a row of logits speaks of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LogitAlignment {
     /// Its own.
     Same,

@@ -90,13 +90,14 @@ fn without_a_mask_nothing_is_guessed() {
 
 #[test]
 fn families_without_a_strategy_are_refused_with_what_is_missing() {
-    for (checkpoint, missing) in [
-        ("dream", "attention to the whole answer, whose logits speak of the next position"),
-        ("fast_dllm_v2", "logits speak of the next position"),
-        ("diffusion_gemma", "canvases of random tokens"),
-    ] {
+    for (checkpoint, missing) in
+        [("fast_dllm_v2", "logits speak of the next position"), ("diffusion_gemma", "canvases of random tokens")]
+    {
         let message = refused(Files::golden(checkpoint));
-        assert!(message.contains(missing) && message.contains("there are multi_bd and semi_ar"), "{message}");
+        assert!(
+            message.contains(missing) && message.contains("there are multi_bd, semi_ar and diffusion_generate"),
+            "{message}"
+        );
     }
 }
 

@@ -333,3 +333,26 @@ fn traces_of_llada_equal_the_authors() {
 fn traces_of_llada_moe_equal_the_authors() {
     semi_autoregressive_traces_agree("llada_moe");
 }
+
+#[test]
+fn traces_of_dream_equal_the_authors() {
+    let traces = json("dream/trace.json");
+    for trace in traces["traces"].as_array().unwrap() {
+        let params = &trace["params"];
+        let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
+        let want = &all[prompt.len()..];
+        let n_steps = usize_of(&params["steps"]) as u32;
+        let mut sampling = greedy(want.len() as u32);
+        sampling.decoding = DecodingOverrides {
+            accept_rule: params["alg"].as_str().map(str::to_owned),
+            denoising_steps: Some(n_steps),
+            ..DecodingOverrides::default()
+        };
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            let mut engine = engine_on(Files::golden("dream"), device, 32, 1);
+            let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
+            assert_eq!(reply.token_ids, want, "{params}");
+            assert_eq!(reply.nfe_counts.denoise, n_steps, "{params}");
+        }
+    }
+}

@@ -73,6 +73,7 @@ impl Toy {
                             row: position - sequence.block_range(block).start,
                             token: if self.eos.contains(&position) { EOS } else { position as u32 },
                             confidence: *self.confidence.get(&position).unwrap_or(&self.otherwise),
+                            score: *self.confidence.get(&position).unwrap_or(&self.otherwise),
                         })
                         .collect(),
                 })
