@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod determinism;
+mod emission;
 mod families;
 mod forwards;
 mod golden;
