@@ -220,7 +220,7 @@ impl ServerConfig {
         defaults
     }
 
-    /// Seconds as a duration; [`Self::check`] has refused what cannot be one.
+    /// Seconds as a duration; `check` has refused what cannot be one.
     pub fn duration(seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds).unwrap_or_default()
     }

@@ -52,7 +52,7 @@ impl Counter {
     }
 }
 
-/// Durations by [`LATENCY_BOUNDS`].
+/// Durations in buckets from 1 ms to 60 s.
 #[derive(Debug, Default)]
 pub struct Latency {
     counts: [AtomicU64; LATENCY_BOUNDS.len() + 1],
