@@ -141,6 +141,8 @@ struct Shared {
     text: TextModel,
     telemetry: Arc<Telemetry>,
     requests: Mutex<HashMap<String, Arc<RequestState>>>,
+    /// Commands about to be sent, in order.
+    outbox: Mutex<Vec<ServingCommand>>,
     in_flight: AtomicUsize,
     draws: Draws,
     worker: RwLock<WorkerView>,
@@ -175,6 +177,7 @@ impl Frontend {
             text,
             telemetry,
             requests: Mutex::default(),
+            outbox: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             draws: Draws::default(),
             worker: RwLock::new(WorkerView {
@@ -226,9 +229,12 @@ impl Frontend {
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let state = Arc::new(RequestState::new(rid, accepted, deadline));
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
-            self.shared.register_and_send(&state, generate)?;
+            self.shared.register(&state, generate)?;
             streams.push(EventStream { shared: Arc::clone(&self.shared), state, _permit: permit });
         }
+        // Whoever else is about to send goes first; then one of them sends for all, which wakes ZMQ's thread once.
+        tokio::task::yield_now().await;
+        self.shared.flush();
         Ok(streams)
     }
 
@@ -443,23 +449,49 @@ impl Shared {
         Duration::from_secs(seconds.clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end()))
     }
 
-    /// Registers a request and sends it, so that a worker lost in between either fails here or fails the request.
-    fn register_and_send(&self, state: &Arc<RequestState>, generate: ServingGenerate) -> Result<(), SubmitError> {
+    /// Registers a request and puts its command into the outbox. From here on it ends like every other: a worker lost
+    /// before the command leaves fails it.
+    fn register(&self, state: &Arc<RequestState>, generate: ServingGenerate) -> Result<(), SubmitError> {
         // Held over both steps: the supervisor takes it to write before it fails the requests of a lost worker.
         let view = self.worker_view();
-        let Some(commands) = &view.commands else { return Err(self.no_worker()) };
+        if view.commands.is_none() {
+            return Err(self.no_worker());
+        }
         self.requests().insert(state.rid.clone(), Arc::clone(state));
-        commands.send(ServingCommand::Generate(generate)).map_err(|error| {
-            self.requests().remove(&state.rid);
-            match error {
-                LinkError::Full => unavailable("the engine does not take requests fast enough", 2),
-                LinkError::Lost(_) => self.no_worker(),
-                LinkError::Codec(error) => RequestError::too_large("prompt", error.to_string()).into(),
-            }
-        })
+        lock(&self.outbox).push(ServingCommand::Generate(generate));
+        Ok(())
     }
 
+    /// Sends what is in the outbox. A request whose command cannot leave fails.
+    fn flush(&self) {
+        let view = self.worker_view();
+        // Held while sending, so that an abort cannot overtake its request.
+        let mut outbox = lock(&self.outbox);
+        for command in outbox.drain(..) {
+            // A lost worker's requests have been failed already; commands to it are worth nothing.
+            let Some(commands) = &view.commands else { continue };
+            let rid = command.request_id().map(str::to_owned);
+            if let Err(error) = commands.send(command) {
+                self.fail_unsent(rid, &error);
+            }
+        }
+    }
+
+    fn fail_unsent(&self, rid: Option<String>, error: &LinkError) {
+        tracing::debug!(rid, %error, "a command was not sent");
+        let Some(state) = rid.and_then(|rid| self.requests().remove(&rid)) else { return };
+        let code = match error {
+            LinkError::Full | LinkError::Lost(_) => ErrorCode::EngineLost,
+            LinkError::Codec(_) => ErrorCode::TooLarge,
+        };
+        if let Some(waker) = state.fail(code, &error.to_string(), &self.telemetry) {
+            waker.wake();
+        }
+    }
+
+    /// Sends a command after those in the outbox.
     fn send_control(&self, command: ServingCommand) -> Result<(), SubmitError> {
+        self.flush();
         let view = self.worker_view();
         let Some(commands) = &view.commands else { return Err(self.no_worker()) };
         commands.send(command).map_err(|error| unavailable(&error.to_string(), 2))
