@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::kernels::cpu::{CpuOps, Rows};
+use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::{Ops, WeightData, WeightType};
 
 const N_RUNS: usize = 200;
@@ -27,7 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for n_threads in [1, all] {
         let ops = CpuOps::new(n_threads)?;
         for n_rows in [1, 4, 8, 16, 64, 256] {
-            let x = Rows::new((0..n_rows * n_in).map(|index| ((index * 53) % 97) as f32 * 0.01).collect(), n_in);
+            let values: Vec<f32> = (0..n_rows * n_in).map(|index| ((index * 53) % 97) as f32 * 0.01).collect();
+            let x = ops.tensor(&values, n_in)?;
             let mut speeds = Vec::new();
             for hold in [WeightType::F32, WeightType::Bf16] {
                 let weight = ops.matrix(WeightData::F32(&bytes), n_out, n_in, hold)?;

@@ -97,7 +97,7 @@ pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, batch: AttentionB
     } else {
         tasks.par_iter().map(run).collect()
     };
-    let mut out = Rows::zeros(q.n_rows(), batch.n_heads * shape.head_dim);
+    let mut out = q.zeros(q.n_rows(), batch.n_heads * shape.head_dim);
     let width = heads_per_kv * shape.head_dim;
     for (task, output) in tasks.iter().zip(&outputs) {
         for (row, output) in task.rows.clone().zip(output.chunks_exact(width)) {

@@ -24,7 +24,7 @@ pub(super) fn experts(simd: Simd, x: &Rows, choices: &[Vec<Choice>], experts: &[
             if rows.is_empty() {
                 return None;
             }
-            let mut inputs = Rows::zeros(rows.len(), x.width());
+            let mut inputs = x.zeros(rows.len(), x.width());
             for (place, (row, _)) in rows.iter().enumerate() {
                 inputs.row_mut(place).copy_from_slice(x.row(*row));
             }
@@ -34,7 +34,7 @@ pub(super) fn experts(simd: Simd, x: &Rows, choices: &[Vec<Choice>], experts: &[
             Some(linear(simd, &gate, &expert.down, None))
         })
         .collect();
-    let mut out = Rows::zeros(x.n_rows(), x.width());
+    let mut out = x.zeros(x.n_rows(), x.width());
     for (rows, result) in rows_of.iter().zip(&results) {
         let Some(result) = result else { continue };
         for (place, (row, weight)) in rows.iter().enumerate() {

@@ -106,6 +106,22 @@ fn pair_bf16(low: f32, high: f32) -> u32 {
     round(low) | round(high) << 16
 }
 
+for_each_instruction_set! {
+    /// A row as words of two bfloat16, in the bits of f32.
+    fn pack_row => pack_row_body(row: &[f32], words: &mut [f32])
+}
+
+#[inline(always)]
+unsafe fn pack_row_body<V: Vector>(row: &[f32], words: &mut [f32]) {
+    let (both, last) = row.as_chunks::<2>();
+    for ([low, high], word) in both.iter().zip(&mut *words) {
+        *word = f32::from_bits(pair_bf16(*low, *high));
+    }
+    if let ([low], Some(word)) = (last, words.last_mut()) {
+        *word = f32::from_bits(pair_bf16(*low, 0.0));
+    }
+}
+
 /// The two values of a word.
 #[inline(always)]
 pub(super) fn unpair_bf16(pair: u32) -> [f32; 2] {
@@ -115,7 +131,7 @@ pub(super) fn unpair_bf16(pair: u32) -> [f32; 2] {
 /// `x W`: `[n_rows, n_in]`, the weighted sum of the rows of `weight`, widened.
 pub(super) fn mix(x: &Rows, weight: &PackedMatrix) -> Rows {
     assert_eq!(x.width(), weight.n_out);
-    let mut out = Rows::zeros(x.n_rows(), weight.n_in);
+    let mut out = x.zeros(x.n_rows(), weight.n_in);
     let n_in = weight.n_in;
     out.values_mut().par_chunks_exact_mut(n_in).enumerate().for_each(|(row, sums)| {
         for (panel, factors) in x.row(row).chunks(PANEL).enumerate() {
@@ -143,7 +159,7 @@ pub(super) fn mix(x: &Rows, weight: &PackedMatrix) -> Rows {
 /// `x W^T + bias`: `[n_rows, n_out]`.
 pub(super) fn linear(simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&[f32]>) -> Rows {
     assert_eq!(x.width(), weight.n_in);
-    let mut out = Rows::zeros(x.n_rows(), weight.n_out);
+    let mut out = x.zeros(x.n_rows(), weight.n_out);
     if x.n_rows() == 0 {
         return out;
     }
@@ -163,13 +179,12 @@ pub(super) fn linear(simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&
         }),
         Panels::Bf16(panels) => {
             let n_pairs = weight.n_in.div_ceil(2);
-            let mut pairs = Vec::with_capacity(x.n_rows() * n_pairs);
+            // The words of a row stand in the bits of f32, so that their memory is used again, too.
+            let mut pairs = x.zeros(x.n_rows(), n_pairs);
             for row in 0..x.n_rows() {
-                let (both, last) = x.row(row).as_chunks::<2>();
-                pairs.extend(both.iter().map(|[low, high]| pair_bf16(*low, *high)));
-                pairs.extend(last.iter().map(|low| pair_bf16(*low, 0.0)));
+                pack_row(simd, x.row(row), pairs.row_mut(row));
             }
-            in_tasks(&|start, end| product_bf16(simd, &pairs, panels, n_pairs, start, end, &output));
+            in_tasks(&|start, end| product_bf16(simd, pairs.values(), panels, n_pairs, start, end, &output));
         }
     }
     out
@@ -206,20 +221,20 @@ impl Output<'_> {
 
 /// How a panel's words and a row's words make a sum.
 trait Format<V: Vector> {
-    type Input: Copy;
+    type Weight: Copy;
     type Loaded: Copy;
     /// # Safety
     /// The machine has the instructions of `V`.
-    unsafe fn load(weights: &[Self::Input; PANEL]) -> Self::Loaded;
+    unsafe fn load(weights: &[Self::Weight; PANEL]) -> Self::Loaded;
     /// # Safety
     /// The machine has the instructions of `V`.
-    unsafe fn add(sum: V, input: Self::Input, weights: Self::Loaded) -> V;
+    unsafe fn add(sum: V, input: f32, weights: Self::Loaded) -> V;
 }
 
 struct F32;
 
 impl<V: Vector> Format<V> for F32 {
-    type Input = f32;
+    type Weight = f32;
     type Loaded = V;
     #[inline(always)]
     unsafe fn load(weights: &[f32; PANEL]) -> V {
@@ -236,7 +251,7 @@ impl<V: Vector> Format<V> for F32 {
 struct Bf16;
 
 impl<V: Vector> Format<V> for Bf16 {
-    type Input = u32;
+    type Weight = u32;
     type Loaded = V::Pairs;
     #[inline(always)]
     unsafe fn load(weights: &[u32; PANEL]) -> V::Pairs {
@@ -244,9 +259,9 @@ impl<V: Vector> Format<V> for Bf16 {
         unsafe { V::load_pairs(weights) }
     }
     #[inline(always)]
-    unsafe fn add(sum: V, input: u32, weights: V::Pairs) -> V {
+    unsafe fn add(sum: V, input: f32, weights: V::Pairs) -> V {
         // SAFETY: passed on from the caller.
-        unsafe { sum.add_pairs(input, weights) }
+        unsafe { sum.add_pairs(input.to_bits(), weights) }
     }
 }
 
@@ -265,7 +280,7 @@ for_each_instruction_set! {
 for_each_instruction_set! {
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_bf16 => product_bf16_body(
-        inputs: &[u32],
+        inputs: &[f32],
         panels: &[[u32; PANEL]],
         n_in: usize,
         start: usize,
@@ -289,7 +304,7 @@ unsafe fn product_f32_body<V: Vector>(
 
 #[inline(always)]
 unsafe fn product_bf16_body<V: Vector>(
-    inputs: &[u32],
+    inputs: &[f32],
     panels: &[[u32; PANEL]],
     n_in: usize,
     start: usize,
@@ -303,8 +318,8 @@ unsafe fn product_bf16_body<V: Vector>(
 /// Tiles of as many rows and panels as the registers hold sums for: sixteen where there are 32 registers.
 #[inline(always)]
 unsafe fn product<V: Vector, F: Format<V>>(
-    inputs: &[F::Input],
-    panels: &[[F::Input; PANEL]],
+    inputs: &[f32],
+    panels: &[[F::Weight; PANEL]],
     n_in: usize,
     start: usize,
     end: usize,
@@ -328,8 +343,8 @@ unsafe fn product<V: Vector, F: Format<V>>(
 /// All rows times `P` panels.
 #[inline(always)]
 unsafe fn rows<V: Vector, F: Format<V>, const P: usize>(
-    inputs: &[F::Input],
-    panels: &[[F::Input; PANEL]],
+    inputs: &[f32],
+    panels: &[[F::Weight; PANEL]],
     n_in: usize,
     panel: usize,
     output: &Output<'_>,
@@ -353,8 +368,8 @@ unsafe fn rows<V: Vector, F: Format<V>, const P: usize>(
 /// `R` rows times `P` panels; returns `R`.
 #[inline(always)]
 unsafe fn tile<V: Vector, F: Format<V>, const R: usize, const P: usize>(
-    inputs: &[F::Input],
-    panels: &[[F::Input; PANEL]],
+    inputs: &[f32],
+    panels: &[[F::Weight; PANEL]],
     n_in: usize,
     row: usize,
     panel: usize,

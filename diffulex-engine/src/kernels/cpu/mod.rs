@@ -14,13 +14,14 @@ use super::{Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, Rop
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
 pub use linear::PackedMatrix;
-pub use rows::Rows;
+pub use rows::{Buffers, Rows};
 pub(crate) use simd::{Simd, log_sum_exp};
 
 /// The CPU's kernels.
 pub struct CpuOps {
     pool: ThreadPool,
     simd: Simd,
+    buffers: Buffers,
 }
 
 /// K and V of every layer.
@@ -36,7 +37,7 @@ impl CpuOps {
             .thread_name(|index| format!("kernel-{index}"))
             .build()
             .map_err(|error| LoadError::of("kernel threads", error))?;
-        Ok(Self { pool, simd: Simd::detect() })
+        Ok(Self { pool, simd: Simd::detect(), buffers: Buffers::default() })
     }
 
     /// Kernels on one thread with the given instructions.
@@ -84,11 +85,13 @@ impl Ops for CpuOps {
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Rows, StepError> {
-        Ok(Rows::new(values.to_vec(), width))
+        let mut rows = Rows::new(&self.buffers, values.len() / width, width);
+        rows.values_mut().copy_from_slice(values);
+        Ok(rows)
     }
 
     fn embed(&self, table: &PackedMatrix, ids: &[u32]) -> Result<Rows, StepError> {
-        let mut out = Rows::zeros(ids.len(), table.n_in());
+        let mut out = Rows::new(&self.buffers, ids.len(), table.n_in());
         for (row, id) in ids.iter().enumerate() {
             if *id as usize >= table.n_out() {
                 return Err(StepError(format!("token id {id} is outside the vocabulary of {}", table.n_out())));
@@ -187,7 +190,7 @@ impl Ops for CpuOps {
     }
 
     fn select(&self, x: &Rows, rows: &[u32]) -> Result<Rows, StepError> {
-        let mut out = Rows::zeros(rows.len(), x.width());
+        let mut out = x.zeros(rows.len(), x.width());
         for (place, row) in rows.iter().enumerate() {
             out.row_mut(place).copy_from_slice(x.row(*row as usize));
         }
