@@ -29,6 +29,10 @@ const REQUEST_BAR_US: f64 = 25.0;
 const EVENT_BAR_US: f64 = 3.0;
 const CADENCE_BAR: f64 = 0.99;
 
+/// The program's own allocator.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let first = arguments.next();

@@ -6,6 +6,10 @@ use clap::FromArgMatches;
 use diffulex_server::cli::{self, Cli, Command};
 use diffulex_server::{launch, one_shot};
 
+/// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let parsed = cli::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
