@@ -26,7 +26,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 COMMON_WORDS = ["cat"]
 
 # Share of very long counts; the evaluation prompts were drawn without them.
-LONG = 0.05
+LONG = 0.015
 
 
 # ---------------------------------------------------------------- drawing
@@ -382,7 +382,7 @@ def weekday(r):
                                 "what day is after {d}", "Which day follows {d}?", "next day after {d}"], d=day), f"The day after {day} is {DAYS[(d + 1) % 7]}.")
         return pair(ask(r, ["What day comes before {d}?", "Which day comes before {d}?", "What is the day before {d}?", "If today is {d}, what day was yesterday?", "Today is {d}. What day was yesterday?",
                             "what day is before {d}"], d=day), f"The day before {day} is {DAYS[(d - 1) % 7]}.")
-    n = r.randint(2, 20) if r.random() < 0.8 else r.randint(2, 60)
+    n = r.randint(2, 20) if r.random() < 0.9 else r.randint(2, 60)
     if kind < 0.72:
         return pair(ask(r, ["What day is {n} days after {d}?", "Which day is {n} days after {d}?", "What day comes {n} days after {d}?", "Today is {d}. What day is it in {n} days?",
                             "If today is {d}, what day is it in {n} days?", "{n} days after {d}", "{d} plus {n} days", "What weekday is {n} days after {d}?"], d=day, n=n), f"{n} days after {day} is {DAYS[(d + n) % 7]}.")
@@ -515,7 +515,7 @@ def facts(r):
 
 
 def reading(r):
-    n = r.choice((1, 2, 2, 3, 3, 4, 5))
+    n = r.choice((1, 2, 2, 2, 3, 3, 3, 4, 5))
     people = distinct(r, name, n)
     kind = r.random()
     if kind < 0.6:
@@ -541,7 +541,7 @@ def reading(r):
     user = r.choice(["{t} {q}", "{t} {q}", "{t} {q}", "Read: {t} {q}", "{t}\n{q}", "{q} {t}", "Text: {t} Question: {q}"]).format(t=text, q=q)
     if r.random() < 0.25:
         user = re.sub(r"[?.]$", "", user)
-    if r.random() < 0.1:
+    if r.random() < 0.05:
         user = user.lower()
     return pair(user, answer)
 
@@ -696,7 +696,8 @@ def story(r):
                     "Make up a story about a {k}.", "Write a short story about a {k}.", "Give me a story about a {k}.", "Tell me about a {k} in a story.", "a {k} story"], k=kind)
     else:
         q = ask(r, ["Tell me a story.", "Write a story.", "A story, please.", "story", "Tell a story.", "Write a short story.", "I want to hear a story.", "Make up a story.", "Tell me a short story.", "Another story.", "Tell me a bedtime story."])
-    hero, friend = r.sample(NAMES[:40], 2)
+    # Heroes and friends have names of their own, so that a friend is never mistaken for the hero.
+    hero, friend = r.choice(NAMES[:30]), r.choice(NAMES[30:60])
     other = r.choice([k for k in STORY_KINDS if k != kind])
     place, thing, color = r.choice(STORY_PLACES), r.choice(STORY_THINGS), r.choice(COLORS)
     text = (f"Once there was a {r.choice(STORY_TRAITS)} {kind} named {hero}. {hero} lived near the {place}. "
@@ -713,8 +714,9 @@ TASKS = {"add": add, "subtract": subtract, "multiply": multiply, "compare": comp
          "divide": divide, "extreme": extreme, "parity": parity, "neighbor": neighbor, "position": position, "rhyme": rhyme, "month": month, "time": time, "table": table, "follow": follow}
 
 # Harder tasks get more of the mixture.
-WEIGHTS = {"add": 6, "subtract": 8, "multiply": 7, "compare": 3, "count": 5, "sort": 7, "reverse": 4, "spell": 4, "letters": 7, "weekday": 5, "date": 2.5, "unit": 4, "json": 3, "upper": 2.5, "facts": 5, "reading": 8,
-           "memory": 4, "chat": 4, "unknown": 6, "story": 2.5, "divide": 1.5, "extreme": 1.5, "parity": 0.7, "neighbor": 0.8, "position": 1.5, "rhyme": 1.2, "month": 1, "time": 1.5, "table": 1.2, "follow": 2.5}
+WEIGHTS = {"add": 8, "subtract": 12, "multiply": 11, "compare": 3.5, "count": 9, "sort": 6.5, "reverse": 4, "spell": 1.5, "letters": 9, "weekday": 9,
+           "date": 2, "unit": 3, "json": 2, "upper": 4, "facts": 7, "reading": 16, "memory": 4, "chat": 3, "unknown": 2.5, "story": 2,
+           "divide": 0.9, "extreme": 0.6, "parity": 0.2, "neighbor": 0.3, "position": 0.8, "rhyme": 1.5, "month": 0.5, "time": 0.5, "table": 0.4, "follow": 1.5}
 
 SYSTEMS = ["You are a helpful assistant.", "You are a helpful assistant", "You are a friendly assistant.", "Be brief.", "Answer briefly.", "You are Diffulex.", "Answer in one sentence.", "You are a tiny model.", "Be kind."]
 
@@ -724,9 +726,9 @@ def sample(r, weights=WEIGHTS):
     names = list(weights)
     task = r.choices(names, [weights[n] for n in names])[0]
     turns = TASKS[task](r)
-    while len(turns) <= 4 and r.random() < 0.16:
+    while len(turns) <= 4 and r.random() < 0.12:
         turns = turns + TASKS[r.choices(names, [weights[n] for n in names])[0]](r)
-    while r.random() < 0.008:       # now and then a long chat, so that distant turns are nothing new
+    while r.random() < 0.006:       # now and then a long chat, so that distant turns are nothing new
         for _ in range(6):
             turns = turns + TASKS[r.choices(names, [weights[n] for n in names])[0]](r)
     if r.random() < 0.07:
