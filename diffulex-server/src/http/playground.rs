@@ -19,7 +19,7 @@ const ASSETS: [(&str, &str, &[u8]); 5] = [
 ];
 
 /// The page may load its own files and nothing else.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'";
+const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The page's routes.
 pub(super) fn routes() -> Router<App> {
