@@ -6,6 +6,7 @@
 use diffulex_protocol::DecodingOverrides;
 use diffulex_strategies::{
     AcceptRule, DiffusionGenerate, Layout, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy,
+    StrategyKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -175,11 +176,12 @@ const BLOCK_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
 pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
 
 impl EngineConfig {
-    /// The layout in which a family is decoded. The error says which strategy is missing.
-    pub fn layout_of(family: &Family) -> Result<Layout, String> {
+    /// The strategies a family can be decoded by, its authors' first. The error says which one is missing.
+    pub fn strategies_of(family: &Family) -> Result<&'static [StrategyKind], String> {
         let missing = match (family.attention, family.alignment) {
-            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(Layout::BlockCausal),
-            (AttentionKind::Full, LogitAlignment::Same | LogitAlignment::Next) => return Ok(Layout::WholeAnswer),
+            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(&[StrategyKind::MultiBlock]),
+            (AttentionKind::Full, LogitAlignment::Same) => return Ok(&[StrategyKind::SemiAutoregressive]),
+            (AttentionKind::Full, LogitAlignment::Next) => return Ok(&[StrategyKind::DiffusionGenerate]),
             (AttentionKind::BlockCausal, LogitAlignment::Next) => {
                 "block diffusion whose logits speak of the next position"
             }
@@ -196,7 +198,8 @@ impl EngineConfig {
     /// The options as they act for a model. The error names the option and what would work.
     pub fn resolve(options: &EngineOptions, spec: &ModelSpec, text: &TextModel) -> Result<Self, String> {
         let family = spec.family;
-        let layout = Self::layout_of(family)?;
+        let kind = Self::strategy_kind(options, spec)?;
+        let layout = kind.layout();
         let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(family.block_size);
         let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
         match layout {
@@ -236,8 +239,8 @@ impl EngineConfig {
         };
         let accept = |default: AcceptRule| accept_rule(default, &settings, block_size).map_err(|error| error.message);
         let accept_threshold = family.accept_threshold;
-        let strategy = match layout {
-            Layout::BlockCausal => Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig {
+        let strategy = match kind {
+            StrategyKind::MultiBlock => Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig {
                 block_size,
                 buffer_size,
                 add_block_threshold: share(
@@ -248,24 +251,16 @@ impl EngineConfig {
                 accept: accept(AcceptRule::Threshold { accept_threshold })?,
                 fuse_prefill: false,
             })),
-            Layout::WholeAnswer => match family.alignment {
-                LogitAlignment::Same => Strategy::SemiAutoregressive(SemiAutoregressive {
-                    block_size,
-                    accept: accept(AcceptRule::ThresholdKeep { accept_threshold })?,
-                }),
-                // Dream's usual setting for chats (its README's `alg="entropy"`).
-                LogitAlignment::Next => Strategy::DiffusionGenerate(DiffusionGenerate {
-                    block_size: max_model_len,
-                    accept: accept(AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None })?,
-                }),
-            },
+            StrategyKind::SemiAutoregressive => Strategy::SemiAutoregressive(SemiAutoregressive {
+                block_size,
+                accept: accept(AcceptRule::ThresholdKeep { accept_threshold })?,
+            }),
+            // Dream's usual setting for chats (its README's `alg="entropy"`).
+            StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {
+                block_size: max_model_len,
+                accept: accept(AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None })?,
+            }),
         };
-        if let Some(name) = options.decoding_strategy.as_deref()
-            && name != strategy.name()
-        {
-            let (architecture, strategy) = (family.architecture, strategy.name());
-            return Err(format!("decoding strategy {name:?} does not fit {architecture}; it is decoded by {strategy}"));
-        }
         let mask_token_id = options
             .mask_token_id
             .or(spec.mask_token_id)
@@ -323,6 +318,18 @@ impl EngineConfig {
             n_pages: n_pages as usize,
             prefix_caching: options.prefix_caching,
             n_sampleable: spec.vocab_size.min(text.vocab_size() as usize),
+        })
+    }
+
+    /// The strategy that `options` name, or else the model's own.
+    fn strategy_kind(options: &EngineOptions, spec: &ModelSpec) -> Result<StrategyKind, String> {
+        let kinds = Self::strategies_of(spec.family)?;
+        let Some(name) = options.decoding_strategy.as_deref() else { return Ok(kinds[0]) };
+        kinds.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
+            let architecture = spec.family.architecture;
+            let known: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+            let known = known.join(" or ");
+            format!("decoding strategy {name:?} does not fit {architecture}; it is decoded by {known}")
         })
     }
 

@@ -40,7 +40,7 @@ pub(crate) fn load(
     let started = Instant::now();
     // Before the weights are read: some families have a network and no strategy.
     let (family, _) = models::read_config(files)?;
-    EngineConfig::layout_of(family).map_err(|what| LoadError::of(files.place(), what))?;
+    EngineConfig::strategies_of(family).map_err(|what| LoadError::of(files.place(), what))?;
     let text = TextModel::load(files)?;
     let (config, spec, runner, device) = match options.device {
         DeviceChoice::Reference => {

@@ -26,5 +26,5 @@ pub use edit::Edit;
 pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use semi_autoregressive::SemiAutoregressive;
-pub use strategy::Strategy;
+pub use strategy::{Strategy, StrategyKind};
 pub use view::{BlockCandidates, BlockView, Candidate, Progress, Score};

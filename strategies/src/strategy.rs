@@ -10,6 +10,36 @@ use crate::multi_block::MultiBlock;
 use crate::semi_autoregressive::SemiAutoregressive;
 use crate::view::{BlockView, Progress};
 
+/// The strategies, without settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StrategyKind {
+    /// See [`MultiBlock`].
+    MultiBlock,
+    /// See [`SemiAutoregressive`].
+    SemiAutoregressive,
+    /// See [`DiffusionGenerate`].
+    DiffusionGenerate,
+}
+
+impl StrategyKind {
+    /// Its name, as operators write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MultiBlock => "multi_bd",
+            Self::SemiAutoregressive => "semi_ar",
+            Self::DiffusionGenerate => "diffusion_generate",
+        }
+    }
+
+    /// What it needs of memory and masks.
+    pub fn layout(self) -> Layout {
+        match self {
+            Self::MultiBlock => Layout::BlockCausal,
+            Self::SemiAutoregressive | Self::DiffusionGenerate => Layout::WholeAnswer,
+        }
+    }
+}
+
 /// A strategy with its settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "strategy")]
@@ -26,21 +56,23 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// Which it is.
+    pub fn kind(&self) -> StrategyKind {
+        match self {
+            Self::MultiBlock(_) => StrategyKind::MultiBlock,
+            Self::SemiAutoregressive(_) => StrategyKind::SemiAutoregressive,
+            Self::DiffusionGenerate(_) => StrategyKind::DiffusionGenerate,
+        }
+    }
+
     /// Its name, as operators write it.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::MultiBlock(_) => "multi_bd",
-            Self::SemiAutoregressive(_) => "semi_ar",
-            Self::DiffusionGenerate(_) => "diffusion_generate",
-        }
+        self.kind().name()
     }
 
     /// What it needs of memory and masks.
     pub fn layout(&self) -> Layout {
-        match self {
-            Self::MultiBlock(_) => Layout::BlockCausal,
-            Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => Layout::WholeAnswer,
-        }
+        self.kind().layout()
     }
 
     /// Positions of a block.
