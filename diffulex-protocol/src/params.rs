@@ -91,6 +91,14 @@ impl DecodingOverrides {
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Checks every range that does not depend on the model; the error is `(field, message)`.
+    pub fn validate(&self) -> Result<(), (&'static str, String)> {
+        within("decoding.accept_threshold", self.accept_threshold, 0.0, 1.0, false)?;
+        within("decoding.add_block_threshold", self.add_block_threshold, 0.0, 1.0, false)?;
+        within("decoding.semi_complete_threshold", self.semi_complete_threshold, 0.0, 1.0, false)?;
+        at_least_one("decoding.denoising_steps", self.denoising_steps)
+    }
 }
 
 impl SamplingParams {
@@ -103,28 +111,6 @@ impl SamplingParams {
 
     /// Checks every range; the error is `(field, message)`.
     pub fn validate(&self) -> Result<(), (&'static str, String)> {
-        fn within(
-            name: &'static str,
-            value: Option<f32>,
-            low: f32,
-            high: f32,
-            low_is_open: bool,
-        ) -> Result<(), (&'static str, String)> {
-            let Some(value) = value else { return Ok(()) };
-            let above = if low_is_open { value > low } else { value >= low };
-            // Written so that NaN is refused.
-            if above && value <= high {
-                return Ok(());
-            }
-            let bracket = if low_is_open { "(" } else { "[" };
-            Err((name, format!("{name} must be in {bracket}{low}, {high}], got {value}")))
-        }
-        fn at_least_one(name: &'static str, value: Option<u32>) -> Result<(), (&'static str, String)> {
-            match value {
-                Some(0) => Err((name, format!("{name} must be at least 1, got 0"))),
-                _ => Ok(()),
-            }
-        }
         within("temperature", Some(self.temperature), 0.0, Self::MAX_TEMPERATURE, false)?;
         at_least_one("max_tokens", Some(self.max_tokens))?;
         at_least_one("max_nfe", self.max_nfe)?;
@@ -144,11 +130,31 @@ impl SamplingParams {
                 format!("a stop string takes at most {} bytes, got {}", Self::MAX_STOP_BYTES, long.len()),
             ));
         }
-        let decoding = &self.decoding;
-        within("decoding.accept_threshold", decoding.accept_threshold, 0.0, 1.0, false)?;
-        within("decoding.add_block_threshold", decoding.add_block_threshold, 0.0, 1.0, false)?;
-        within("decoding.semi_complete_threshold", decoding.semi_complete_threshold, 0.0, 1.0, false)?;
-        at_least_one("decoding.denoising_steps", decoding.denoising_steps)
+        self.decoding.validate()
+    }
+}
+
+fn within(
+    name: &'static str,
+    value: Option<f32>,
+    low: f32,
+    high: f32,
+    low_is_open: bool,
+) -> Result<(), (&'static str, String)> {
+    let Some(value) = value else { return Ok(()) };
+    let above = if low_is_open { value > low } else { value >= low };
+    // Written so that NaN is refused.
+    if above && value <= high {
+        return Ok(());
+    }
+    let bracket = if low_is_open { "(" } else { "[" };
+    Err((name, format!("{name} must be in {bracket}{low}, {high}], got {value}")))
+}
+
+fn at_least_one(name: &'static str, value: Option<u32>) -> Result<(), (&'static str, String)> {
+    match value {
+        Some(0) => Err((name, format!("{name} must be at least 1, got 0"))),
+        _ => Ok(()),
     }
 }
 
