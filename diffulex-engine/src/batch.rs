@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::kernels::SequenceRows;
 use crate::models::ModelBatch;
-use crate::models::families::LogitAlignment;
 use crate::scheduler::{Scheduled, Span, Ticket};
 
 /// Where the logits of one masked position stand.
@@ -19,12 +18,7 @@ pub struct Wanted {
 }
 
 /// Lays `plan` out. The second part tells, for each row of logits, whose it is.
-pub fn lay_out(
-    plan: &[Span],
-    requests: &BTreeMap<Ticket, Scheduled>,
-    page_size: usize,
-    alignment: LogitAlignment,
-) -> (ModelBatch, Vec<Wanted>) {
+pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, page_size: usize) -> (ModelBatch, Vec<Wanted>) {
     let mut batch = ModelBatch::default();
     let mut wanted = Vec::new();
     for span in plan {
@@ -44,12 +38,7 @@ pub fn lay_out(
             let start = sequence.block_range(block).start;
             for position in sequence.masked(block) {
                 wanted.push(Wanted { ticket: span.ticket, block, row: position - start });
-                let row = match alignment {
-                    LogitAlignment::Same => position,
-                    // Position 0 is the prompt's, so there is always one before.
-                    LogitAlignment::Next => position - 1,
-                };
-                batch.logit_rows.push((first_row + row - positions.start) as u32);
+                batch.logit_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
             }
         }
         let rows = first_row..batch.ids.len();

@@ -5,12 +5,13 @@
 
 use diffulex_protocol::DecodingOverrides;
 use diffulex_strategies::{
-    AcceptRule, DiffusionGenerate, Layout, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy,
+    AcceptRule, D2f, DiffusionGenerate, Layout, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy,
     StrategyKind,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
+use crate::models::families::NetworkKind;
 use crate::models::{AttentionKind, Family, LogitAlignment, ModelSpec};
 use crate::text::TextModel;
 
@@ -139,6 +140,19 @@ impl Default for EngineOptions {
     }
 }
 
+impl EngineOptions {
+    /// What of them a request may change.
+    fn decoding(&self) -> DecodingOverrides {
+        DecodingOverrides {
+            accept_rule: self.accept_rule.clone(),
+            accept_threshold: self.accept_threshold,
+            add_block_threshold: self.add_block_threshold,
+            semi_complete_threshold: self.semi_complete_threshold,
+            denoising_steps: self.denoising_steps,
+        }
+    }
+}
+
 /// The options as they act for one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineConfig {
@@ -178,10 +192,13 @@ pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
 impl EngineConfig {
     /// The strategies a family can be decoded by, its authors' first. The error says which one is missing.
     pub fn strategies_of(family: &Family) -> Result<&'static [StrategyKind], String> {
+        use StrategyKind::{D2f, DiffusionGenerate, MultiBlock, SemiAutoregressive};
         let missing = match (family.attention, family.alignment) {
-            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(&[StrategyKind::MultiBlock]),
-            (AttentionKind::Full, LogitAlignment::Same) => return Ok(&[StrategyKind::SemiAutoregressive]),
-            (AttentionKind::Full, LogitAlignment::Next) => return Ok(&[StrategyKind::DiffusionGenerate]),
+            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(&[MultiBlock]),
+            // Nobody has trained D2F's adapters for LLaDA-MoE.
+            (AttentionKind::Full, _) if family.network == NetworkKind::MoeLlada => return Ok(&[SemiAutoregressive]),
+            (AttentionKind::Full, LogitAlignment::Same) => return Ok(&[SemiAutoregressive, D2f]),
+            (AttentionKind::Full, LogitAlignment::Next) => return Ok(&[DiffusionGenerate, D2f]),
             (AttentionKind::BlockCausal, LogitAlignment::Next) => {
                 "block diffusion whose logits speak of the next position"
             }
@@ -190,7 +207,7 @@ impl EngineConfig {
             }
         };
         Err(format!(
-            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, semi_ar and diffusion_generate",
+            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, semi_ar, diffusion_generate and d2f",
             family.architecture,
         ))
     }
@@ -203,16 +220,25 @@ impl EngineConfig {
         let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(family.block_size);
         let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
         match layout {
-            Layout::BlockCausal if !BLOCK_SIZES.contains(&block_size) => {
+            Layout::BlockCausal | Layout::PromptFirst if !BLOCK_SIZES.contains(&block_size) => {
                 return Err(format!("block size {block_size} is not one of {BLOCK_SIZES:?}"));
             }
             // Nothing is aligned to such blocks; LLaDA's own default is 128.
             Layout::WholeAnswer if !(1..=max_model_len).contains(&block_size) => {
                 return Err(format!("block size {block_size} is not in 1..={max_model_len}"));
             }
-            Layout::BlockCausal | Layout::WholeAnswer => {}
+            Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => {}
         }
-        let buffer_size = options.buffer_size.map_or(MultiBlockConfig::BUFFER_SIZE, |size| size as usize);
+        if options.buffer_size.is_some() && !kind.has_pipeline() {
+            return Err(not_a_setting("buffer size", kind));
+        }
+        let buffer_size = match kind {
+            StrategyKind::D2f => D2f::BUFFER_SIZE,
+            StrategyKind::MultiBlock | StrategyKind::SemiAutoregressive | StrategyKind::DiffusionGenerate => {
+                MultiBlockConfig::BUFFER_SIZE
+            }
+        };
+        let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
         if !(1..=16).contains(&buffer_size) {
             return Err(format!("buffer size {buffer_size} is not in 1..=16"));
@@ -221,46 +247,29 @@ impl EngineConfig {
         if !BLOCK_SIZES.contains(&page_size) {
             return Err(format!("page size {page_size} is not one of {BLOCK_SIZES:?}"));
         }
-        let share = |name: &str, value: Option<f32>, default: f32| match value {
-            Some(value) if !(0.0..=1.0).contains(&value) => Err(format!("{name} must be in [0, 1], got {value}")),
-            Some(value) => Ok(value),
-            None => Ok(default),
-        };
-        let settings = DecodingOverrides {
-            accept_rule: options.accept_rule.clone(),
-            accept_threshold: Some(share("accept threshold", options.accept_threshold, family.accept_threshold)?),
-            add_block_threshold: None,
-            semi_complete_threshold: Some(share(
-                "semi-complete threshold",
-                options.semi_complete_threshold,
-                MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
-            )?),
-            denoising_steps: options.denoising_steps,
-        };
-        let accept = |default: AcceptRule| accept_rule(default, &settings, block_size).map_err(|error| error.message);
         let accept_threshold = family.accept_threshold;
         let strategy = match kind {
             StrategyKind::MultiBlock => Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig {
                 block_size,
                 buffer_size,
-                add_block_threshold: share(
-                    "add-block threshold",
-                    options.add_block_threshold,
-                    MultiBlockConfig::ADD_BLOCK_THRESHOLD,
-                )?,
-                accept: accept(AcceptRule::Threshold { accept_threshold })?,
+                add_block_threshold: MultiBlockConfig::ADD_BLOCK_THRESHOLD,
+                accept: AcceptRule::Threshold { accept_threshold },
                 fuse_prefill: false,
             })),
             StrategyKind::SemiAutoregressive => Strategy::SemiAutoregressive(SemiAutoregressive {
                 block_size,
-                accept: accept(AcceptRule::ThresholdKeep { accept_threshold })?,
+                accept: AcceptRule::ThresholdKeep { accept_threshold },
             }),
             // Dream's usual setting for chats (its README's `alg="entropy"`).
             StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {
                 block_size: max_model_len,
-                accept: accept(AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None })?,
+                accept: AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None },
             }),
+            StrategyKind::D2f => Strategy::D2f(D2f::new(block_size, buffer_size)),
         };
+        let decoding = options.decoding();
+        decoding.validate().map_err(|(_, message)| message)?;
+        let strategy = overridden(&strategy, &decoding).map_err(|error| error.message)?;
         let mask_token_id = options
             .mask_token_id
             .or(spec.mask_token_id)
@@ -283,6 +292,10 @@ impl EngineConfig {
                 (2 * buffer_size + 2) * block_size,
                 format!("a window of {buffer_size} blocks of {block_size} and as many to encode"),
             ),
+            Layout::PromptFirst => (
+                max_model_len + 2 * block_size,
+                format!("the longest prompt, which is encoded whole, and two blocks of {block_size}"),
+            ),
             Layout::WholeAnswer => {
                 (max_model_len, "the longest prompt and answer, which are forwarded whole".to_owned())
             }
@@ -296,7 +309,9 @@ impl EngineConfig {
         }
         let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
         let page_bytes = (values_of_position * page_size * size_of::<f32>()) as u64;
-        let pages_per_request = max_model_len.next_multiple_of(block_size).div_ceil(page_size);
+        // Blocks that are counted from the prompt's end stick out the most behind the longest prompt.
+        let longest_prompt = max_model_len.saturating_sub(1);
+        let pages_per_request = layout.extent(longest_prompt, max_model_len, block_size).div_ceil(page_size);
         let wanted = (pages_per_request * max_num_reqs) as u64;
         let n_pages = match options.kv_cache_bytes {
             Some(bytes) => bytes / page_bytes,
@@ -324,7 +339,11 @@ impl EngineConfig {
     /// The strategy that `options` name, or else the model's own.
     fn strategy_kind(options: &EngineOptions, spec: &ModelSpec) -> Result<StrategyKind, String> {
         let kinds = Self::strategies_of(spec.family)?;
-        let Some(name) = options.decoding_strategy.as_deref() else { return Ok(kinds[0]) };
+        let Some(name) = options.decoding_strategy.as_deref() else {
+            // The only adapters published for these families make another kind of model of them.
+            let is_d2f = spec.is_adapted && kinds.contains(&StrategyKind::D2f);
+            return Ok(if is_d2f { StrategyKind::D2f } else { kinds[0] });
+        };
         kinds.iter().copied().find(|kind| kind.name() == name).ok_or_else(|| {
             let architecture = spec.family.architecture;
             let known: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
@@ -335,30 +354,36 @@ impl EngineConfig {
 
     /// The strategy with what one request changes of it.
     pub fn strategy_for(&self, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
-        let accept = accept_rule(self.strategy.accept(), overrides, self.strategy.block_size())?;
-        match &self.strategy {
-            Strategy::MultiBlock(multi_block) => {
-                let config = multi_block.config().clone();
-                let add_block_threshold = overrides.add_block_threshold.unwrap_or(config.add_block_threshold);
-                Ok(Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig { add_block_threshold, accept, ..config })))
-            }
-            Strategy::SemiAutoregressive(_) | Strategy::DiffusionGenerate(_)
-                if overrides.add_block_threshold.is_some() =>
-            {
-                let name = self.strategy.name();
-                Err(RequestError::invalid(
-                    "decoding.add_block_threshold",
-                    format!("add_block_threshold is a setting of multi_bd; this model is decoded by {name}"),
-                ))
-            }
-            Strategy::DiffusionGenerate(diffusion_generate) => {
-                Ok(Strategy::DiffusionGenerate(DiffusionGenerate { accept, ..diffusion_generate.clone() }))
-            }
-            Strategy::SemiAutoregressive(semi_autoregressive) => {
-                Ok(Strategy::SemiAutoregressive(SemiAutoregressive { accept, ..semi_autoregressive.clone() }))
-            }
-        }
+        overridden(&self.strategy, overrides)
     }
+}
+
+/// `base` with what `overrides` change of it; a setting the strategy does not have is refused by name.
+fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
+    if overrides.add_block_threshold.is_some() && !base.kind().has_pipeline() {
+        let message = not_a_setting("add_block_threshold", base.kind());
+        return Err(RequestError::invalid("decoding.add_block_threshold", message));
+    }
+    let accept = accept_rule(base.accept(), overrides, base.block_size())?;
+    let pipeline = |multi_block: &MultiBlock| {
+        let config = multi_block.config().clone();
+        let add_block_threshold = overrides.add_block_threshold.unwrap_or(config.add_block_threshold);
+        MultiBlock::new(MultiBlockConfig { add_block_threshold, accept, ..config })
+    };
+    Ok(match base {
+        Strategy::MultiBlock(multi_block) => Strategy::MultiBlock(pipeline(multi_block)),
+        Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks) }),
+        Strategy::SemiAutoregressive(semi_autoregressive) => {
+            Strategy::SemiAutoregressive(SemiAutoregressive { accept, ..semi_autoregressive.clone() })
+        }
+        Strategy::DiffusionGenerate(diffusion_generate) => {
+            Strategy::DiffusionGenerate(DiffusionGenerate { accept, ..diffusion_generate.clone() })
+        }
+    })
+}
+
+fn not_a_setting(name: &str, kind: StrategyKind) -> String {
+    format!("{name} is no setting of {}, which decodes this model", kind.name())
 }
 
 /// The mask of the family's released checkpoints, where this tokenizer writes a mask there too: `<|mask|>`, `<|MASK|>`,

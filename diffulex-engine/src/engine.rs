@@ -12,7 +12,7 @@ use diffulex_protocol::{
     EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent, ServingGenerate,
     ServingInput,
 };
-use diffulex_strategies::{BlockCandidates, Candidate, Layout};
+use diffulex_strategies::{BlockCandidates, Candidate};
 
 use crate::batch::{Wanted, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
@@ -136,6 +136,7 @@ impl Engine {
             &self.config.eos_token_ids,
             params.clone(),
             strategy,
+            self.config.alignment,
         );
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -173,10 +174,8 @@ impl Engine {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        let n_positions = match self.config.strategy.layout() {
-            Layout::BlockCausal => limits.end.next_multiple_of(self.config.strategy.block_size()),
-            Layout::WholeAnswer => limits.end,
-        };
+        let strategy = &self.config.strategy;
+        let n_positions = strategy.layout().extent(prompt_len, limits.end, strategy.block_size());
         let n_pages = n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {
             return Err(RequestError::too_large(
@@ -266,7 +265,7 @@ impl Engine {
                 telling.usage.queue_time_s = telling.received.elapsed().as_secs_f64();
             }
         }
-        let (batch, wanted) = lay_out(&plan, &self.scheduled, self.config.page_size, self.config.alignment);
+        let (batch, wanted) = lay_out(&plan, &self.scheduled, self.config.page_size);
         self.stats.rows += batch.ids.len() as u64;
         let logits = match self.runner.forward(&batch) {
             Ok(logits) => logits,

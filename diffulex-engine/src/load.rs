@@ -77,8 +77,8 @@ fn on_device<O: Ops + 'static>(
         DtypeChoice::Float32 => Some(WeightType::F32),
         DtypeChoice::Bfloat16 => Some(WeightType::Bf16),
     };
-    // The last block may stick out over the limit.
-    let max_positions = (options.max_model_len as usize).next_multiple_of(MAX_BLOCK_SIZE);
+    // The last block may stick out over the limit, wherever it begins.
+    let max_positions = options.max_model_len as usize + MAX_BLOCK_SIZE;
     let network = models::load(files, &ops, dtype, max_positions, &mut |done, total| {
         progress(LoadProgress { done, total });
     })?;

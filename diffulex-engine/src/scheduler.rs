@@ -178,7 +178,7 @@ impl Scheduler {
     /// Holds the pages of the longest cached prefix of whole blocks and whole pages.
     fn find_prefix(&mut self, request: &mut Scheduled) {
         let sequence = &request.sequence;
-        if !self.prefix_caching || sequence.layout() != Layout::BlockCausal {
+        if !self.prefix_caching || !sequence.layout().shares_prefixes() {
             return;
         }
         let (ready, _) = sequence.window();
@@ -224,16 +224,19 @@ impl Scheduler {
         }
         let Some(request) = requests.get_mut(&ticket) else { return };
         let blocks = match request.sequence.layout() {
-            Layout::BlockCausal => {
-                let n_affordable = *budget / self.block_size;
-                let (ready, active) = request.sequence.window();
+            Layout::BlockCausal | Layout::PromptFirst => {
+                let sequence = &mut request.sequence;
+                let (ready, active) = sequence.window();
+                let n_rows = |blocks| sequence.rows_of(&blocks).len();
                 // All of the window with the block that may open, or a part of the prompt, or nothing: never a part of
                 // what is in flight, which could change the order in which blocks open.
-                if ready.len() + active.len() < n_affordable {
-                    request.sequence.open_block_if_due();
-                    ready.start..request.sequence.blocks().len()
-                } else if ready.len() > request.sequence.strategy_window() {
-                    ready.start..ready.end.min(ready.start + n_affordable)
+                // Less than the budget, for the row that may go along before a window.
+                if n_rows(ready.start..active.end) + self.block_size < *budget {
+                    sequence.open_block_if_due();
+                    ready.start..sequence.blocks().len()
+                } else if ready.len() > sequence.strategy_window() {
+                    let affordable = ready.clone().take_while(|last| n_rows(ready.start..last + 1) <= *budget);
+                    ready.start..ready.start + affordable.count()
                 } else {
                     return;
                 }
@@ -299,10 +302,10 @@ impl Scheduler {
 
     /// Gives names to pages whose blocks are all cached now.
     pub fn name_pages(&mut self, request: &mut Scheduled) {
-        if !self.prefix_caching {
+        if !self.prefix_caching || !request.sequence.layout().shares_prefixes() {
             return;
         }
-        let n_final = request.sequence.n_cached_blocks() * self.block_size;
+        let n_final = request.sequence.cached_end();
         let (mut n_named, mut hash) = request.named;
         while (n_named + 1) * self.page_size <= n_final {
             let ids = &request.sequence.tokens()[n_named * self.page_size..(n_named + 1) * self.page_size];

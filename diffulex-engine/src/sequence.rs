@@ -1,6 +1,7 @@
 //! One request as the engine holds it: tokens, what is known of each position, blocks, limits.
 //!
-//! Positions are absolute: the prompt's first token is 0. Where blocks lie is the strategy's [`Layout`]. What is masked is a fact of its own and never read off a token id. A block goes
+//! Positions are absolute: the prompt's first token is 0. Where blocks lie is the strategy's [`Layout`]. What is masked
+//! is a fact of its own and never read off a token id. A block goes
 //! `Active` (has masks) -> `Ready` (full, its K/V not final) -> `Cached` (a forward wrote its final K/V), and back to
 //! `Ready` when the request loses its pages.
 //!
@@ -13,6 +14,7 @@ use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
 use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Score, Strategy};
 
 use crate::error::RequestError;
+use crate::models::LogitAlignment;
 
 /// What is known of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +78,7 @@ pub struct Sequence {
     stop_ids: BTreeSet<u32>,
     params: SamplingParams,
     strategy: Strategy,
+    alignment: LogitAlignment,
     tokens: Vec<u32>,
     states: Vec<PositionState>,
     confidences: Vec<f32>,
@@ -98,6 +101,7 @@ impl Sequence {
         eos_token_ids: &[u32],
         params: SamplingParams,
         strategy: Strategy,
+        alignment: LogitAlignment,
     ) -> Self {
         let mut stop_ids: BTreeSet<u32> = params.stop_token_ids.iter().copied().collect();
         if !params.ignore_eos {
@@ -110,6 +114,7 @@ impl Sequence {
             stop_ids,
             params,
             strategy,
+            alignment,
             tokens: prompt.to_vec(),
             states: vec![PositionState::Prompt; prompt.len()],
             confidences: vec![1.0; prompt.len()],
@@ -119,11 +124,10 @@ impl Sequence {
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         };
+        sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; sequence.n_prompt_blocks()];
         match sequence.layout() {
-            Layout::BlockCausal => {
-                let n_whole = prompt.len() / sequence.block_size();
-                sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; n_whole];
-                if prompt.len() > n_whole * sequence.block_size() {
+            Layout::BlockCausal | Layout::PromptFirst => {
+                if prompt.len() > sequence.block_start(sequence.blocks.len()) {
                     // The prompt's tail shares a block with the first masks.
                     sequence.open_block();
                 }
@@ -152,11 +156,20 @@ impl Sequence {
         self.strategy.accept().score()
     }
 
-    /// Position at which block 0 begins.
+    /// Position from which blocks of [`Self::block_size`] are counted.
     pub fn block_origin(&self) -> usize {
         match self.layout() {
             Layout::BlockCausal => 0,
-            Layout::WholeAnswer => self.prompt_len,
+            Layout::PromptFirst | Layout::WholeAnswer => self.prompt_len,
+        }
+    }
+
+    /// Blocks that hold nothing but prompt.
+    pub fn n_prompt_blocks(&self) -> usize {
+        match self.layout() {
+            Layout::BlockCausal => self.prompt_len / self.block_size(),
+            Layout::PromptFirst => 1,
+            Layout::WholeAnswer => 0,
         }
     }
 
@@ -200,28 +213,57 @@ impl Sequence {
         self.nfe
     }
 
+    /// Position at which block `index` begins.
+    fn block_start(&self, index: usize) -> usize {
+        match self.layout() {
+            Layout::BlockCausal => index * self.block_size(),
+            Layout::PromptFirst => index.checked_sub(1).map_or(0, |index| self.prompt_len + index * self.block_size()),
+            Layout::WholeAnswer => (self.prompt_len + index * self.block_size()).min(self.limits.end),
+        }
+    }
+
     /// Positions of block `index`.
     pub fn block_range(&self, index: usize) -> Range<usize> {
-        let start = self.block_origin() + index * self.block_size();
-        let end = start + self.block_size();
+        self.block_start(index)..self.block_start(index + 1)
+    }
+
+    /// The block that holds `position`.
+    fn block_of(&self, position: usize) -> usize {
+        let counted = position.checked_sub(self.block_origin()).map(|offset| offset / self.block_size());
         match self.layout() {
-            Layout::BlockCausal => start..end,
-            Layout::WholeAnswer => start..end.min(self.limits.end),
+            // Only the prompt's own block is before those that are counted.
+            Layout::PromptFirst => counted.map_or(0, |index| index + 1),
+            Layout::BlockCausal | Layout::WholeAnswer => counted.unwrap_or(0),
         }
     }
 
     /// Rows a forward over `blocks` takes.
     pub fn rows_of(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
-            Layout::BlockCausal => blocks.start * self.block_size()..blocks.end * self.block_size(),
+            Layout::BlockCausal | Layout::PromptFirst => {
+                let rows = self.block_start(blocks.start)..self.block_start(blocks.end);
+                // What speaks of a mask in the first row goes along, with the K/V it has already.
+                let is_masked = self.states.get(rows.start) == Some(&PositionState::Masked);
+                let lead = if is_masked { rows.start - self.speaker(rows.start) } else { 0 };
+                rows.start - lead..rows.end
+            }
             Layout::WholeAnswer => 0..self.tokens.len(),
+        }
+    }
+
+    /// The position in whose row the logits of `position` stand, which was not given by the client.
+    pub fn speaker(&self, position: usize) -> usize {
+        match self.alignment {
+            LogitAlignment::Same => position,
+            // A prompt is never empty, so there is one before.
+            LogitAlignment::Next => position - 1,
         }
     }
 
     /// How many positions from 0 on `position` sees.
     pub fn visible_from(&self, position: usize) -> usize {
         match self.layout() {
-            Layout::BlockCausal => (position / self.block_size() + 1) * self.block_size(),
+            Layout::BlockCausal | Layout::PromptFirst => self.block_range(self.block_of(position)).end,
             Layout::WholeAnswer => self.tokens.len(),
         }
     }
@@ -229,7 +271,7 @@ impl Sequence {
     /// Blocks of `blocks` whose masks are up for a decision in this step.
     pub fn denoised(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
-            Layout::BlockCausal => self.window().1.start.max(blocks.start)..blocks.end,
+            Layout::BlockCausal | Layout::PromptFirst => self.window().1.start.max(blocks.start)..blocks.end,
             Layout::WholeAnswer => {
                 let first = blocks.clone().find(|block| !self.progress(*block).is_complete());
                 first.map_or(blocks.end..blocks.end, |block| block..block + 1)
@@ -240,6 +282,11 @@ impl Sequence {
     /// Blocks at the front whose K/V are in the cache.
     pub fn n_cached_blocks(&self) -> usize {
         self.blocks.iter().take_while(|block| block.status == BlockStatus::Cached).count()
+    }
+
+    /// Where the positions end whose K/V are in the cache for good.
+    pub fn cached_end(&self) -> usize {
+        self.block_start(self.n_cached_blocks())
     }
 
     /// Blocks that wait to be written, then blocks that have masks: the order a window always has.
@@ -280,14 +327,13 @@ impl Sequence {
     /// Opens the next block if the strategy and the limits want it. Called once before each step.
     pub fn open_block_if_due(&mut self) {
         let next = self.blocks.len();
-        let starts_below_end = self.block_range(next).start < self.answer_end();
+        let starts_below_end = self.block_start(next) < self.answer_end();
         // An end token closes the window for every block behind its own.
         if !starts_below_end || self.first_stop.is_some() {
             return;
         }
-        let first_generated = self.prompt_len / self.block_size();
         // What was cached once is not in flight, even while it is written again.
-        let live = self.n_cached_blocks().max(first_generated).max(self.rebuild_end)..next;
+        let live = self.n_cached_blocks().max(self.n_prompt_blocks()).max(self.rebuild_end)..next;
         let newest = live.clone().next_back().map(|index| self.progress(index));
         if self.strategy.opens_block(live.len(), newest, self.n_cached_blocks() == next) {
             self.open_block();
@@ -331,7 +377,7 @@ impl Sequence {
             ForwardKind::Denoise
         } else if blocks.start < self.rebuild_end {
             ForwardKind::Rebuild
-        } else if blocks.start < self.prompt_len / self.block_size() {
+        } else if blocks.start < self.n_prompt_blocks() {
             ForwardKind::Prefill
         } else {
             ForwardKind::Commit
@@ -426,7 +472,7 @@ impl Sequence {
     /// `Active` blocks that are full become `Ready`, as long as everything before them is at least that.
     fn walk_statuses(&mut self, stepped: impl Iterator<Item = usize>, change: &mut StepChange) {
         match self.layout() {
-            Layout::BlockCausal => {
+            Layout::BlockCausal | Layout::PromptFirst => {
                 let (_, active) = self.window();
                 for index in active {
                     if !self.progress(index).is_complete() {
@@ -450,14 +496,17 @@ impl Sequence {
         self.first_stop = generated.clone().find(|position| {
             self.states[*position] == PositionState::Filled && self.stop_ids.contains(&self.tokens[*position])
         });
-        // Under attention to the whole answer its masks count although they will never be read.
-        if let (Some(stop), Layout::BlockCausal) = (self.first_stop, self.layout()) {
-            let n_blocks = stop / self.block_size() + 1;
-            self.blocks.truncate(n_blocks);
-            let end = n_blocks * self.block_size();
-            self.tokens.truncate(end);
-            self.states.truncate(end);
-            self.confidences.truncate(end);
+        match (self.first_stop, self.layout()) {
+            (Some(stop), Layout::BlockCausal | Layout::PromptFirst) => {
+                let last = self.block_of(stop);
+                self.blocks.truncate(last + 1);
+                let end = self.block_start(last + 1);
+                self.tokens.truncate(end);
+                self.states.truncate(end);
+                self.confidences.truncate(end);
+            }
+            // Under attention to the whole answer its masks count although they will never be read.
+            (Some(_), Layout::WholeAnswer) | (None, _) => {}
         }
     }
 

@@ -9,7 +9,29 @@ pub enum Layout {
     /// Blocks are counted from position 0, so the prompt's tail shares one with the first masks. A position sees all up to
     /// the end of its block; a full block's K/V are kept. Blocks open as they are needed.
     BlockCausal,
+    /// The prompt is one block, whatever its length, and the answer's blocks are counted from its end. Otherwise as
+    /// [`Self::BlockCausal`], but since every token of a prompt shapes the K/V of all of it, they serve no other request.
+    PromptFirst,
     /// Blocks are counted from the end of the prompt, the last one ends where the answer must. Every position sees the
     /// prompt and the whole answer, masks included, so all are forwarded at every step and nothing is kept.
     WholeAnswer,
+}
+
+impl Layout {
+    /// Whether what requests have in common at their front has the same K/V in all of them.
+    pub fn shares_prefixes(self) -> bool {
+        match self {
+            Self::BlockCausal => true,
+            Self::PromptFirst | Self::WholeAnswer => false,
+        }
+    }
+
+    /// Positions that an answer takes which ends at `limit` at the latest, prompt included.
+    pub fn extent(self, prompt_len: usize, limit: usize, block_size: usize) -> usize {
+        match self {
+            Self::BlockCausal => limit.next_multiple_of(block_size),
+            Self::PromptFirst => prompt_len + (limit - prompt_len).next_multiple_of(block_size),
+            Self::WholeAnswer => limit,
+        }
+    }
 }

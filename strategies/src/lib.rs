@@ -7,11 +7,13 @@
 //! - [`view`]: what a rule may look at. [`edit`]: what it may propose.
 //! - [`accept`]: the accept rules of the field by name.
 //! - [`multi_block`]: block diffusion with one to several blocks in flight.
+//! - [`d2f`]: the same behind a prompt that is one block.
 //! - [`semi_autoregressive`]: LLaDA's blocks under attention to the whole answer.
 //! - [`diffusion_generate`]: Dream's schedule over time.
 //! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
+pub mod d2f;
 pub mod diffusion_generate;
 pub mod edit;
 pub mod layout;
@@ -21,6 +23,7 @@ pub mod strategy;
 pub mod view;
 
 pub use accept::AcceptRule;
+pub use d2f::D2f;
 pub use diffusion_generate::DiffusionGenerate;
 pub use edit::Edit;
 pub use layout::Layout;

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::accept::AcceptRule;
+use crate::d2f::D2f;
 use crate::diffusion_generate::DiffusionGenerate;
 use crate::edit::Edit;
 use crate::layout::Layout;
@@ -19,6 +20,8 @@ pub enum StrategyKind {
     SemiAutoregressive,
     /// See [`DiffusionGenerate`].
     DiffusionGenerate,
+    /// See [`D2f`].
+    D2f,
 }
 
 impl StrategyKind {
@@ -28,6 +31,15 @@ impl StrategyKind {
             Self::MultiBlock => "multi_bd",
             Self::SemiAutoregressive => "semi_ar",
             Self::DiffusionGenerate => "diffusion_generate",
+            Self::D2f => "d2f",
+        }
+    }
+
+    /// Whether it keeps several blocks in flight, and so has the settings of [`MultiBlock`].
+    pub fn has_pipeline(self) -> bool {
+        match self {
+            Self::MultiBlock | Self::D2f => true,
+            Self::SemiAutoregressive | Self::DiffusionGenerate => false,
         }
     }
 
@@ -35,6 +47,7 @@ impl StrategyKind {
     pub fn layout(self) -> Layout {
         match self {
             Self::MultiBlock => Layout::BlockCausal,
+            Self::D2f => Layout::PromptFirst,
             Self::SemiAutoregressive | Self::DiffusionGenerate => Layout::WholeAnswer,
         }
     }
@@ -53,6 +66,9 @@ pub enum Strategy {
     /// `diffusion_generate`.
     #[serde(rename = "diffusion_generate")]
     DiffusionGenerate(DiffusionGenerate),
+    /// `d2f`.
+    #[serde(rename = "d2f")]
+    D2f(D2f),
 }
 
 impl Strategy {
@@ -62,6 +78,7 @@ impl Strategy {
             Self::MultiBlock(_) => StrategyKind::MultiBlock,
             Self::SemiAutoregressive(_) => StrategyKind::SemiAutoregressive,
             Self::DiffusionGenerate(_) => StrategyKind::DiffusionGenerate,
+            Self::D2f(_) => StrategyKind::D2f,
         }
     }
 
@@ -81,6 +98,7 @@ impl Strategy {
             Self::MultiBlock(multi_block) => multi_block.config().block_size,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
+            Self::D2f(d2f) => d2f.pipeline.config().block_size,
         }
     }
 
@@ -89,6 +107,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(multi_block) => multi_block.config().buffer_size,
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => 1,
+            Self::D2f(d2f) => d2f.pipeline.config().buffer_size,
         }
     }
 
@@ -98,6 +117,7 @@ impl Strategy {
             Self::MultiBlock(multi_block) => multi_block.config().accept,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
+            Self::D2f(d2f) => d2f.pipeline.config().accept,
         }
     }
 
@@ -107,6 +127,7 @@ impl Strategy {
             Self::MultiBlock(multi_block) => multi_block.opens_block(n_live, newest, context_is_cached),
             // All of them are open from the start.
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
+            Self::D2f(d2f) => d2f.pipeline.opens_block(n_live, newest, context_is_cached),
         }
     }
 
@@ -116,6 +137,7 @@ impl Strategy {
             Self::MultiBlock(multi_block) => multi_block.step(block),
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.step(block),
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.step(block),
+            Self::D2f(d2f) => d2f.pipeline.step(block),
         }
     }
 }

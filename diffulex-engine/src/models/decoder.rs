@@ -258,6 +258,7 @@ impl<O: Ops> Decoder<O> {
                 max_positions: config.max_position_embeddings,
                 n_parameters: loader.n_parameters,
                 dtype: loader.dtype,
+                is_adapted: loader.adapter.is_some(),
                 block_size: loader.declared.block_size,
                 mask_token_id: loader.declared.mask_token_id,
             },

@@ -255,6 +255,7 @@ impl<O: Ops> DiffusionGemma<O> {
                 max_positions: text.max_position_embeddings,
                 n_parameters: loader.n_parameters,
                 dtype: loader.dtype,
+                is_adapted: loader.adapter.is_some(),
                 block_size: loader.declared.block_size,
                 mask_token_id: None,
             },

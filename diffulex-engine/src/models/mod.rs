@@ -56,6 +56,8 @@ pub struct ModelSpec {
     pub n_parameters: u64,
     /// How the weights are held.
     pub dtype: WeightType,
+    /// An adapter was added to the weights.
+    pub is_adapted: bool,
     /// Positions of a block it was trained with, where its config tells.
     pub block_size: Option<usize>,
     /// The mask token, where its config tells.

@@ -1,6 +1,7 @@
 //! Deltas and snapshots of texts that are hard to cut, filled in every order and number per step.
 
 use diffulex_engine::emit::{Emitter, Usage};
+use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{FinishReason, SamplingParams, ServingEvent, StreamMode};
@@ -47,7 +48,7 @@ fn stream(
     let params = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
     let mut asked = request("r", &prompt, params.clone());
     (asked.stream, asked.stream_mode) = (true, mode);
-    let mut sequence = Sequence::new(&prompt, limits, MASK, &[], params, strategy);
+    let mut sequence = Sequence::new(&prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same);
     let mut emitter = Emitter::new(&asked, prompt.len());
     let mut events = Vec::new();
     let mut picks = order.iter().cycle();

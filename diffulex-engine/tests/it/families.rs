@@ -95,10 +95,43 @@ fn families_without_a_strategy_are_refused_with_what_is_missing() {
     {
         let message = refused(Files::golden(checkpoint));
         assert!(
-            message.contains(missing) && message.contains("there are multi_bd, semi_ar and diffusion_generate"),
+            message.contains(missing) && message.contains("there are multi_bd, semi_ar, diffusion_generate and d2f"),
             "{message}"
         );
     }
+}
+
+#[test]
+fn an_adapter_makes_a_d2f_model_of_its_base() {
+    for (base, adapter, own) in [("dream", "d2f_dream", "diffusion_generate"), ("llada", "d2f_llada", "semi_ar")] {
+        let named = |files: &Files, name: &str| {
+            let options = EngineOptions { decoding_strategy: Some(name.to_owned()), ..options() };
+            Engine::load(&files.clone().leak(), &options, &mut |_| {}).map(|engine| engine.config().strategy.clone())
+        };
+        let adapted = Files::golden(base).with_adapter(adapter);
+        let strategy = resolved(adapted.clone()).strategy;
+        assert_eq!((strategy.name(), strategy.block_size(), strategy.buffer_size()), ("d2f", 32, 4));
+        assert_eq!(named(&adapted, own).unwrap().name(), own, "an adapter may be another one");
+        // Merged into the weights, an adapter leaves no trace: the operator has to say it.
+        assert_eq!(resolved(Files::golden(base)).strategy.name(), own);
+        assert_eq!(named(&Files::golden(base), "d2f").unwrap(), strategy);
+        let message = named(&adapted, "multi_bd").unwrap_err().to_string();
+        assert!(message.contains(&format!("it is decoded by {own} or d2f")), "{message}");
+    }
+}
+
+#[test]
+fn a_strategy_refuses_what_is_no_setting_of_it() {
+    let refused = |files: Files, options: EngineOptions| match Engine::load(&files.leak(), &options, &mut |_| {}) {
+        Ok(_) => panic!("the options were not refused"),
+        Err(error) => error.to_string(),
+    };
+    let message = refused(Files::golden("llada"), EngineOptions { buffer_size: Some(2), ..options() });
+    assert!(message.contains("buffer size is no setting of semi_ar"), "{message}");
+    let message = refused(Files::golden("dream"), EngineOptions { add_block_threshold: Some(0.5), ..options() });
+    assert!(message.contains("add_block_threshold is no setting of diffusion_generate"), "{message}");
+    let message = refused(Files::golden("sdar"), EngineOptions { add_block_threshold: Some(1.5), ..options() });
+    assert!(message.contains("add_block_threshold must be in [0, 1], got 1.5"), "{message}");
 }
 
 #[test]

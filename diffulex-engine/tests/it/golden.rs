@@ -6,11 +6,11 @@ use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingReply};
 use crate::harness::{Files, greedy, ids, json, options, prompt, request, run};
 
 /// An engine that recorded confidences can be compared with: no prefix of one run is found by the next.
-fn engine_on(files: Files, device: DeviceChoice, block_size: usize, buffer_size: u32) -> Engine {
+fn engine_on(files: Files, device: DeviceChoice, block_size: usize, buffer_size: Option<u32>) -> Engine {
     let options = EngineOptions {
         device,
         block_size: Some(block_size as u32),
-        buffer_size: Some(buffer_size),
+        buffer_size,
         // Some checkpoints leave it to the family's table, which speaks of the released vocabulary.
         mask_token_id: Some(MASK),
         prefix_caching: false,
@@ -100,7 +100,7 @@ fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
         };
         let block_size = params["block_length"].as_u64().unwrap() as usize;
         for buffer_size in [1, 2] {
-            let mut engine = engine_on(Files::golden(checkpoint), device, block_size, buffer_size);
+            let mut engine = engine_on(Files::golden(checkpoint), device, block_size, Some(buffer_size));
             for segment in segments(trace, block_size) {
                 let Segment { prompt, want, overwritten, .. } = &segment;
                 n_overwritten += overwritten.len();
@@ -246,7 +246,7 @@ fn generations_agree(files: &Files, generations: &[Generation]) {
             let answer_end = prompt.len() + want.len() + usize::from(stop.is_some());
             let n_denoise = masked.iter().filter(|masked| masked.iter().any(|position| *position < answer_end)).count();
             for buffer_size in [1, 2] {
-                let mut engine = engine_on(files.clone(), device, *block_size, buffer_size);
+                let mut engine = engine_on(files.clone(), device, *block_size, Some(buffer_size));
                 let reply = alone_and_in_company(&mut engine, prompt, &sampling);
                 assert_eq!(reply.token_ids, *want, "{decoding:?}");
                 assert_eq!(reply.nfe_counts.denoise as usize, n_denoise, "{decoding:?}");
@@ -314,7 +314,7 @@ fn semi_autoregressive_traces_agree(checkpoint: &str) {
             },
         };
         for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
-            let mut engine = engine_on(Files::golden(checkpoint), device, block_size, 1);
+            let mut engine = engine_on(Files::golden(checkpoint), device, block_size, None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{checkpoint}, {params}");
             let counts = reply.nfe_counts;
@@ -349,10 +349,49 @@ fn traces_of_dream_equal_the_authors() {
             ..DecodingOverrides::default()
         };
         for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
-            let mut engine = engine_on(Files::golden("dream"), device, 32, 1);
+            let mut engine = engine_on(Files::golden("dream"), device, 32, None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{params}");
             assert_eq!(reply.nfe_counts.denoise, n_steps, "{params}");
         }
     }
+}
+
+/// D2F's pipeline on a base with its adapter added.
+fn d2f_traces_agree(base: &str, adapter: &str) {
+    let traces = json(&format!("{adapter}/trace.json"));
+    let traces = traces["traces"].as_array().unwrap();
+    assert_eq!(traces.len(), 3);
+    for trace in traces {
+        let params = &trace["params"];
+        let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
+        let want = &all[prompt.len()..];
+        let threshold = |name: &str| params[name].as_f64().map(|threshold| threshold as f32);
+        let mut sampling = greedy(want.len() as u32);
+        sampling.decoding = DecodingOverrides {
+            accept_threshold: threshold("skip_threshold"),
+            add_block_threshold: threshold("block_add_threshold"),
+            semi_complete_threshold: threshold("decoded_token_threshold"),
+            ..DecodingOverrides::default()
+        };
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            let files = Files::golden(base).with_adapter(adapter);
+            let mut engine = engine_on(files, device, usize_of(&params["block_size"]), None);
+            let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
+            assert_eq!(reply.token_ids, want, "{adapter}, {params}");
+            let counts = reply.nfe_counts;
+            let nfe = usize_of(&trace["nfe"]) as u32;
+            assert_eq!((counts.denoise, counts.prefill, counts.commit), (nfe, 0, 0), "{adapter}, {params}");
+        }
+    }
+}
+
+#[test]
+fn traces_of_d2f_dream_equal_the_authors() {
+    d2f_traces_agree("dream", "d2f_dream");
+}
+
+#[test]
+fn traces_of_d2f_llada_equal_the_authors() {
+    d2f_traces_agree("llada", "d2f_llada");
 }

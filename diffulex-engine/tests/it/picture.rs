@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 
+use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
-use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, MultiBlock, MultiBlockConfig, Strategy};
+use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, D2f, MultiBlock, MultiBlockConfig, Strategy};
 
 const MASK: u32 = 500;
 const EOS: u32 = 501;
@@ -18,6 +19,7 @@ struct Toy {
     prompt_len: usize,
     max_tokens: usize,
     config: MultiBlockConfig,
+    make: fn(MultiBlockConfig) -> Strategy,
     /// Confidence by position, and what holds for all others.
     confidence: BTreeMap<usize, f32>,
     otherwise: f32,
@@ -37,6 +39,7 @@ impl Toy {
                 accept: AcceptRule::GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 0.9 },
                 fuse_prefill: false,
             },
+            make: |config| Strategy::MultiBlock(MultiBlock::new(config)),
             confidence: BTreeMap::new(),
             otherwise: 0.99,
             eos: Vec::new(),
@@ -54,8 +57,9 @@ impl Toy {
     fn run_counting(&self) -> (Vec<String>, Sequence, FinishReason, usize) {
         let prompt: Vec<u32> = (0..self.prompt_len as u32).collect();
         let limits = Limits { end: self.prompt_len + self.max_tokens, reason: FinishReason::MaxNewTokensReached };
-        let strategy = Strategy::MultiBlock(MultiBlock::new(self.config.clone()));
-        let mut sequence = Sequence::new(&prompt, limits, MASK, &[EOS], self.params.clone(), strategy);
+        let strategy = (self.make)(self.config.clone());
+        let alignment = LogitAlignment::Same;
+        let mut sequence = Sequence::new(&prompt, limits, MASK, &[EOS], self.params.clone(), strategy, alignment);
         let mut picture = Vec::new();
         let mut n_forced = 0;
         loop {
@@ -97,8 +101,7 @@ fn draw(sequence: &Sequence, kind: ForwardKind) -> String {
         ForwardKind::Commit => "c ",
     }
     .to_owned();
-    let first = sequence.prompt_len() / sequence.block_size();
-    for block in first..sequence.blocks().len() {
+    for block in sequence.n_prompt_blocks()..sequence.blocks().len() {
         line.push('|');
         for position in sequence.block_range(block) {
             line.push(match sequence.states()[position] {
@@ -180,6 +183,33 @@ fn a_prompt_may_be_fused_with_the_first_block() {
     let (picture, sequence, _) = toy.run();
     assert_eq!(picture, ["d |ijkl|"]);
     assert_eq!(sequence.nfe().charged(), 1);
+}
+
+#[test]
+fn blocks_behind_a_prompt_that_is_one_block_begin_where_it_ends() {
+    let mut toy = Toy::new(6, 4, 8);
+    toy.make = |config| {
+        let pipeline = MultiBlock::new(MultiBlockConfig { fuse_prefill: true, ..config });
+        Strategy::D2f(D2f { pipeline })
+    };
+    toy.config.add_block_threshold = 0.5;
+    toy.config.accept = AcceptRule::GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 0.75 };
+    toy.otherwise = 0.3;
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(
+        picture,
+        [
+            // The prompt is encoded along.
+            "d |g___|",
+            "d |gh__|",
+            "d |ghi_|____|",
+            "d |ghij|k___|",
+            "d |ghij|kl__|",
+            "d |ghij|klm_|",
+            "d |ghij|klmn|",
+        ]
+    );
+    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 7));
 }
 
 #[test]
