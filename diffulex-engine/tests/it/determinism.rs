@@ -1,9 +1,10 @@
 //! Greedy and seeded answers do not depend on what else runs, nor on how memory is cut or lost.
 
-use diffulex_engine::EngineOptions;
+use diffulex_engine::{Engine, EngineOptions, ServingEngine};
 use diffulex_protocol::{DecodingOverrides, SamplingParams};
+use diffulex_strategies::Layout;
 
-use crate::harness::{engine, greedy, options, prompt, request, run, run_with};
+use crate::harness::{engine, greedy, options, prompt, request, run, run_with, subjects};
 
 /// Requests of many lengths; every third one draws.
 fn many(n: u32) -> Vec<(String, Vec<u32>, SamplingParams)> {
@@ -20,43 +21,49 @@ fn many(n: u32) -> Vec<(String, Vec<u32>, SamplingParams)> {
         .collect()
 }
 
-/// `(token_ids)` of each request, all at once.
-fn together(options: &EngineOptions, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
-    let mut engine = engine(options);
+/// The tokens of each request, all at once.
+fn together(engine: &mut Engine, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
     let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
-    let told = run(&mut engine, sent);
+    let told = run(engine, sent);
     requests.iter().map(|(rid, ..)| told.reply(rid).token_ids.clone()).collect()
 }
 
-/// The same, each on an engine of its own.
+/// The same, one after the other; `engine` finds no prefixes.
+fn one_by_one(mut engine: Engine, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
+    assert!(!engine.config().prefix_caching);
+    requests.iter().flat_map(|request| together(&mut engine, std::slice::from_ref(request))).collect()
+}
+
+fn without_prefixes(options: &EngineOptions) -> EngineOptions {
+    EngineOptions { prefix_caching: false, ..options.clone() }
+}
+
 fn alone(options: &EngineOptions, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
-    let mut engine = engine(&EngineOptions { prefix_caching: false, ..options.clone() });
-    requests
-        .iter()
-        .map(|(rid, prompt, params)| {
-            let told = run(&mut engine, vec![request(rid, prompt, params.clone())]);
-            told.reply(rid).token_ids.clone()
-        })
-        .collect()
+    one_by_one(engine(&without_prefixes(options)), requests)
 }
 
 #[test]
-fn batch_and_page_size_change_nothing() {
-    let requests = many(12);
-    let want = alone(&options(), &requests);
-    assert!(want.iter().zip(&requests).all(|(ids, (_, _, params))| ids.len() == params.max_tokens as usize));
-    for page_size in [4, 8, 32] {
-        let options = EngineOptions { page_size, ..options() };
-        assert_eq!(together(&options, &requests), want, "page size {page_size}");
-    }
-}
-
-#[test]
-fn threads_and_budget_change_nothing() {
+fn batch_page_size_threads_and_budget_change_nothing() {
     let requests = many(9);
-    let want = alone(&options(), &requests);
-    let tight = EngineOptions { threads: Some(1), max_num_batched_tokens: 24, max_num_reqs: 3, ..options() };
-    assert_eq!(together(&tight, &requests), want);
+    for subject in subjects() {
+        let options = &subject.options;
+        let want = one_by_one(subject.engine(&without_prefixes(options)), &requests);
+        assert!(want.iter().zip(&requests).all(|(ids, (_, _, params))| ids.len() == params.max_tokens as usize));
+        let tight = EngineOptions {
+            threads: Some(1),
+            max_num_batched_tokens: subject.least_rows,
+            max_num_reqs: 3,
+            ..options.clone()
+        };
+        let others =
+            [4, 8, 32].map(|page_size| EngineOptions { page_size, ..options.clone() }).into_iter().chain([tight]);
+        for options in others {
+            let got = together(&mut subject.engine(&options), &requests);
+            assert_eq!(got, want, "{}, {options:?}", subject.strategy);
+        }
+        let too_tight = EngineOptions { max_num_batched_tokens: subject.least_rows - 1, ..options.clone() };
+        assert!(Engine::load(&subject.files, &too_tight, &mut |_| {}).is_err(), "{}", subject.strategy);
+    }
 }
 
 #[test]
@@ -65,7 +72,7 @@ fn commits_that_ride_along_change_nothing() {
     let one = alone(&EngineOptions { buffer_size: Some(1), ..options() }, &requests);
     let two = EngineOptions { buffer_size: Some(2), add_block_threshold: Some(1.0), ..options() };
     assert_eq!(alone(&two, &requests), one);
-    assert_eq!(together(&two, &requests), one);
+    assert_eq!(together(&mut engine(&two), &requests), one);
 }
 
 #[test]
@@ -78,25 +85,36 @@ fn blocks_in_flight_do_not_depend_on_the_batch() {
         ..options()
     };
     let want = alone(&options, &requests);
-    assert_eq!(together(&options, &requests), want);
-    assert_eq!(together(&EngineOptions { max_num_batched_tokens: 32, ..options }, &requests), want);
+    assert_eq!(together(&mut engine(&options), &requests), want);
+    let tight = EngineOptions { max_num_batched_tokens: 32, ..options };
+    assert_eq!(together(&mut engine(&tight), &requests), want);
 }
 
 #[test]
 fn a_prefix_hit_changes_nothing() {
-    let mut engine = engine(&options());
-    let shared = prompt(3, 21);
-    let mut longer = shared.clone();
-    longer.extend(prompt(4, 6));
-    let cold = run(&mut engine, vec![request("cold", &shared, greedy(17))]);
-    let warm = run(&mut engine, vec![request("warm", &shared, greedy(17)), request("longer", &longer, greedy(9))]);
-    assert_eq!(warm.reply("warm").token_ids, cold.reply("cold").token_ids);
-    // 21 tokens: two whole pages of 8.
-    assert_eq!(cold.reply("cold").cached_tokens, 0);
-    assert_eq!(warm.reply("warm").cached_tokens, 16);
-    assert_eq!(warm.reply("longer").cached_tokens, 16);
-    let want = alone(&options(), &[("longer".to_owned(), longer, greedy(9))]);
-    assert_eq!(warm.reply("longer").token_ids, want[0]);
+    for subject in subjects() {
+        let mut engine = subject.engine(&subject.options);
+        let requests = |shared_len: usize| {
+            let shared = prompt(3, shared_len);
+            let longer = [shared.clone(), prompt(4, 6)].concat();
+            [("shared", shared, 17), ("longer", longer, 9)]
+                .map(|(rid, prompt, max_tokens)| (rid.to_owned(), prompt, greedy(max_tokens)))
+        };
+        // 21 tokens: two whole pages of 8. 24: three, and nothing of the prompt is left to encode.
+        for (shared_len, cached) in [(21, 16), (24, 24)] {
+            let requests = requests(shared_len);
+            let want = one_by_one(subject.engine(&without_prefixes(&subject.options)), &requests);
+            let told = together(&mut engine, &requests[..1]);
+            assert_eq!(told, want[..1], "{}", subject.strategy);
+            let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
+            let told = run(&mut engine, sent);
+            let cached = if engine.config().strategy.layout().shares_prefixes() { cached } else { 0 };
+            for ((rid, ..), want) in requests.iter().zip(&want) {
+                assert_eq!(&told.reply(rid).token_ids, want, "{}, {rid}", subject.strategy);
+                assert_eq!(told.reply(rid).cached_tokens, cached, "{}, {rid}", subject.strategy);
+            }
+        }
+    }
 }
 
 #[test]
@@ -114,46 +132,57 @@ fn an_answer_is_a_prefix_for_the_next_turn() {
     assert_eq!(told.reply("second").token_ids, want[0]);
 }
 
-#[test]
-fn preemption_at_any_step_changes_nothing() {
-    for (buffer_size, add_block_threshold) in [(1, 1.0), (2, 1.0), (3, 0.25)] {
-        for prefix_caching in [false, true] {
-            let options = EngineOptions {
-                buffer_size: Some(buffer_size),
-                add_block_threshold: Some(add_block_threshold),
-                accept_rule: Some("gated_threshold".to_owned()),
-                prefix_caching,
-                ..options()
-            };
-            let requests = many(3);
-            let want = alone(&options, &requests);
-            for when in 0..14 {
-                let mut engine = engine(&options);
-                let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
-                let told = run_with(&mut engine, sent, |engine, tick| {
-                    if tick == when || tick == when + 3 {
-                        engine.preempt("r1");
-                    }
-                });
-                for ((rid, ..), want) in requests.iter().zip(&want) {
-                    assert_eq!(&told.reply(rid).token_ids, want, "{rid}, preempted at {when}, {buffer_size} blocks");
+/// Throws the second of three requests out of its pages at every step.
+fn preemption_changes_nothing(what: &str, engine: impl Fn(bool) -> Engine) {
+    let requests = many(3);
+    let want = one_by_one(engine(false), &requests);
+    for prefix_caching in [false, true] {
+        for when in 0..14 {
+            let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
+            let told = run_with(&mut engine(prefix_caching), sent, |engine, tick| {
+                if tick == when || tick == when + 3 {
+                    engine.preempt("r1");
                 }
+            });
+            for ((rid, ..), want) in requests.iter().zip(&want) {
+                assert_eq!(&told.reply(rid).token_ids, want, "{what}: {rid}, preempted at {when}");
             }
         }
     }
 }
 
 #[test]
+fn preemption_at_any_step_changes_nothing() {
+    for subject in subjects() {
+        preemption_changes_nothing(subject.strategy, |prefix_caching| {
+            subject.engine(&EngineOptions { prefix_caching, ..subject.options.clone() })
+        });
+    }
+    for (buffer_size, add_block_threshold) in [(1, 1.0), (3, 0.25)] {
+        preemption_changes_nothing(&format!("{buffer_size} blocks"), |prefix_caching| {
+            engine(&EngineOptions {
+                buffer_size: Some(buffer_size),
+                add_block_threshold: Some(add_block_threshold),
+                accept_rule: Some("gated_threshold".to_owned()),
+                prefix_caching,
+                ..options()
+            })
+        });
+    }
+}
+
+#[test]
 fn a_pool_that_is_too_small_for_all_still_answers_all() {
     let requests = many(8);
-    let want = alone(&options(), &requests);
-    // Layers 3, K and V, 2 heads of 32, 8 positions of 4 bytes: 12288 bytes a page; the longest request takes 9.
-    let small = EngineOptions { kv_cache_bytes: Some(10 * 12_288), ..options() };
-    let mut engine = engine(&small);
-    let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
-    let told = run(&mut engine, sent);
-    for ((rid, ..), want) in requests.iter().zip(&want) {
-        assert_eq!(&told.reply(rid).token_ids, want, "{rid}");
+    for subject in subjects() {
+        let want = one_by_one(subject.engine(&without_prefixes(&subject.options)), &requests);
+        // The longest request takes 9 pages.
+        let small = EngineOptions { kv_cache_bytes: Some(10 * subject.page_bytes), ..subject.options.clone() };
+        let mut engine = subject.engine(&small);
+        assert_eq!(together(&mut engine, &requests), want, "{}", subject.strategy);
+        // A whole answer takes its pages at once, and waits until there are enough.
+        let takes_all = engine.config().strategy.layout() == Layout::WholeAnswer;
+        assert_ne!(engine.stats().preemptions > 0, takes_all, "{}", subject.strategy);
     }
 }
 

@@ -103,6 +103,47 @@ pub(crate) fn options() -> EngineOptions {
     EngineOptions { device: DeviceChoice::Cpu, threads: Some(2), page_size: 8, ..EngineOptions::default() }
 }
 
+/// A strategy on a checkpoint that it decodes.
+pub(crate) struct Subject {
+    pub(crate) strategy: &'static str,
+    pub(crate) files: ModelFiles,
+    pub(crate) options: EngineOptions,
+    /// The smallest budget of rows it takes.
+    pub(crate) least_rows: u32,
+    /// Of 8 tokens: layers, K and V, heads, 32 channels of 4 bytes.
+    pub(crate) page_bytes: u64,
+}
+
+impl Subject {
+    pub(crate) fn engine(&self, options: &EngineOptions) -> Engine {
+        let engine = Engine::load(&self.files, options, &mut |_| {}).unwrap();
+        assert_eq!(engine.config().strategy.name(), self.strategy);
+        engine
+    }
+}
+
+/// Every strategy, for what must hold of all of them.
+pub(crate) fn subjects() -> Vec<Subject> {
+    let page_bytes = |n_kv_heads: u64| 3 * 2 * n_kv_heads * 16 * 4 * 8;
+    let options = EngineOptions { max_model_len: 96, ..options() };
+    let of_four = EngineOptions { block_size: Some(4), ..options.clone() };
+    let golden = |strategy, files: Files, options: &EngineOptions, least_rows, n_kv_heads| Subject {
+        strategy,
+        files: files.leak(),
+        options: options.clone(),
+        least_rows,
+        page_bytes: page_bytes(n_kv_heads),
+    };
+    let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
+    vec![
+        golden("multi_bd", Files::golden("sdar"), &options, 24, 4),
+        golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),
+        golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
+        golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),
+        golden("d2f", d2f("llada", "d2f_llada"), &of_four, 104, 4),
+    ]
+}
+
 pub(crate) fn engine(options: &EngineOptions) -> Engine {
     Engine::load(&ModelFiles::folder(golden("sdar")).unwrap(), options, &mut |_| {}).unwrap()
 }

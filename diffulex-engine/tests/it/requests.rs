@@ -7,7 +7,7 @@ use diffulex_protocol::{
 };
 use proptest::prelude::*;
 
-use crate::harness::{Told, engine, greedy, options, prompt, request, run};
+use crate::harness::{Told, engine, greedy, options, prompt, request, run, subjects};
 
 fn streaming(mut request: ServingGenerate, mode: StreamMode) -> ServingGenerate {
     request.stream = true;
@@ -273,6 +273,33 @@ fn logprobs_come_with_every_token() {
     let reply = told.reply("r");
     assert_eq!(reply.confidences.len(), 15);
     assert!(reply.confidences.iter().all(|confidence| *confidence > 0.0 && *confidence <= 1.0));
+}
+
+#[test]
+fn streams_of_every_strategy_add_up() {
+    for subject in subjects() {
+        let mut engine = subject.engine(&subject.options);
+        let sent = (1..13).map(|n| {
+            let mut params = greedy(3 * n);
+            params.ignore_eos = n % 3 == 0;
+            (params.temperature, params.seed) = (if n % 2 == 0 { 0.0 } else { 1.5 }, Some(u64::from(n)));
+            let mode = if n % 4 < 2 { StreamMode::Denoise } else { StreamMode::BlockAppend };
+            let mut request = streaming(request(&format!("{n}"), &prompt(n, 2 * n as usize), params), mode);
+            request.snapshot = if n % 5 == 0 { SnapshotSpan::Full } else { SnapshotSpan::Window };
+            request
+        });
+        let told = run(&mut engine, sent.collect());
+        for n in 1..13 {
+            check_stream(&told, &format!("{n}"), engine.card().mask_token_id);
+            let reply = told.reply(&format!("{n}"));
+            if reply.finish_reason == FinishReason::MaxNewTokensReached {
+                assert_eq!(reply.token_ids.len(), 3 * n as usize, "{}", subject.strategy);
+            }
+            if n > 4 && n % 4 < 2 {
+                assert!(told.0[&format!("{n}")].len() > 2, "{} shows nothing before the end", subject.strategy);
+            }
+        }
+    }
 }
 
 proptest! {
