@@ -17,7 +17,7 @@ import numpy as np
 import curriculum
 import vocab
 
-SHAPES = ((128, 64), (256, 32), (512, 16))   # row length, rows per batch: few static shapes, so few compiled graphs
+SHAPES = ((128, 32), (256, 16), (512, 8))   # row length, rows per batch: few static shapes, so few compiled graphs
 TARGET_SHARE = 0.4                  # most of a batch's tokens that can be targets (a fixed size, for the compiler)
 
 

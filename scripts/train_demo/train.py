@@ -98,6 +98,7 @@ def main():
     p.add_argument("--lr-from", type=float, default=0.0, help="minute at which the decay starts")
     p.add_argument("--mixture", default=None, help="JSON file of task weights, read again during training")
     p.add_argument("--threads", type=int, default=0)
+    p.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="of the products; some CPUs are fastest in float32")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--save-minutes", type=float, default=5)
     p.add_argument("--steps", type=int, default=0, help="stop after so many steps (for trials)")
@@ -131,7 +132,7 @@ def main():
     print(f"{sum(t.numel() for t in model.tensors) / 1e6:.2f} M parameters on {a.device}", flush=True)
 
     def loss_of(tokens, position, sample, stream, block, index, target, weight):
-        states = model(tokens, position, visible(sample, stream, block), torch.bfloat16)
+        states = model(tokens, position, visible(sample, stream, block), getattr(torch, a.dtype))
         logits = model.logits(states.flatten(0, 1)[index]).float()
         ce = F.cross_entropy(logits, target, reduction="none")
         return (ce * weight).sum() / weight.sum().clamp(min=1)

@@ -5,7 +5,7 @@
 //! the sum over the inputs in ascending order: a row's result does not depend on how many rows there are.
 //!
 //! A bfloat16 matrix is multiplied with activations rounded to bfloat16, two products at a time, and summed in f32: what
-//! processors with AVX-512 BF16 do in one instruction, at twice the speed of f32.
+//! processors with AVX-512 BF16 do in one instruction, some of them at twice the speed of f32. On others both are widened.
 
 use rayon::prelude::*;
 
@@ -107,18 +107,20 @@ fn pair_bf16(low: f32, high: f32) -> u32 {
 }
 
 for_each_instruction_set! {
-    /// A row as words of two bfloat16, in the bits of f32.
+    /// A row rounded to bfloat16, as words that [`Vector::add_pairs`] takes.
     fn pack_row => pack_row_body(row: &[f32], words: &mut [f32])
 }
 
 #[inline(always)]
 unsafe fn pack_row_body<V: Vector>(row: &[f32], words: &mut [f32]) {
     let (both, last) = row.as_chunks::<2>();
-    for ([low, high], word) in both.iter().zip(&mut *words) {
-        *word = f32::from_bits(pair_bf16(*low, *high));
-    }
-    if let ([low], Some(word)) = (last, words.last_mut()) {
-        *word = f32::from_bits(pair_bf16(*low, 0.0));
+    let last = last.first().map(|low| [*low, 0.0]);
+    for ([low, high], words) in both.iter().chain(&last).zip(words.chunks_exact_mut(V::PAIR_WORDS)) {
+        let pair = pair_bf16(*low, *high);
+        match words {
+            [word] => *word = f32::from_bits(pair),
+            widened => widened.copy_from_slice(&unpair_bf16(pair)),
+        }
     }
 }
 
@@ -180,7 +182,7 @@ pub(super) fn linear(simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&
         Panels::Bf16(panels) => {
             let n_pairs = weight.n_in.div_ceil(2);
             // The words of a row stand in the bits of f32, so that their memory is used again, too.
-            let mut pairs = x.zeros(x.n_rows(), n_pairs);
+            let mut pairs = x.zeros(x.n_rows(), n_pairs * simd.pair_words());
             for row in 0..x.n_rows() {
                 pack_row(simd, x.row(row), pairs.row_mut(row));
             }
@@ -223,12 +225,14 @@ impl Output<'_> {
 trait Format<V: Vector> {
     type Weight: Copy;
     type Loaded: Copy;
+    /// Words of a row that go with one vector of weights.
+    const N_WORDS: usize;
     /// # Safety
     /// The machine has the instructions of `V`.
     unsafe fn load(weights: &[Self::Weight; PANEL]) -> Self::Loaded;
     /// # Safety
     /// The machine has the instructions of `V`.
-    unsafe fn add(sum: V, input: f32, weights: Self::Loaded) -> V;
+    unsafe fn add(sum: V, words: &[f32], weights: Self::Loaded) -> V;
 }
 
 struct F32;
@@ -236,15 +240,16 @@ struct F32;
 impl<V: Vector> Format<V> for F32 {
     type Weight = f32;
     type Loaded = V;
+    const N_WORDS: usize = 1;
     #[inline(always)]
     unsafe fn load(weights: &[f32; PANEL]) -> V {
         // SAFETY: passed on from the caller.
         unsafe { V::load(weights) }
     }
     #[inline(always)]
-    unsafe fn add(sum: V, input: f32, weights: V) -> V {
-        // SAFETY: passed on from the caller.
-        unsafe { V::splat(input).mul_add(weights, sum) }
+    unsafe fn add(sum: V, words: &[f32], weights: V) -> V {
+        // SAFETY: there is one word; the rest is passed on from the caller.
+        unsafe { V::splat(*words.get_unchecked(0)).mul_add(weights, sum) }
     }
 }
 
@@ -253,15 +258,16 @@ struct Bf16;
 impl<V: Vector> Format<V> for Bf16 {
     type Weight = u32;
     type Loaded = V::Pairs;
+    const N_WORDS: usize = V::PAIR_WORDS;
     #[inline(always)]
     unsafe fn load(weights: &[u32; PANEL]) -> V::Pairs {
         // SAFETY: passed on from the caller.
         unsafe { V::load_pairs(weights) }
     }
     #[inline(always)]
-    unsafe fn add(sum: V, input: f32, weights: V::Pairs) -> V {
+    unsafe fn add(sum: V, words: &[f32], weights: V::Pairs) -> V {
         // SAFETY: passed on from the caller.
-        unsafe { sum.add_pairs(input.to_bits(), weights) }
+        unsafe { sum.add_pairs(words, weights) }
     }
 }
 
@@ -375,18 +381,20 @@ unsafe fn tile<V: Vector, F: Format<V>, const R: usize, const P: usize>(
     panel: usize,
     output: &Output<'_>,
 ) -> usize {
-    let inputs = &inputs[row * n_in..(row + R) * n_in];
+    let width = n_in * F::N_WORDS;
+    let inputs = &inputs[row * width..(row + R) * width];
     assert_eq!(panels.len(), P * n_in);
     // SAFETY: passed on from the caller.
     let mut sums = [[unsafe { V::splat(0.0) }; P]; R];
     for k in 0..n_in {
-        // SAFETY: `k < n_in`, and there are `P * n_in` vectors and `R * n_in` inputs; the rest is passed on.
+        // SAFETY: `k < n_in`, and there are `P * n_in` vectors and `R * n_in * N_WORDS` words; the rest is passed on.
         unsafe {
             let weights: [F::Loaded; P] = std::array::from_fn(|p| F::load(panels.get_unchecked(p * n_in + k)));
             for (r, sums) in sums.iter_mut().enumerate() {
-                let input = *inputs.get_unchecked(r * n_in + k);
+                let first = r * width + k * F::N_WORDS;
+                let words = inputs.get_unchecked(first..first + F::N_WORDS);
                 for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = F::add(*sum, input, weights);
+                    *sum = F::add(*sum, words, weights);
                 }
             }
         }

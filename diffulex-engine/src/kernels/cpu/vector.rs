@@ -17,14 +17,16 @@ pub(super) trait Vector: Copy {
     const HAS_32_REGISTERS: bool;
     /// Sixteen pairs of bfloat16, ready to multiply.
     type Pairs: Copy;
+    /// Words in which [`Vector::add_pairs`] takes a pair of inputs: one that holds two bfloat16, or one for each.
+    const PAIR_WORDS: usize;
     /// `value` in every lane.
     unsafe fn splat(value: f32) -> Self;
     /// The values.
     unsafe fn load(values: &[f32; LANES]) -> Self;
     /// Pairs of bfloat16, the first of each in the lower half.
     unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs;
-    /// `self` and both products of `input` with each pair.
-    unsafe fn add_pairs(self, input: u32, pairs: Self::Pairs) -> Self;
+    /// `self` and both products of a pair of inputs with each pair. There are [`Vector::PAIR_WORDS`] words.
+    unsafe fn add_pairs(self, words: &[f32], pairs: Self::Pairs) -> Self;
     /// Writes the lanes.
     unsafe fn store(self, values: &mut [f32; LANES]);
     /// `self * factor + sum`, rounded once where the machine can.
@@ -33,12 +35,11 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32;
 }
 
-/// `sum` and both products, for machines that multiply no bfloat16.
+/// `sum` and both products, for machines that multiply no bfloat16, or slowly.
 #[inline(always)]
-unsafe fn widened_pairs<V: Vector>(sum: V, input: u32, low: V, high: V) -> V {
-    let [input_low, input_high] = unpair_bf16(input);
-    // SAFETY: passed on from the caller.
-    unsafe { V::splat(input_high).mul_add(high, V::splat(input_low).mul_add(low, sum)) }
+unsafe fn widened_pairs<V: Vector>(sum: V, words: &[f32], low: V, high: V) -> V {
+    // SAFETY: there are two words; the rest is passed on from the caller.
+    unsafe { V::splat(*words.get_unchecked(1)).mul_add(high, V::splat(*words.get_unchecked(0)).mul_add(low, sum)) }
 }
 
 /// What every processor has.
@@ -48,6 +49,7 @@ pub(super) struct Portable([f32; LANES]);
 impl Vector for Portable {
     const HAS_32_REGISTERS: bool = cfg!(target_arch = "aarch64");
     type Pairs = (Self, Self);
+    const PAIR_WORDS: usize = 2;
     #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         Self([value; LANES])
@@ -62,9 +64,9 @@ impl Vector for Portable {
         (Self(widened.map(|[low, _]| low)), Self(widened.map(|[_, high]| high)))
     }
     #[inline(always)]
-    unsafe fn add_pairs(self, input: u32, (low, high): Self::Pairs) -> Self {
+    unsafe fn add_pairs(self, words: &[f32], (low, high): Self::Pairs) -> Self {
         // SAFETY: passed on from the caller.
-        unsafe { widened_pairs(self, input, low, high) }
+        unsafe { widened_pairs(self, words, low, high) }
     }
     #[inline(always)]
     unsafe fn store(self, values: &mut [f32; LANES]) {
@@ -97,6 +99,7 @@ mod x86 {
     impl Vector for Avx512 {
         const HAS_32_REGISTERS: bool = true;
         type Pairs = (Self, Self);
+        const PAIR_WORDS: usize = 2;
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
             // SAFETY: see above.
@@ -117,9 +120,9 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn add_pairs(self, input: u32, (low, high): Self::Pairs) -> Self {
+        unsafe fn add_pairs(self, words: &[f32], (low, high): Self::Pairs) -> Self {
             // SAFETY: passed on from the caller.
-            unsafe { widened_pairs(self, input, low, high) }
+            unsafe { widened_pairs(self, words, low, high) }
         }
         #[inline(always)]
         unsafe fn store(self, values: &mut [f32; LANES]) {
@@ -145,6 +148,7 @@ mod x86 {
     impl Vector for Avx512Bf16 {
         const HAS_32_REGISTERS: bool = true;
         type Pairs = __m512bh;
+        const PAIR_WORDS: usize = 1;
 
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
@@ -162,10 +166,11 @@ mod x86 {
             unsafe { std::mem::transmute(_mm512_loadu_si512(pairs.as_ptr().cast())) }
         }
         #[inline(always)]
-        unsafe fn add_pairs(self, input: u32, pairs: __m512bh) -> Self {
-            // SAFETY: see above; the broadcast word is two bfloat16, and registers of one size are transmuted.
+        unsafe fn add_pairs(self, words: &[f32], pairs: __m512bh) -> Self {
+            // SAFETY: see above; there is one word, the broadcast word is two bfloat16, and registers of one size are
+            // transmuted.
             unsafe {
-                let input: __m512bh = std::mem::transmute(_mm512_set1_epi32(input as i32));
+                let input: __m512bh = std::mem::transmute(_mm512_set1_ps(*words.get_unchecked(0)));
                 Self(Avx512(_mm512_dpbf16_ps(self.0.0, input, pairs)))
             }
         }
@@ -194,6 +199,7 @@ mod x86 {
     impl Vector for Avx2 {
         const HAS_32_REGISTERS: bool = false;
         type Pairs = (Self, Self);
+        const PAIR_WORDS: usize = 2;
         #[inline(always)]
         unsafe fn splat(value: f32) -> Self {
             // SAFETY: see above.
@@ -218,9 +224,9 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn add_pairs(self, input: u32, (low, high): Self::Pairs) -> Self {
+        unsafe fn add_pairs(self, words: &[f32], (low, high): Self::Pairs) -> Self {
             // SAFETY: passed on from the caller.
-            unsafe { widened_pairs(self, input, low, high) }
+            unsafe { widened_pairs(self, words, low, high) }
         }
         #[inline(always)]
         unsafe fn store(self, values: &mut [f32; LANES]) {
