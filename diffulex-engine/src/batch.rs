@@ -6,7 +6,7 @@ use crate::kernels::SequenceRows;
 use crate::models::ModelBatch;
 use crate::scheduler::{Scheduled, Span, Ticket};
 
-/// Where the logits of one masked position stand.
+/// Where the logits of one position that is not decided stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Which request.
@@ -36,7 +36,7 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, page_size:
         }
         for block in sequence.denoised(&span.blocks) {
             let start = sequence.block_range(block).start;
-            for position in sequence.masked(block) {
+            for position in sequence.undecided(block) {
                 wanted.push(Wanted { ticket: span.ticket, block, row: position - start });
                 batch.logit_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
             }

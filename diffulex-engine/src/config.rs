@@ -5,8 +5,8 @@
 
 use diffulex_protocol::DecodingOverrides;
 use diffulex_strategies::{
-    AcceptRule, D2f, DiffusionGenerate, Layout, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy,
-    StrategyKind,
+    AcceptRule, BlockEdit, D2f, DiffusionGenerate, EditRule, Layout, MultiBlock, MultiBlockConfig, Score,
+    SemiAutoregressive, Strategy, StrategyKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +94,14 @@ pub struct EngineOptions {
     pub semi_complete_threshold: Option<f32>,
     /// Denoise steps of a block under the scheduled rules.
     pub denoising_steps: Option<u32>,
+    /// Edit rule by name.
+    pub edit_rule: Option<String>,
+    /// Confidence above which a written token is replaced by another.
+    pub edit_threshold: Option<f32>,
+    /// Forwards over a block without masks, at most.
+    pub max_post_edit_steps: Option<u32>,
+    /// Confidence below which a written token is in doubt.
+    pub remask_threshold: Option<f32>,
     /// Longest prompt and answer together; cut to what the model was made for.
     pub max_model_len: u32,
     /// Requests in the batch.
@@ -126,6 +134,10 @@ impl Default for EngineOptions {
             add_block_threshold: None,
             semi_complete_threshold: None,
             denoising_steps: None,
+            edit_rule: None,
+            edit_threshold: None,
+            max_post_edit_steps: None,
+            remask_threshold: None,
             // The next four are Diffulex's defaults (diffulex/config.py).
             max_model_len: 2048,
             max_num_reqs: 128,
@@ -149,6 +161,10 @@ impl EngineOptions {
             add_block_threshold: self.add_block_threshold,
             semi_complete_threshold: self.semi_complete_threshold,
             denoising_steps: self.denoising_steps,
+            edit_rule: self.edit_rule.clone(),
+            edit_threshold: self.edit_threshold,
+            max_post_edit_steps: self.max_post_edit_steps,
+            remask_threshold: self.remask_threshold,
         }
     }
 }
@@ -192,8 +208,12 @@ pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
 impl EngineConfig {
     /// The strategies a family can be decoded by, its authors' first. The error says which one is missing.
     pub fn strategies_of(family: &Family) -> Result<&'static [StrategyKind], String> {
-        use StrategyKind::{D2f, DiffusionGenerate, MultiBlock, SemiAutoregressive};
+        use StrategyKind::{BlockEdit, D2f, DiffusionGenerate, MultiBlock, SemiAutoregressive};
         let missing = match (family.attention, family.alignment) {
+            // 2.1 alone was trained to replace its tokens, and nothing in its files tells it from 2.0.
+            (AttentionKind::BlockCausal, LogitAlignment::Same) if family.network == NetworkKind::Llada2 => {
+                return Ok(&[MultiBlock, BlockEdit]);
+            }
             (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(&[MultiBlock]),
             // Nobody has trained D2F's adapters for LLaDA-MoE.
             (AttentionKind::Full, _) if family.network == NetworkKind::MoeLlada => return Ok(&[SemiAutoregressive]),
@@ -207,7 +227,7 @@ impl EngineConfig {
             }
         };
         Err(format!(
-            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, semi_ar, diffusion_generate and d2f",
+            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, block_edit, semi_ar, diffusion_generate and d2f",
             family.architecture,
         ))
     }
@@ -234,9 +254,10 @@ impl EngineConfig {
         }
         let buffer_size = match kind {
             StrategyKind::D2f => D2f::BUFFER_SIZE,
-            StrategyKind::MultiBlock | StrategyKind::SemiAutoregressive | StrategyKind::DiffusionGenerate => {
-                MultiBlockConfig::BUFFER_SIZE
-            }
+            StrategyKind::MultiBlock
+            | StrategyKind::BlockEdit
+            | StrategyKind::SemiAutoregressive
+            | StrategyKind::DiffusionGenerate => MultiBlockConfig::BUFFER_SIZE,
         };
         let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
@@ -248,14 +269,22 @@ impl EngineConfig {
             return Err(format!("page size {page_size} is not one of {BLOCK_SIZES:?}"));
         }
         let accept_threshold = family.accept_threshold;
+        let blocks = MultiBlock::new(MultiBlockConfig {
+            block_size,
+            buffer_size,
+            add_block_threshold: MultiBlockConfig::ADD_BLOCK_THRESHOLD,
+            accept: AcceptRule::Threshold { accept_threshold },
+            fuse_prefill: false,
+        });
         let strategy = match kind {
-            StrategyKind::MultiBlock => Strategy::MultiBlock(MultiBlock::new(MultiBlockConfig {
-                block_size,
-                buffer_size,
-                add_block_threshold: MultiBlockConfig::ADD_BLOCK_THRESHOLD,
-                accept: AcceptRule::Threshold { accept_threshold },
-                fuse_prefill: false,
-            })),
+            StrategyKind::MultiBlock => Strategy::MultiBlock(blocks),
+            StrategyKind::BlockEdit => Strategy::BlockEdit(BlockEdit {
+                blocks,
+                edit: EditRule::Joint {
+                    edit_threshold: EditRule::EDIT_THRESHOLD,
+                    max_post_edit_steps: EditRule::MAX_POST_EDIT_STEPS,
+                },
+            }),
             StrategyKind::SemiAutoregressive => Strategy::SemiAutoregressive(SemiAutoregressive {
                 block_size,
                 accept: AcceptRule::ThresholdKeep { accept_threshold },
@@ -358,11 +387,55 @@ impl EngineConfig {
     }
 }
 
+/// `base` with what `overrides` change of it; a setting of the other rule is refused by name.
+fn edit_rule(base: EditRule, overrides: &DecodingOverrides) -> Result<EditRule, RequestError> {
+    let name = overrides.edit_rule.as_deref().unwrap_or(base.name());
+    let refuse = |param: &'static str| {
+        let setting = param.trim_start_matches("decoding.");
+        Err(RequestError::invalid(param, format!("the edit rule {name} has no {setting}")))
+    };
+    match name {
+        "joint" if overrides.remask_threshold.is_some() => refuse("decoding.remask_threshold"),
+        "joint" => {
+            let (edit_threshold, max_post_edit_steps) = match base {
+                EditRule::Joint { edit_threshold, max_post_edit_steps } => (edit_threshold, max_post_edit_steps),
+                EditRule::Remask { .. } => (EditRule::EDIT_THRESHOLD, EditRule::MAX_POST_EDIT_STEPS),
+            };
+            Ok(EditRule::Joint {
+                edit_threshold: overrides.edit_threshold.unwrap_or(edit_threshold),
+                max_post_edit_steps: overrides.max_post_edit_steps.map_or(max_post_edit_steps, |steps| steps as usize),
+            })
+        }
+        "remask" if overrides.edit_threshold.is_some() => refuse("decoding.edit_threshold"),
+        "remask" if overrides.max_post_edit_steps.is_some() => refuse("decoding.max_post_edit_steps"),
+        "remask" => {
+            let remask_threshold = match base {
+                EditRule::Remask { remask_threshold } => remask_threshold,
+                EditRule::Joint { .. } => EditRule::REMASK_THRESHOLD,
+            };
+            Ok(EditRule::Remask { remask_threshold: overrides.remask_threshold.unwrap_or(remask_threshold) })
+        }
+        _ => Err(RequestError::invalid(
+            "decoding.edit_rule",
+            format!("edit rule {name:?} is not one of {}", EditRule::NAMES.join(", ")),
+        )),
+    }
+}
+
 /// `base` with what `overrides` change of it; a setting the strategy does not have is refused by name.
 fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
-    if overrides.add_block_threshold.is_some() && !base.kind().has_pipeline() {
-        let message = not_a_setting("add_block_threshold", base.kind());
-        return Err(RequestError::invalid("decoding.add_block_threshold", message));
+    let (kind, is_edited) = (base.kind(), matches!(base, Strategy::BlockEdit(_)));
+    for (param, applies) in [
+        ("decoding.add_block_threshold", overrides.add_block_threshold.is_none() || kind.has_pipeline()),
+        ("decoding.edit_rule", overrides.edit_rule.is_none() || is_edited),
+        ("decoding.edit_threshold", overrides.edit_threshold.is_none() || is_edited),
+        ("decoding.max_post_edit_steps", overrides.max_post_edit_steps.is_none() || is_edited),
+        ("decoding.remask_threshold", overrides.remask_threshold.is_none() || is_edited),
+    ] {
+        if !applies {
+            let message = not_a_setting(param.trim_start_matches("decoding."), kind);
+            return Err(RequestError::invalid(param, message));
+        }
     }
     let accept = accept_rule(base.accept(), overrides, base.block_size())?;
     let pipeline = |multi_block: &MultiBlock| {
@@ -372,6 +445,9 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
     };
     Ok(match base {
         Strategy::MultiBlock(multi_block) => Strategy::MultiBlock(pipeline(multi_block)),
+        Strategy::BlockEdit(BlockEdit { blocks, edit }) => {
+            Strategy::BlockEdit(BlockEdit { blocks: pipeline(blocks), edit: edit_rule(*edit, overrides)? })
+        }
         Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks) }),
         Strategy::SemiAutoregressive(semi_autoregressive) => {
             Strategy::SemiAutoregressive(SemiAutoregressive { accept, ..semi_autoregressive.clone() })

@@ -131,7 +131,7 @@ impl Emitter {
         }
     }
 
-    /// What to stream after a step. `changed`: the step filled something below the limit.
+    /// What to stream after a step. `changed`: the step did something that can be seen.
     pub fn step_event(
         &mut self,
         sequence: &Sequence,

@@ -314,7 +314,8 @@ impl Engine {
                 continue;
             };
             let Drawn { token, confidence, score } = drawn;
-            let candidate = Candidate { row: wanted.row, token, confidence, score };
+            let current = sequence.draft(key.position);
+            let candidate = Candidate { row: wanted.row, current, token, confidence, score };
             match blocks.last_mut() {
                 Some(last) if last.block == wanted.block => last.candidates.push(candidate),
                 Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),
@@ -349,7 +350,7 @@ impl Engine {
         match reason {
             Some(reason) => self.finish(span.ticket, reason, events),
             None => {
-                let changed = !change.filled.is_empty();
+                let changed = change.is_visible;
                 events.extend(telling.emitter.step_event(&request.sequence, &self.text, &telling.usage, changed));
             }
         }

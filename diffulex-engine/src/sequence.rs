@@ -2,8 +2,8 @@
 //!
 //! Positions are absolute: the prompt's first token is 0. Where blocks lie is the strategy's [`Layout`]. What is masked
 //! is a fact of its own and never read off a token id. A block goes
-//! `Active` (has masks) -> `Ready` (full, its K/V not final) -> `Cached` (a forward wrote its final K/V), and back to
-//! `Ready` when the request loses its pages.
+//! `Active` (not all of it is decided) -> `Ready` (decided, its K/V not final) -> `Cached` (a forward wrote its final
+//! K/V), and back to `Ready` when the request loses its pages.
 //!
 //! Never here: pages, tensors, other requests, events.
 
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Score, Strategy};
+use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Proposal, Score, Strategy};
 
 use crate::error::RequestError;
 use crate::models::LogitAlignment;
@@ -21,18 +21,27 @@ use crate::models::LogitAlignment;
 pub enum PositionState {
     /// Given by the client; never written.
     Prompt,
-    /// Not decided.
+    /// Nothing stands there.
     Masked,
+    /// A token stands there that may still be replaced.
+    Draft,
     /// Decided.
     Filled,
+}
+
+impl PositionState {
+    /// Whether it can change no more.
+    pub fn is_decided(self) -> bool {
+        matches!(self, Self::Prompt | Self::Filled)
+    }
 }
 
 /// Where a block is on its way into the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockStatus {
-    /// Has masks.
+    /// Has masks or drafts, or stands behind a block that has.
     Active,
-    /// Full; a forward has to write its K/V.
+    /// Decided; a forward has to write its K/V.
     Ready,
     /// Its K/V are in the cache.
     Cached,
@@ -45,6 +54,14 @@ pub struct Block {
     pub status: BlockStatus,
     /// Denoise steps it took.
     pub steps: usize,
+    /// Those of them that began without a mask.
+    pub full_steps: usize,
+}
+
+impl Block {
+    fn new(status: BlockStatus) -> Self {
+        Self { status, steps: 0, full_steps: 0 }
+    }
 }
 
 /// What a forward of a request is for; decides which counter it is charged to.
@@ -124,7 +141,7 @@ impl Sequence {
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         };
-        sequence.blocks = vec![Block { status: BlockStatus::Ready, steps: 0 }; sequence.n_prompt_blocks()];
+        sequence.blocks = vec![Block::new(BlockStatus::Ready); sequence.n_prompt_blocks()];
         match sequence.layout() {
             Layout::BlockCausal | Layout::PromptFirst => {
                 if prompt.len() > sequence.block_start(sequence.blocks.len()) {
@@ -198,7 +215,7 @@ impl Sequence {
         &self.states
     }
 
-    /// Probability of every filled position when it was filled, 1 in the prompt, 0 where masked.
+    /// Probability of every token when it was written, 1 in the prompt, 0 where masked.
     pub fn confidences(&self) -> &[f32] {
         &self.confidences
     }
@@ -268,7 +285,7 @@ impl Sequence {
         }
     }
 
-    /// Blocks of `blocks` whose masks are up for a decision in this step.
+    /// Blocks of `blocks` that are up for a decision in this step.
     pub fn denoised(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
             Layout::BlockCausal | Layout::PromptFirst => self.window().1.start.max(blocks.start)..blocks.end,
@@ -289,7 +306,7 @@ impl Sequence {
         self.block_start(self.n_cached_blocks())
     }
 
-    /// Blocks that wait to be written, then blocks that have masks: the order a window always has.
+    /// Blocks that wait to be written, then blocks that are not decided: the order a window always has.
     pub fn window(&self) -> (Range<usize>, Range<usize>) {
         let cached = self.n_cached_blocks();
         let active =
@@ -297,15 +314,15 @@ impl Sequence {
         (cached..active, active..self.blocks.len())
     }
 
-    /// Positions that must be filled before the answer is whole: the limit, or the first end token.
+    /// Positions that must be decided before the answer is whole: the limit, or the first end token.
     pub fn answer_end(&self) -> usize {
         self.first_stop.unwrap_or(self.limits.end)
     }
 
-    /// First position after the prompt that is not filled.
+    /// First position after the prompt that is not decided.
     pub fn frontier(&self) -> usize {
-        let masked = self.states[self.prompt_len..].iter().position(|state| *state == PositionState::Masked);
-        masked.map_or(self.states.len(), |offset| self.prompt_len + offset)
+        let open = self.states[self.prompt_len..].iter().position(|state| !state.is_decided());
+        open.map_or(self.states.len(), |offset| self.prompt_len + offset)
     }
 
     /// End of the text that can no longer change: the frontier, cut where the answer ends.
@@ -320,8 +337,12 @@ impl Sequence {
 
     fn progress(&self, index: usize) -> Progress {
         let states = &self.states[self.block_range(index)];
-        let n_filled = states.iter().filter(|state| **state != PositionState::Masked).count();
-        Progress { n_filled, block_size: states.len() }
+        let count = |wanted| states.iter().filter(|state| **state == wanted).count();
+        Progress {
+            n_filled: states.len() - count(PositionState::Masked),
+            n_drafts: count(PositionState::Draft),
+            block_size: states.len(),
+        }
     }
 
     /// Opens the next block if the strategy and the limits want it. Called once before each step.
@@ -345,12 +366,17 @@ impl Sequence {
         self.tokens.resize(end, self.mask_token_id);
         self.states.resize(end, PositionState::Masked);
         self.confidences.resize(end, 0.0);
-        self.blocks.push(Block { status: BlockStatus::Active, steps: 0 });
+        self.blocks.push(Block::new(BlockStatus::Active));
     }
 
-    /// Masked positions of block `index`.
-    pub fn masked(&self, index: usize) -> Vec<usize> {
-        self.block_range(index).filter(|position| self.states[*position] == PositionState::Masked).collect()
+    /// Positions of block `index` that are not decided.
+    pub fn undecided(&self, index: usize) -> Vec<usize> {
+        self.block_range(index).filter(|position| !self.states[*position].is_decided()).collect()
+    }
+
+    /// The draft at `position`, if there is one.
+    pub fn draft(&self, position: usize) -> Option<u32> {
+        (self.states[position] == PositionState::Draft).then(|| self.tokens[position])
     }
 
     /// Marks the first `n_blocks` as found in the prefix cache. Only before the first step, or after a preemption.
@@ -384,10 +410,9 @@ impl Sequence {
         }
     }
 
-    /// Takes the outcome of a forward over `blocks`: `candidates` of each block with masks, in order.
+    /// Takes the outcome of a forward over `blocks`: `candidates` of each block that is not decided, in order.
     ///
-    /// The runner has written the K/V of all of `blocks`, so those that were full before are cached now. Returns the
-    /// number of positions filled below the limit, with their confidences, and the steps of each block that filled up.
+    /// The runner has written the K/V of all of `blocks`, so those that were decided before are cached now.
     pub fn advance(
         &mut self,
         blocks: Range<usize>,
@@ -400,18 +425,21 @@ impl Sequence {
             ForwardKind::Prefill => self.nfe.prefill += 1,
             ForwardKind::Commit => self.nfe.commit += 1,
         }
-        let mut change = StepChange { kind, filled: Vec::new(), block_steps: Vec::new(), was_forced: false };
+        let mut change =
+            StepChange { kind, filled: Vec::new(), block_steps: Vec::new(), was_forced: false, is_visible: false };
         // Every decision is taken on the state before this step, so the order of blocks does not matter.
-        let mut edits: Vec<(usize, Vec<Edit>)> = Vec::with_capacity(candidates.len());
-        for BlockCandidates { block: index, candidates } in candidates {
+        let mut proposals: Vec<(usize, Proposal)> = Vec::with_capacity(candidates.len());
+        for BlockCandidates { block: index, candidates } in
+            candidates.iter().filter(|block| !block.candidates.is_empty())
+        {
             let view = BlockView {
                 progress: self.progress(*index),
                 previous: index.checked_sub(1).map(|previous| self.progress(previous)),
                 step: self.blocks[*index].steps,
+                full_steps: self.blocks[*index].full_steps,
                 candidates,
             };
-            let proposed = if candidates.is_empty() { Vec::new() } else { self.strategy.step(&view) };
-            edits.push((*index, proposed));
+            proposals.push((*index, self.strategy.step(&view)));
         }
         let mut n_changes = 0;
         for block in &mut self.blocks[blocks.clone()] {
@@ -420,73 +448,102 @@ impl Sequence {
                 n_changes += 1;
             }
         }
-        n_changes += edits.iter().map(|(_, edits)| edits.len()).sum::<usize>();
+        let settles = |index: usize, proposal: &Proposal| proposal.settles && self.progress(index).is_complete();
+        n_changes += proposals
+            .iter()
+            .map(|(index, proposal)| proposal.edits.len() + usize::from(settles(*index, proposal)))
+            .sum::<usize>();
         let is_idle = n_changes == 0 && !self.strategy.accept().may_pause();
         self.n_idle_steps = if is_idle { self.n_idle_steps + 1 } else { 0 };
         if self.n_idle_steps >= MAX_IDLE_STEPS {
-            edits = vec![self.forced_edit(candidates)?];
+            proposals = vec![self.forced(candidates)?];
             self.n_idle_steps = 0;
             change.was_forced = true;
         }
-        for (index, edits) in edits {
-            self.blocks[index].steps += 1;
-            for edit in edits {
-                self.apply(index, edit, &mut change)?;
+        for (index, proposal) in &proposals {
+            let was_full = self.progress(*index).is_complete();
+            let block = &mut self.blocks[*index];
+            block.steps += 1;
+            block.full_steps += usize::from(was_full);
+            for edit in &proposal.edits {
+                self.apply(*index, *edit, &mut change)?;
             }
         }
-        self.walk_statuses(candidates.iter().map(|candidates| candidates.block), &mut change);
+        self.settle(&proposals, &mut change);
         self.note_stop();
         Ok(change)
     }
 
-    /// The best candidate of the first block that has one.
-    fn forced_edit(&self, candidates: &[BlockCandidates]) -> Result<(usize, Vec<Edit>), RequestError> {
+    /// The best candidate for a mask of the first block that has one.
+    fn forced(&self, candidates: &[BlockCandidates]) -> Result<(usize, Proposal), RequestError> {
         candidates
             .iter()
             .find_map(|BlockCandidates { block, candidates }| {
-                let best = candidates.iter().rev().max_by(|a, b| a.confidence.total_cmp(&b.confidence))?;
-                Some((*block, vec![Edit::Fill { row: best.row, token: best.token, confidence: best.confidence }]))
+                let masked = candidates.iter().rev().filter(|candidate| candidate.current.is_none());
+                let best = masked.max_by(|a, b| a.confidence.total_cmp(&b.confidence))?;
+                Some((*block, self.strategy.force(*best)))
             })
             .ok_or_else(|| RequestError::engine("decoding made no progress and has no candidate to force"))
     }
 
     fn apply(&mut self, index: usize, edit: Edit, change: &mut StepChange) -> Result<(), RequestError> {
-        match edit {
-            Edit::Fill { row, token, confidence } => {
-                let range = self.block_range(index);
-                let position = range.start + row;
-                if !range.contains(&position) || self.states[position] != PositionState::Masked {
-                    return Err(RequestError::engine(format!("illegal edit: position {position} is not masked")));
-                }
-                self.states[position] = PositionState::Filled;
-                self.tokens[position] = token;
-                self.confidences[position] = confidence;
-                if position < self.limits.end {
-                    change.filled.push(confidence);
-                }
-            }
+        let (row, state, token, confidence) = match edit {
+            Edit::Fill { row, token, confidence } => (row, PositionState::Filled, token, confidence),
+            Edit::Draft { row, token, confidence } => (row, PositionState::Draft, token, confidence),
+            Edit::Mask { row } => (row, PositionState::Masked, self.mask_token_id, 0.0),
+        };
+        let range = self.block_range(index);
+        let position = range.start + row;
+        if !range.contains(&position) || self.states[position].is_decided() {
+            return Err(RequestError::engine(format!("illegal edit: position {position} may not be written")));
+        }
+        self.states[position] = state;
+        self.tokens[position] = token;
+        self.confidences[position] = confidence;
+        change.is_visible |= position < self.limits.end;
+        if state == PositionState::Filled {
+            self.count_filled(position, change);
         }
         Ok(())
     }
 
-    /// `Active` blocks that are full become `Ready`, as long as everything before them is at least that.
-    fn walk_statuses(&mut self, stepped: impl Iterator<Item = usize>, change: &mut StepChange) {
-        match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => {
-                let (_, active) = self.window();
-                for index in active {
-                    if !self.progress(index).is_complete() {
-                        break;
-                    }
-                    self.blocks[index].status = BlockStatus::Ready;
-                    change.block_steps.push(self.blocks[index].steps);
+    fn count_filled(&self, position: usize, change: &mut StepChange) {
+        if position < self.limits.end {
+            change.filled.push(self.confidences[position]);
+        }
+    }
+
+    /// Drafts that may stay are decided, and blocks that are decided become `Ready`, as long as everything before them is
+    /// at least that.
+    fn settle(&mut self, proposals: &[(usize, Proposal)], change: &mut StepChange) {
+        let (_, active) = match self.layout() {
+            Layout::BlockCausal | Layout::PromptFirst => self.window(),
+            // No K/V are kept, so a decided block is only looked at no more.
+            Layout::WholeAnswer => {
+                let full = proposals.iter().map(|(index, _)| *index).filter(|index| self.progress(*index).is_settled());
+                change.block_steps.extend(full.map(|index| self.blocks[index].steps));
+                return;
+            }
+        };
+        for index in active {
+            let progress = self.progress(index);
+            let proposal = proposals.iter().find(|(stepped, _)| *stepped == index).map(|(_, proposal)| proposal);
+            let may_stay = progress.n_drafts == 0 || proposal.is_some_and(|proposal| proposal.settles);
+            if !progress.is_complete() || !may_stay {
+                break;
+            }
+            for position in self.block_range(index) {
+                if self.states[position] == PositionState::Draft {
+                    self.states[position] = PositionState::Filled;
+                    self.count_filled(position, change);
+                    change.is_visible |= position < self.limits.end;
                 }
             }
-            // No K/V are kept, so a full block is only looked at no more.
-            Layout::WholeAnswer => {
-                let full = stepped.filter(|index| self.progress(*index).is_complete());
-                change.block_steps.extend(full.map(|index| self.blocks[index].steps));
-            }
+            // Where this forward read what now stands for good, behind final K/V, what it wrote is final.
+            let is_final =
+                proposal.is_some_and(|proposal| proposal.edits.is_empty()) && self.n_cached_blocks() == index;
+            self.blocks[index].status = if is_final { BlockStatus::Cached } else { BlockStatus::Ready };
+            change.block_steps.push(self.blocks[index].steps);
         }
     }
 
@@ -552,10 +609,12 @@ const MAX_IDLE_STEPS: u32 = 2;
 pub struct StepChange {
     /// What the forward was for.
     pub kind: ForwardKind,
-    /// Confidence of each position filled below the limit.
+    /// Confidence of each position decided below the limit.
     pub filled: Vec<f32>,
-    /// Denoise steps of each block that filled up.
+    /// Denoise steps of each block that was decided.
     pub block_steps: Vec<usize>,
     /// The watchdog had to force a token.
     pub was_forced: bool,
+    /// A token below the limit changed, or can change no more.
+    pub is_visible: bool,
 }

@@ -84,6 +84,18 @@ pub struct DecodingOverrides {
     /// Denoise steps a block is spread over by the scheduled rules; 1 to the block size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub denoising_steps: Option<u32>,
+    /// Edit rule by name, see `EditRule::NAMES` of the strategies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub edit_rule: Option<String>,
+    /// Confidence above which a written token is replaced by another, in [0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub edit_threshold: Option<f32>,
+    /// Forwards over a block without masks, at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_post_edit_steps: Option<u32>,
+    /// Confidence below which a written token is in doubt, in [0, 1].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remask_threshold: Option<f32>,
 }
 
 impl DecodingOverrides {
@@ -97,6 +109,8 @@ impl DecodingOverrides {
         within("decoding.accept_threshold", self.accept_threshold, 0.0, 1.0, false)?;
         within("decoding.add_block_threshold", self.add_block_threshold, 0.0, 1.0, false)?;
         within("decoding.semi_complete_threshold", self.semi_complete_threshold, 0.0, 1.0, false)?;
+        within("decoding.edit_threshold", self.edit_threshold, 0.0, 1.0, false)?;
+        within("decoding.remask_threshold", self.remask_threshold, 0.0, 1.0, false)?;
         at_least_one("decoding.denoising_steps", self.denoising_steps)
     }
 }

@@ -70,6 +70,10 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             add_block_threshold: Some(0.5),
             semi_complete_threshold: Some(0.5),
             denoising_steps: Some(4),
+            edit_rule: Some("joint".to_owned()),
+            edit_threshold: Some(0.5),
+            max_post_edit_steps: Some(2),
+            remask_threshold: Some(0.5),
         },
         ..SamplingParams::default()
     };

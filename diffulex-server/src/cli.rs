@@ -163,6 +163,18 @@ pub struct EngineFlags {
     /// Denoise steps of a block under the scheduled rules.
     #[arg(long, value_name = "N")]
     pub denoising_steps: Option<u32>,
+    /// Edit rule of block_edit: joint or remask.
+    #[arg(long, value_name = "NAME")]
+    pub edit_rule: Option<String>,
+    /// Confidence above which a written token is replaced by another, 0 to 1.
+    #[arg(long, value_parser = finite::<f32>, value_name = "P")]
+    pub edit_threshold: Option<f32>,
+    /// Forwards over a block without masks, at most, in which tokens may still be replaced.
+    #[arg(long, value_name = "N")]
+    pub max_post_edit_steps: Option<u32>,
+    /// Confidence below which a written token may be masked again, 0 to 1.
+    #[arg(long, value_parser = finite::<f32>, value_name = "P")]
+    pub remask_threshold: Option<f32>,
     /// Longest prompt and answer together, in tokens; cut to what the model was made for.
     #[arg(long, value_name = "N")]
     pub max_model_len: Option<u32>,
@@ -257,9 +269,6 @@ pub struct DiffulexFlags {
     /// No effect.
     #[arg(long, hide = true)]
     pub deepep_num_max_dispatch_tokens_per_rank: Option<u32>,
-    /// Refused: no strategy here remasks by it.
-    #[arg(long, hide = true)]
-    pub remask_threshold: Option<f64>,
     /// Only Diffulex's default of 0.
     #[arg(long, hide = true)]
     pub token_stability_threshold: Option<f64>,

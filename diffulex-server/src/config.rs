@@ -244,6 +244,10 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         add_block_threshold,
         semi_complete_threshold,
         denoising_steps,
+        edit_rule,
+        edit_threshold,
+        max_post_edit_steps,
+        remask_threshold,
         max_model_len,
         max_num_reqs,
         max_num_batched_tokens,
@@ -255,6 +259,8 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         ("--accept-threshold", accept_threshold),
         ("--add-block-threshold", add_block_threshold),
         ("--semi-complete-threshold", semi_complete_threshold),
+        ("--edit-threshold", edit_threshold),
+        ("--remask-threshold", remask_threshold),
     ] {
         if let Some(value) = value
             && !(0.0..=1.0).contains(value)
@@ -286,6 +292,10 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         add_block_threshold: *add_block_threshold,
         semi_complete_threshold: *semi_complete_threshold,
         denoising_steps: *denoising_steps,
+        edit_rule: edit_rule.clone(),
+        edit_threshold: *edit_threshold,
+        max_post_edit_steps: *max_post_edit_steps,
+        remask_threshold: *remask_threshold,
         max_model_len: max_model_len.unwrap_or(defaults.max_model_len),
         max_num_reqs: max_num_reqs.unwrap_or(defaults.max_num_reqs),
         max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
@@ -363,7 +373,7 @@ fn meaning_of(flag: &str) -> Option<Meaning> {
     const NO_TORCH: &str = "there is no PyTorch here, and kernels need no such choice";
     const NO_PROFILER: &str = "there is no profiler; /start_profile will say so";
     Some(match flag {
-        "sampling_mode" => RefusedUnless(&["naive"], "editing of committed tokens is not built"),
+        "sampling_mode" => RefusedUnless(&["naive"], "--decoding-strategy block_edit edits"),
         "tensor_parallel_size" | "data_parallel_size" => RefusedUnless(&["1"], ONE_PROCESS),
         "master_addr" | "master_port" | "distributed_timeout_seconds" => NoOp(ONE_PROCESS),
         "disable_prefill_cudagraph"
@@ -383,7 +393,6 @@ fn meaning_of(flag: &str) -> Option<Meaning> {
         "auto_max_nfe_warmup_steps" => RefusedUnless(&["8"], "max_nfe is not chosen automatically; send it"),
         "auto_max_nfe_tpf_floor" => RefusedUnless(&["1", "1.0"], "max_nfe is not chosen automatically; send it"),
         "kv_cache_layout" => RefusedUnless(&["unified"], "there is one layout"),
-        "remask_threshold" => RefusedUnless(&["0.4"], "no strategy here remasks by a threshold"),
         "token_stability_threshold" => RefusedUnless(&["0", "0.0"], "no strategy here edits by a threshold"),
         "use_lora" | "pre_merge_lora" => RefusedUnless(&["false"], ADAPTERS),
         "lora_path" => RefusedUnless(&[""], ADAPTERS),
@@ -519,7 +528,7 @@ mod tests {
             ["--kv-cache-layout", "distinct"],
             ["--auto-max-nfe-warmup-steps", "6"],
             ["--lora-path", "/x"],
-            ["--remask-threshold", "0.3"],
+            ["--remask-threshold", "1.3"],
         ] {
             assert!(resolve(&line).is_err(), "{line:?}");
         }

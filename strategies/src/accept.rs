@@ -183,7 +183,7 @@ fn due(n_masked: usize, step: usize, n_steps: usize) -> usize {
 }
 
 /// The `n` with the highest scores, ties to the lowest row, ascending by row.
-fn best_scored(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
+pub(crate) fn best_scored(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
     let mut ranked = candidates.to_vec();
     // A stable sort keeps the lower row first among equals.
     ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -202,13 +202,20 @@ mod tests {
             .iter()
             .enumerate()
             .filter(|(_, confidence)| **confidence > 0.0)
-            .map(|(row, confidence)| Candidate { row, token: 7, confidence: *confidence, score: *confidence })
+            .map(|(row, confidence)| Candidate {
+                row,
+                current: None,
+                token: 7,
+                confidence: *confidence,
+                score: *confidence,
+            })
             .collect();
         let block_size = confidences.len();
         let block = BlockView {
-            progress: Progress { n_filled: block_size - candidates.len(), block_size },
-            previous: previous.map(|n_filled| Progress { n_filled, block_size }),
+            progress: Progress { n_filled: block_size - candidates.len(), n_drafts: 0, block_size },
+            previous: previous.map(|n_filled| Progress { n_filled, n_drafts: 0, block_size }),
             step,
+            full_steps: 0,
             candidates: &candidates,
         };
         rule.accept(&block).iter().map(|candidate| candidate.row).collect()

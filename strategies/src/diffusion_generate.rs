@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::accept::AcceptRule;
-use crate::edit::Edit;
+use crate::edit::Proposal;
 use crate::view::BlockView;
 
 /// Settings of `diffusion_generate`, which has no other state.
@@ -19,7 +19,7 @@ pub struct DiffusionGenerate {
 
 impl DiffusionGenerate {
     /// What to write now.
-    pub fn step(&self, block: &BlockView<'_>) -> Vec<Edit> {
-        self.accept.accept(block).into_iter().map(Edit::from).collect()
+    pub fn step(&self, block: &BlockView<'_>) -> Proposal {
+        Proposal::fill(self.accept.accept(block))
     }
 }

@@ -5,7 +5,7 @@ use crate::view::Candidate;
 /// A change of one position of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Edit {
-    /// Write a token where a mask is.
+    /// Write a token where a mask is, for good.
     Fill {
         /// Index into the block.
         row: usize,
@@ -14,10 +14,47 @@ pub enum Edit {
         /// Its probability.
         confidence: f32,
     },
+    /// Write a token where a mask or another draft is; it may be replaced until the block settles.
+    Draft {
+        /// Index into the block.
+        row: usize,
+        /// The token.
+        token: u32,
+        /// Its probability.
+        confidence: f32,
+    },
+    /// Put the mask back where a draft is.
+    Mask {
+        /// Index into the block.
+        row: usize,
+    },
 }
 
-impl From<Candidate> for Edit {
-    fn from(candidate: Candidate) -> Self {
-        Self::Fill { row: candidate.row, token: candidate.token, confidence: candidate.confidence }
+impl Edit {
+    /// A candidate written for good.
+    pub fn fill(Candidate { row, token, confidence, .. }: Candidate) -> Self {
+        Self::Fill { row, token, confidence }
+    }
+
+    /// A candidate written as a draft.
+    pub fn draft(Candidate { row, token, confidence, .. }: Candidate) -> Self {
+        Self::Draft { row, token, confidence }
+    }
+}
+
+/// What a strategy wants done with one block now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proposal {
+    /// Changes, one per row at most.
+    pub edits: Vec<Edit>,
+    /// With these made, what is written may stay: as soon as no mask is left and the blocks before are decided, the
+    /// block's drafts are too.
+    pub settles: bool,
+}
+
+impl Proposal {
+    /// Candidates written for good.
+    pub fn fill(accepted: Vec<Candidate>) -> Self {
+        Self { edits: accepted.into_iter().map(Edit::fill).collect(), settles: true }
     }
 }

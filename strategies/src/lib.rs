@@ -10,24 +10,29 @@
 //! - [`d2f`]: the same behind a prompt that is one block.
 //! - [`semi_autoregressive`]: LLaDA's blocks under attention to the whole answer.
 //! - [`diffusion_generate`]: Dream's schedule over time.
+//! - [`block_edit`]: blocks whose tokens may be replaced until they settle. [`revise`]: the edit rules.
 //! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
+pub mod block_edit;
 pub mod d2f;
 pub mod diffusion_generate;
 pub mod edit;
 pub mod layout;
 pub mod multi_block;
+pub mod revise;
 pub mod semi_autoregressive;
 pub mod strategy;
 pub mod view;
 
 pub use accept::AcceptRule;
+pub use block_edit::BlockEdit;
 pub use d2f::D2f;
 pub use diffusion_generate::DiffusionGenerate;
-pub use edit::Edit;
+pub use edit::{Edit, Proposal};
 pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
+pub use revise::EditRule;
 pub use semi_autoregressive::SemiAutoregressive;
 pub use strategy::{Strategy, StrategyKind};
 pub use view::{BlockCandidates, BlockView, Candidate, Progress, Score};

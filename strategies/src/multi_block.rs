@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::accept::AcceptRule;
-use crate::edit::Edit;
+use crate::edit::Proposal;
 use crate::view::{BlockView, Progress};
 
 /// Settings of `multi_bd`.
@@ -18,7 +18,8 @@ pub struct MultiBlockConfig {
     pub block_size: usize,
     /// Blocks in flight, at least 1.
     pub buffer_size: usize,
-    /// Share of the newest block that must be filled before another opens, in [0, 1].
+    /// Share of the newest block that must be filled before another opens, in [0, 1]; at 1 nothing of it may change any
+    /// more.
     pub add_block_threshold: f32,
     /// Which candidates are written.
     #[serde(flatten)]
@@ -62,13 +63,17 @@ impl MultiBlock {
     /// place of the next block has its K/V.
     pub fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
         match newest {
-            Some(newest) => n_live < self.config.buffer_size && newest.share() >= self.config.add_block_threshold,
+            Some(newest) => {
+                let threshold = self.config.add_block_threshold;
+                let is_far = newest.is_settled() || threshold < 1.0 && newest.share() >= threshold;
+                n_live < self.config.buffer_size && is_far
+            }
             None => context_is_cached || self.config.fuse_prefill,
         }
     }
 
     /// What to write in one block now.
-    pub fn step(&self, block: &BlockView<'_>) -> Vec<Edit> {
-        self.config.accept.accept(block).into_iter().map(Edit::from).collect()
+    pub fn step(&self, block: &BlockView<'_>) -> Proposal {
+        Proposal::fill(self.config.accept.accept(block))
     }
 }

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::accept::AcceptRule;
-use crate::edit::Edit;
+use crate::edit::Proposal;
 use crate::view::BlockView;
 
 /// Settings of `semi_ar`, which has no other state.
@@ -22,7 +22,7 @@ impl SemiAutoregressive {
     pub const ACCEPT_THRESHOLD: f32 = 0.9;
 
     /// What to write in the first block with masks now.
-    pub fn step(&self, block: &BlockView<'_>) -> Vec<Edit> {
-        self.accept.accept(block).into_iter().map(Edit::from).collect()
+    pub fn step(&self, block: &BlockView<'_>) -> Proposal {
+        Proposal::fill(self.accept.accept(block))
     }
 }

@@ -3,19 +3,22 @@
 use serde::Serialize;
 
 use crate::accept::AcceptRule;
+use crate::block_edit::BlockEdit;
 use crate::d2f::D2f;
 use crate::diffusion_generate::DiffusionGenerate;
-use crate::edit::Edit;
+use crate::edit::{Edit, Proposal};
 use crate::layout::Layout;
 use crate::multi_block::MultiBlock;
 use crate::semi_autoregressive::SemiAutoregressive;
-use crate::view::{BlockView, Progress};
+use crate::view::{BlockView, Candidate, Progress};
 
 /// The strategies, without settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StrategyKind {
     /// See [`MultiBlock`].
     MultiBlock,
+    /// See [`BlockEdit`].
+    BlockEdit,
     /// See [`SemiAutoregressive`].
     SemiAutoregressive,
     /// See [`DiffusionGenerate`].
@@ -29,6 +32,7 @@ impl StrategyKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::MultiBlock => "multi_bd",
+            Self::BlockEdit => "block_edit",
             Self::SemiAutoregressive => "semi_ar",
             Self::DiffusionGenerate => "diffusion_generate",
             Self::D2f => "d2f",
@@ -38,7 +42,7 @@ impl StrategyKind {
     /// Whether it keeps several blocks in flight, and so has the settings of [`MultiBlock`].
     pub fn has_pipeline(self) -> bool {
         match self {
-            Self::MultiBlock | Self::D2f => true,
+            Self::MultiBlock | Self::BlockEdit | Self::D2f => true,
             Self::SemiAutoregressive | Self::DiffusionGenerate => false,
         }
     }
@@ -46,7 +50,7 @@ impl StrategyKind {
     /// What it needs of memory and masks.
     pub fn layout(self) -> Layout {
         match self {
-            Self::MultiBlock => Layout::BlockCausal,
+            Self::MultiBlock | Self::BlockEdit => Layout::BlockCausal,
             Self::D2f => Layout::PromptFirst,
             Self::SemiAutoregressive | Self::DiffusionGenerate => Layout::WholeAnswer,
         }
@@ -60,6 +64,9 @@ pub enum Strategy {
     /// `multi_bd`.
     #[serde(rename = "multi_bd")]
     MultiBlock(MultiBlock),
+    /// `block_edit`.
+    #[serde(rename = "block_edit")]
+    BlockEdit(BlockEdit),
     /// `semi_ar`.
     #[serde(rename = "semi_ar")]
     SemiAutoregressive(SemiAutoregressive),
@@ -76,6 +83,7 @@ impl Strategy {
     pub fn kind(&self) -> StrategyKind {
         match self {
             Self::MultiBlock(_) => StrategyKind::MultiBlock,
+            Self::BlockEdit(_) => StrategyKind::BlockEdit,
             Self::SemiAutoregressive(_) => StrategyKind::SemiAutoregressive,
             Self::DiffusionGenerate(_) => StrategyKind::DiffusionGenerate,
             Self::D2f(_) => StrategyKind::D2f,
@@ -95,7 +103,7 @@ impl Strategy {
     /// Positions of a block.
     pub fn block_size(&self) -> usize {
         match self {
-            Self::MultiBlock(multi_block) => multi_block.config().block_size,
+            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().block_size,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
             Self::D2f(d2f) => d2f.pipeline.config().block_size,
@@ -105,7 +113,7 @@ impl Strategy {
     /// Blocks that are denoised at once, at most.
     pub fn buffer_size(&self) -> usize {
         match self {
-            Self::MultiBlock(multi_block) => multi_block.config().buffer_size,
+            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().buffer_size,
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => 1,
             Self::D2f(d2f) => d2f.pipeline.config().buffer_size,
         }
@@ -114,7 +122,7 @@ impl Strategy {
     /// Its accept rule.
     pub fn accept(&self) -> AcceptRule {
         match self {
-            Self::MultiBlock(multi_block) => multi_block.config().accept,
+            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().accept,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
             Self::D2f(d2f) => d2f.pipeline.config().accept,
@@ -124,7 +132,9 @@ impl Strategy {
     /// Whether another block may open; see [`MultiBlock::opens_block`].
     pub fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
         match self {
-            Self::MultiBlock(multi_block) => multi_block.opens_block(n_live, newest, context_is_cached),
+            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => {
+                blocks.opens_block(n_live, newest, context_is_cached)
+            }
             // All of them are open from the start.
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
             Self::D2f(d2f) => d2f.pipeline.opens_block(n_live, newest, context_is_cached),
@@ -132,12 +142,24 @@ impl Strategy {
     }
 
     /// What to write in one block now.
-    pub fn step(&self, block: &BlockView<'_>) -> Vec<Edit> {
+    pub fn step(&self, block: &BlockView<'_>) -> Proposal {
         match self {
             Self::MultiBlock(multi_block) => multi_block.step(block),
+            Self::BlockEdit(block_edit) => block_edit.step(block),
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.step(block),
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.step(block),
             Self::D2f(d2f) => d2f.pipeline.step(block),
         }
+    }
+
+    /// Writes one candidate whatever the rules say, for a watchdog that finds no progress.
+    pub fn force(&self, candidate: Candidate) -> Proposal {
+        let edit = match self {
+            Self::BlockEdit(_) => Edit::draft(candidate),
+            Self::MultiBlock(_) | Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) | Self::D2f(_) => {
+                Edit::fill(candidate)
+            }
+        };
+        Proposal { edits: vec![edit], settles: false }
     }
 }

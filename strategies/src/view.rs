@@ -1,10 +1,12 @@
 //! What a rule may look at.
 
-/// What the network would write at one masked position.
+/// What the network would write at one position that is not decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
     /// Index into the block, `0..block_size`.
     pub row: usize,
+    /// The draft that stands there; `None`: a mask.
+    pub current: Option<u32>,
     /// The sampled token; never the mask.
     pub token: u32,
     /// Its probability, in [0, 1].
@@ -29,8 +31,10 @@ pub enum Score {
 /// How far a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Filled positions; the prompt's tail counts.
+    /// Filled positions; the prompt's tail counts, and so do drafts.
     pub n_filled: usize,
+    /// Those of them that may still be replaced.
+    pub n_drafts: usize,
     /// Positions of a block.
     pub block_size: usize,
 }
@@ -45,6 +49,11 @@ impl Progress {
     pub fn is_complete(self) -> bool {
         self.n_filled == self.block_size
     }
+
+    /// Nothing can change any more.
+    pub fn is_settled(self) -> bool {
+        self.is_complete() && self.n_drafts == 0
+    }
 }
 
 /// A block as it was before this step, and what the network says of its masked positions.
@@ -56,7 +65,9 @@ pub struct BlockView<'a> {
     pub previous: Option<Progress>,
     /// Denoise steps the block already took.
     pub step: usize,
-    /// One per masked position, ascending by row, at least one.
+    /// Those of them that began without a mask.
+    pub full_steps: usize,
+    /// One per position that is not decided, ascending by row, at least one.
     pub candidates: &'a [Candidate],
 }
 
@@ -65,6 +76,6 @@ pub struct BlockView<'a> {
 pub struct BlockCandidates {
     /// Index of the block in its request.
     pub block: usize,
-    /// One per masked position, ascending by row.
+    /// One per position that is not decided, ascending by row.
     pub candidates: Vec<Candidate>,
 }

@@ -69,10 +69,16 @@ fn batch_page_size_threads_and_budget_change_nothing() {
 #[test]
 fn commits_that_ride_along_change_nothing() {
     let requests = many(9);
-    let one = alone(&EngineOptions { buffer_size: Some(1), ..options() }, &requests);
-    let two = EngineOptions { buffer_size: Some(2), add_block_threshold: Some(1.0), ..options() };
-    assert_eq!(alone(&two, &requests), one);
-    assert_eq!(together(&mut engine(&two), &requests), one);
+    for subject in subjects().into_iter().filter(|subject| ["multi_bd", "block_edit"].contains(&subject.strategy)) {
+        let in_flight = |n| {
+            let options =
+                EngineOptions { buffer_size: Some(n), add_block_threshold: Some(1.0), ..subject.options.clone() };
+            subject.engine(&without_prefixes(&options))
+        };
+        let one = one_by_one(in_flight(1), &requests);
+        assert_eq!(one_by_one(in_flight(2), &requests), one, "{}", subject.strategy);
+        assert_eq!(together(&mut in_flight(2), &requests), one, "{}", subject.strategy);
+    }
 }
 
 #[test]
@@ -119,17 +125,25 @@ fn a_prefix_hit_changes_nothing() {
 
 #[test]
 fn an_answer_is_a_prefix_for_the_next_turn() {
-    let mut engine = engine(&options());
-    let first = prompt(5, 8);
-    let told = run(&mut engine, vec![request("first", &first, greedy(16))]);
-    let mut second = first;
-    second.extend(&told.reply("first").token_ids);
-    second.extend([1, 2, 3]);
-    let told = run(&mut engine, vec![request("second", &second, greedy(8))]);
-    // The last block of an answer is never written to the cache, so 20 of 24 tokens are, and two whole pages of those.
-    assert_eq!(told.reply("second").cached_tokens, 16);
-    let want = alone(&options(), &[("second".to_owned(), second, greedy(8))]);
-    assert_eq!(told.reply("second").token_ids, want[0]);
+    for subject in subjects() {
+        let mut engine = subject.engine(&subject.options);
+        if !engine.config().strategy.layout().shares_prefixes() {
+            continue;
+        }
+        let first = prompt(5, 8);
+        let told = run(&mut engine, vec![request("first", &first, greedy(16))]);
+        let mut second = first;
+        second.extend(&told.reply("first").token_ids);
+        second.extend([1, 2, 3]);
+        let told = run(&mut engine, vec![request("second", &second, greedy(8))]);
+        // The last block of an answer need not be written to the cache; then two whole pages of the others are.
+        assert!([16, 24].contains(&told.reply("second").cached_tokens), "{}", subject.strategy);
+        let want = one_by_one(
+            subject.engine(&without_prefixes(&subject.options)),
+            &[("second".to_owned(), second, greedy(8))],
+        );
+        assert_eq!(told.reply("second").token_ids, want[0], "{}", subject.strategy);
+    }
 }
 
 /// Throws the second of three requests out of its pages at every step.

@@ -5,7 +5,9 @@ use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{FinishReason, SamplingParams, ServingEvent, StreamMode};
-use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, MultiBlock, MultiBlockConfig, Strategy as Decoding};
+use diffulex_strategies::{
+    AcceptRule, BlockCandidates, BlockEdit, Candidate, EditRule, MultiBlock, MultiBlockConfig, Strategy as Decoding,
+};
 use proptest::prelude::*;
 
 use crate::harness::{golden, request};
@@ -34,17 +36,22 @@ fn stream(
     ids: &[u32],
     mode: StreamMode,
     buffer_size: usize,
+    edit: Option<EditRule>,
     order: &[u8],
-) -> (String, Vec<u32>, String) {
+) -> (String, Vec<u32>, String, Vec<u32>) {
     let prompt = [1, 2, 3, 4, 5];
     let limits = Limits { end: prompt.len() + ids.len(), reason: FinishReason::MaxNewTokensReached };
-    let strategy = Decoding::MultiBlock(MultiBlock::new(MultiBlockConfig {
+    let blocks = MultiBlock::new(MultiBlockConfig {
         block_size: 4,
         buffer_size,
         add_block_threshold: 0.25,
         accept: AcceptRule::Threshold { accept_threshold: 0.5 },
         fuse_prefill: false,
-    }));
+    });
+    let strategy = match edit {
+        Some(edit) => Decoding::BlockEdit(BlockEdit { blocks, edit }),
+        None => Decoding::MultiBlock(blocks),
+    };
     let params = SamplingParams { ignore_eos: true, ..SamplingParams::default() };
     let mut asked = request("r", &prompt, params.clone());
     (asked.stream, asked.stream_mode) = (true, mode);
@@ -61,14 +68,19 @@ fn stream(
             .map(|block| BlockCandidates {
                 block,
                 candidates: sequence
-                    .masked(block)
+                    .undecided(block)
                     .into_iter()
                     .map(|position| {
                         let confidence = f32::from(*picks.next().unwrap()) / 255.0;
                         Candidate {
                             row: position - sequence.block_range(block).start,
+                            current: sequence.draft(position),
                             // What lies behind the limit is filled, too, and never told.
-                            token: ids.get(position - prompt.len()).copied().unwrap_or(7),
+                            // A network that is edited writes its neighbours' tokens, too.
+                            token: ids
+                                .get(position - prompt.len() + usize::from(edit.is_some() && confidence < 0.3))
+                                .copied()
+                                .unwrap_or(7),
                             confidence,
                             score: confidence,
                         }
@@ -83,10 +95,10 @@ fn stream(
                 events.extend(emitter.finish(&sequence, text, &Usage::default(), reason));
                 break;
             }
-            None => events.extend(emitter.step_event(&sequence, text, &Usage::default(), !change.filled.is_empty())),
+            None => events.extend(emitter.step_event(&sequence, text, &Usage::default(), change.is_visible)),
         }
     }
-    let (mut joined, mut told, mut reply) = (String::new(), Vec::new(), String::new());
+    let (mut joined, mut told, mut reply, mut reply_ids) = (String::new(), Vec::new(), String::new(), Vec::new());
     for event in events {
         match event {
             ServingEvent::Delta(delta) => {
@@ -98,11 +110,19 @@ fn stream(
                 told.truncate(snapshot.token_offset as usize);
                 told.extend(snapshot.token_ids);
             }
-            ServingEvent::Reply(whole) => reply = whole.text,
+            ServingEvent::Reply(whole) => (reply, reply_ids) = (whole.text, whole.token_ids),
             other => panic!("{other:?}"),
         }
     }
-    (joined, told, reply)
+    (joined, told, reply, reply_ids)
+}
+
+fn edit_rules() -> impl Strategy<Value = Option<EditRule>> {
+    proptest::sample::select(vec![
+        None,
+        Some(EditRule::Joint { edit_threshold: 0.1, max_post_edit_steps: 2 }),
+        Some(EditRule::Remask { remask_threshold: 0.3 }),
+    ])
 }
 
 proptest! {
@@ -111,6 +131,7 @@ proptest! {
     fn joined_text_is_the_reply_whatever_the_steps(
         parts in proptest::collection::vec(proptest::sample::select(&HARD[..]), 1..5),
         buffer_size in 1usize..4,
+        edit in edit_rules(),
         order in proptest::collection::vec(any::<u8>(), 1..60),
         denoise in any::<bool>(),
     ) {
@@ -118,9 +139,10 @@ proptest! {
         let source = parts.concat();
         let ids = text.encode(&source).unwrap();
         let mode = if denoise { StreamMode::Denoise } else { StreamMode::BlockAppend };
-        let (joined, told, reply) = stream(&text, &ids, mode, buffer_size, &order);
+        let (joined, told, reply, reply_ids) = stream(&text, &ids, mode, buffer_size, edit, &order);
         prop_assert_eq!(&joined, &reply);
-        prop_assert_eq!(&reply, &text.decode(&ids));
-        prop_assert_eq!(told, ids);
+        prop_assert_eq!(&reply, &text.decode(&reply_ids));
+        prop_assert_eq!(&told, &reply_ids);
+        prop_assert!(edit.is_some() || told == ids);
     }
 }

@@ -89,13 +89,63 @@ fn without_a_mask_nothing_is_guessed() {
 }
 
 #[test]
+fn a_strategy_refuses_what_is_no_setting_of_it() {
+    let refused = |checkpoint: &str, options: EngineOptions| -> String {
+        match Engine::load(&Files::golden(checkpoint).leak(), &options, &mut |_| {}) {
+            Ok(_) => panic!("not refused: {options:?}"),
+            Err(error) => error.to_string(),
+        }
+    };
+    let named = |name: &str| EngineOptions { decoding_strategy: Some(name.to_owned()), ..options() };
+    for (checkpoint, options, said) in [
+        ("sdar", named("block_edit"), "it is decoded by multi_bd"),
+        ("llada", EngineOptions { buffer_size: Some(2), ..options() }, "buffer size is no setting of semi_ar"),
+        (
+            "dream",
+            EngineOptions { add_block_threshold: Some(0.5), ..options() },
+            "add_block_threshold is no setting of diffusion_generate",
+        ),
+        (
+            "sdar",
+            EngineOptions { add_block_threshold: Some(1.5), ..options() },
+            "add_block_threshold must be in [0, 1], got 1.5",
+        ),
+        ("llada2", named("semi_ar"), "multi_bd or block_edit"),
+        (
+            "llada2",
+            EngineOptions { edit_threshold: Some(0.5), ..options() },
+            "edit_threshold is no setting of multi_bd",
+        ),
+        (
+            "llada2",
+            EngineOptions { remask_threshold: Some(0.5), ..named("block_edit") },
+            "the edit rule joint has no remask_threshold",
+        ),
+        (
+            "llada2",
+            EngineOptions { edit_rule: Some("indel".to_owned()), ..named("block_edit") },
+            "one of joint, remask",
+        ),
+        (
+            "llada2",
+            EngineOptions { edit_threshold: Some(1.5), ..named("block_edit") },
+            "edit_threshold must be in [0, 1]",
+        ),
+    ] {
+        let message = refused(checkpoint, options);
+        assert!(message.contains(said), "{message}");
+    }
+}
+
+#[test]
 fn families_without_a_strategy_are_refused_with_what_is_missing() {
     for (checkpoint, missing) in
         [("fast_dllm_v2", "logits speak of the next position"), ("diffusion_gemma", "canvases of random tokens")]
     {
         let message = refused(Files::golden(checkpoint));
         assert!(
-            message.contains(missing) && message.contains("there are multi_bd, semi_ar, diffusion_generate and d2f"),
+            message.contains(missing)
+                && message.contains("there are multi_bd, block_edit, semi_ar, diffusion_generate and d2f"),
             "{message}"
         );
     }
@@ -118,20 +168,6 @@ fn an_adapter_makes_a_d2f_model_of_its_base() {
         let message = named(&adapted, "multi_bd").unwrap_err().to_string();
         assert!(message.contains(&format!("it is decoded by {own} or d2f")), "{message}");
     }
-}
-
-#[test]
-fn a_strategy_refuses_what_is_no_setting_of_it() {
-    let refused = |files: Files, options: EngineOptions| match Engine::load(&files.leak(), &options, &mut |_| {}) {
-        Ok(_) => panic!("the options were not refused"),
-        Err(error) => error.to_string(),
-    };
-    let message = refused(Files::golden("llada"), EngineOptions { buffer_size: Some(2), ..options() });
-    assert!(message.contains("buffer size is no setting of semi_ar"), "{message}");
-    let message = refused(Files::golden("dream"), EngineOptions { add_block_threshold: Some(0.5), ..options() });
-    assert!(message.contains("add_block_threshold is no setting of diffusion_generate"), "{message}");
-    let message = refused(Files::golden("sdar"), EngineOptions { add_block_threshold: Some(1.5), ..options() });
-    assert!(message.contains("add_block_threshold must be in [0, 1], got 1.5"), "{message}");
 }
 
 #[test]

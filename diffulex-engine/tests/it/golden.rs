@@ -274,22 +274,75 @@ fn traces_of_dream_reasoner_equal_the_authors() {
     generations_agree(&Files::golden("dream_reasoner"), &generations);
 }
 
-#[test]
-fn traces_of_llada2_equal_the_authors() {
+/// LLaDA2, with a token for id 511, which one answer has: in the golden tokenizer it is a row of the head and no token.
+fn llada2_files() -> Files {
     let mut files = Files::golden("llada2");
-    // One answer has id 511, which is a row of the head and no token of the golden tokenizer: here it is one.
     let mut tokenizer = files.json("tokenizer.json");
     tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
         "id": 511, "content": "<511>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
         "special": false
     }));
     files.set_json("tokenizer.json", &tokenizer);
+    files
+}
+
+#[test]
+fn traces_of_llada2_equal_the_authors() {
     let traces = json("llada2/trace.json");
     let traces = traces["traces"].as_array().unwrap();
     let generations: Vec<Generation> =
         traces.iter().filter(|trace| trace["algorithm"] == "LLaDA2.0 generate").map(llada2_generation).collect();
     assert_eq!(generations.len(), 3);
-    generations_agree(&files, &generations);
+    generations_agree(&llada2_files(), &generations);
+}
+
+/// LLaDA2.1's generate: at least `num_to_transfer` masks a step, all that are sure; sure tokens replace others.
+#[test]
+fn traces_of_llada2_with_edits_equal_the_authors() {
+    let traces = json("llada2/trace.json");
+    let traces: Vec<&serde_json::Value> =
+        traces["traces"].as_array().unwrap().iter().filter(|trace| !trace["num_edits"].is_null()).collect();
+    assert_eq!(traces.iter().map(|trace| usize_of(&trace["num_edits"])).collect::<Vec<_>>(), [3, 24]);
+    for trace in traces {
+        let params = &trace["params"];
+        let (prompt, want) = (ids(&trace["prompt"]), ids(&trace["output"]));
+        let steps = trace["steps"].as_array().unwrap();
+        let block_size = usize_of(&params["block_length"]);
+        let number = |name: &str| params[name].as_f64().map(|number| number as f32);
+        let mut sampling = greedy(want.len() as u32);
+        sampling.decoding = DecodingOverrides {
+            accept_rule: Some("dynamic".to_owned()),
+            accept_threshold: number("threshold"),
+            denoising_steps: Some((block_size / usize_of(&params["num_to_transfer"])) as u32),
+            edit_threshold: number("editing_threshold"),
+            max_post_edit_steps: Some(usize_of(&params["max_post_steps"]) as u32),
+            ..DecodingOverrides::default()
+        };
+        // Blocks whose last forward still replaced something: their K/V are written by one more.
+        let is_last =
+            |index: usize| index + 1 < steps.len() && steps[index + 1]["window_end"] != steps[index]["window_end"];
+        let n_stores =
+            (0..steps.len()).filter(|index| is_last(*index) && !ids(&steps[*index]["edited_positions"]).is_empty());
+        let n_stores = n_stores.count() as u32;
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            for buffer_size in [1, 2] {
+                let options = EngineOptions {
+                    device,
+                    decoding_strategy: Some("block_edit".to_owned()),
+                    block_size: Some(block_size as u32),
+                    buffer_size: Some(buffer_size),
+                    prefix_caching: false,
+                    ..options()
+                };
+                let mut engine = Engine::load(&llada2_files().leak(), &options, &mut |_| {}).unwrap();
+                let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
+                assert_eq!(reply.token_ids, want, "{params}");
+                let counts = reply.nfe_counts;
+                assert_eq!((counts.denoise as usize, counts.prefill), (steps.len(), 0), "{params}");
+                assert_eq!(counts.commit, if buffer_size == 1 { n_stores } else { 0 }, "{params}");
+            }
+        }
+    }
 }
 
 /// LLaDA's own loop, and Fast-dLLM's without a cache.

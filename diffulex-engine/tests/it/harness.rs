@@ -134,9 +134,21 @@ pub(crate) fn subjects() -> Vec<Subject> {
         least_rows,
         page_bytes: page_bytes(n_kv_heads),
     };
+    let edit = EngineOptions {
+        decoding_strategy: Some("block_edit".to_owned()),
+        accept_threshold: Some(0.5),
+        ..of_four.clone()
+    };
+    let joint = EngineOptions { edit_threshold: Some(0.3), max_post_edit_steps: Some(3), ..edit.clone() };
+    let early = EngineOptions { add_block_threshold: Some(0.25), ..joint.clone() };
+    let remask = EngineOptions { edit_rule: Some("remask".to_owned()), ..edit };
+    let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
         golden("multi_bd", Files::golden("sdar"), &options, 24, 4),
+        golden("block_edit", llada2(), &joint, 24, 4),
+        golden("block_edit", llada2(), &early, 24, 4),
+        golden("block_edit", llada2(), &remask, 24, 4),
         golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
         golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
-use diffulex_strategies::{AcceptRule, BlockCandidates, Candidate, D2f, MultiBlock, MultiBlockConfig, Strategy};
+use diffulex_strategies::{
+    AcceptRule, BlockCandidates, BlockEdit, Candidate, D2f, EditRule, MultiBlock, MultiBlockConfig, Strategy,
+};
 
 const MASK: u32 = 500;
 const EOS: u32 = 501;
@@ -24,6 +26,8 @@ struct Toy {
     confidence: BTreeMap<usize, f32>,
     otherwise: f32,
     eos: Vec<usize>,
+    /// What is written at a position in place of its own token, in its block's first so many steps.
+    at_first: BTreeMap<usize, (u32, usize)>,
     params: SamplingParams,
 }
 
@@ -43,6 +47,7 @@ impl Toy {
             confidence: BTreeMap::new(),
             otherwise: 0.99,
             eos: Vec::new(),
+            at_first: BTreeMap::new(),
             params: SamplingParams::default(),
         }
     }
@@ -71,11 +76,16 @@ impl Toy {
                 .map(|block| BlockCandidates {
                     block,
                     candidates: sequence
-                        .masked(block)
+                        .undecided(block)
                         .into_iter()
                         .map(|position| Candidate {
                             row: position - sequence.block_range(block).start,
-                            token: if self.eos.contains(&position) { EOS } else { position as u32 },
+                            current: sequence.draft(position),
+                            token: match self.at_first.get(&position) {
+                                Some((token, n_steps)) if sequence.blocks()[block].steps < *n_steps => *token,
+                                _ if self.eos.contains(&position) => EOS,
+                                _ => position as u32,
+                            },
                             confidence: *self.confidence.get(&position).unwrap_or(&self.otherwise),
                             score: *self.confidence.get(&position).unwrap_or(&self.otherwise),
                         })
@@ -107,8 +117,10 @@ fn draw(sequence: &Sequence, kind: ForwardKind) -> String {
             line.push(match sequence.states()[position] {
                 PositionState::Prompt => '.',
                 PositionState::Masked => '_',
-                PositionState::Filled if sequence.tokens()[position] == EOS => '$',
-                PositionState::Filled => char::from(LETTERS[position % LETTERS.len()]),
+                PositionState::Filled | PositionState::Draft if sequence.tokens()[position] == EOS => '$',
+                PositionState::Filled | PositionState::Draft => {
+                    char::from(LETTERS[sequence.tokens()[position] as usize % LETTERS.len()])
+                }
             });
         }
     }
@@ -255,4 +267,66 @@ fn a_shut_gate_is_forced_open_rather_than_waited_at() {
     let (_, sequence, _, n_forced) = toy.run_counting();
     assert_eq!(sequence.final_end(), 16);
     assert!(n_forced > 0);
+}
+
+fn edited(config: MultiBlockConfig, max_post_edit_steps: usize) -> Strategy {
+    let edit = EditRule::Joint { edit_threshold: 0.5, max_post_edit_steps };
+    Strategy::BlockEdit(BlockEdit { blocks: MultiBlock::new(config), edit })
+}
+
+/// A toy whose blocks open when the one before is settled.
+fn editing(prompt_len: usize, buffer_size: usize, max_tokens: usize) -> Toy {
+    let mut toy = Toy::new(prompt_len, buffer_size, max_tokens);
+    toy.config.add_block_threshold = 1.0;
+    toy.make = |config| edited(config, 3);
+    toy
+}
+
+#[test]
+fn a_block_is_edited_until_a_forward_changes_nothing() {
+    let mut toy = editing(8, 2, 8);
+    toy.at_first = [(9, (35, 1)), (10, (36, 2))].into();
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(picture, ["p |", "d |iJKl|", "d |ijKl|", "d |ijkl|", "d |ijkl|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
+    assert_eq!(sequence.tokens()[8..], (8..16).collect::<Vec<u32>>());
+}
+
+#[test]
+fn a_forward_that_changed_nothing_was_the_commit() {
+    let (picture, sequence, _) = editing(8, 1, 8).run();
+    assert_eq!(picture, ["p |", "d |ijkl|", "d |ijkl|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
+    assert_eq!(sequence.nfe().commit, 0);
+    // A last edit has to be written.
+    let mut toy = editing(8, 1, 8);
+    toy.at_first = [(9, (35, 3))].into();
+    assert_eq!(toy.run().0, ["p |", "d |iJkl|", "d |iJkl|", "d |iJkl|mnop|", "d |iJkl|mnop|"]);
+    toy.make = |config| edited(config, 1);
+    toy.at_first = [(9, (35, 1))].into();
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(picture, ["p |", "d |iJkl|", "d |ijkl|", "c |ijkl|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
+    assert_eq!(sequence.nfe().commit, 1);
+}
+
+#[test]
+fn nothing_is_final_before_its_block_settles() {
+    let mut toy = editing(8, 2, 12);
+    // An end token that is edited away ends nothing; one that stays ends the answer when its block settles.
+    toy.at_first = [(9, (EOS, 1))].into();
+    toy.eos = vec![14];
+    let (picture, sequence, reason) = toy.run();
+    assert_eq!(picture, ["p |", "d |i$kl|", "d |ijkl|", "d |ijkl|", "d |ijkl|mn$p|", "d |ijkl|mn$p|"]);
+    assert_eq!((sequence.final_end(), reason), (14, FinishReason::EosTokenGenerated));
+    let mut cut = editing(8, 2, 12);
+    cut.params.max_nfe = Some(2);
+    let (picture, sequence, reason) = cut.run();
+    assert_eq!((picture[1].as_str(), sequence.final_end(), reason), ("d |ijkl|", 8, FinishReason::MaxNfeReached));
+}
+
+#[test]
+fn a_block_opened_early_waits_for_the_one_before() {
+    let mut toy = editing(8, 2, 8);
+    toy.config.add_block_threshold = 0.5;
+    toy.at_first = [(9, (35, 1)), (10, (36, 2))].into();
+    let (picture, ..) = toy.run();
+    assert_eq!(picture, ["p |", "d |iJKl|", "d |ijKl|mnop|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
 }

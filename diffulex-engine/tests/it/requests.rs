@@ -41,7 +41,8 @@ fn check_stream(told: &Told, rid: &str, mask: u32) {
                 assert!(offset <= buffer.len(), "a hole before the window");
                 buffer.truncate(offset);
                 buffer.extend(&snapshot.token_ids);
-                assert!(snapshot.committed_len as usize <= buffer.len());
+                let committed = &buffer[..snapshot.committed_len as usize];
+                assert!(committed.iter().zip(&reply.token_ids).all(|(told, end)| told == end), "final ids changed");
                 text.push_str(&snapshot.committed_text);
                 for (index, piece) in snapshot.pieces.iter().enumerate() {
                     assert_eq!(piece.is_none(), snapshot.mask_positions.contains(&(index as u32)));

@@ -1,0 +1,187 @@
+//! Edit rules: which drafts of a block are replaced or taken back, and when a block may stay as it is.
+//!
+//! Numbered as in the literature survey the project follows (E1, E2). E5, `renoise`, belongs to the canvases of
+//! `diffusion_gemma`; E3 and E4 do not fit blocks of a fixed length and logits of one forward
+//! (docs/decisions/0003-edit-rules-that-are-not-there.md).
+
+use serde::{Deserialize, Serialize};
+
+use crate::accept::{AcceptRule, best_scored};
+use crate::edit::{Edit, Proposal};
+use crate::view::{BlockView, Candidate};
+
+/// An edit rule with its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "edit_rule")]
+pub enum EditRule {
+    /// E1, LLaDA2.1's joint threshold (its generate; SGLang's JointThreshold): beside what is accepted, each draft is
+    /// replaced by another token that is more likely than the threshold. A block stays when a forward over all of it
+    /// changes nothing, or after so many of them.
+    Joint {
+        /// In [0, 1], exclusive.
+        edit_threshold: f32,
+        /// Forwards over a block without masks, at most.
+        max_post_edit_steps: usize,
+    },
+    /// E2, dInfer's hierarchy_remask: drafts the network would now write with less confidence than the threshold are up
+    /// again together with the masks; those not accepted are masked again. One mask less at each step at least. A block
+    /// stays as soon as it is full.
+    Remask {
+        /// In [0, 1], exclusive.
+        remask_threshold: f32,
+    },
+}
+
+impl EditRule {
+    /// The names `edit_rule` takes.
+    pub const NAMES: [&'static str; 2] = ["joint", "remask"];
+    /// LLaDA2.1's generate (`editing_threshold`).
+    pub const EDIT_THRESHOLD: f32 = 0.9;
+    /// LLaDA2.1's generate (`max_post_steps`), SGLang's JointThreshold, Diffulex.
+    pub const MAX_POST_EDIT_STEPS: usize = 16;
+    /// dInfer's hierarchy decoder and Diffulex (`remask_threshold`).
+    pub const REMASK_THRESHOLD: f32 = 0.4;
+
+    /// The rule's name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Joint { .. } => "joint",
+            Self::Remask { .. } => "remask",
+        }
+    }
+
+    /// What to write, replace and take back now; `accept` is the rule for masks.
+    pub fn propose(&self, accept: &AcceptRule, block: &BlockView<'_>) -> Proposal {
+        let (masked, drafts): (Vec<Candidate>, Vec<Candidate>) =
+            block.candidates.iter().partition(|candidate| candidate.current.is_none());
+        match *self {
+            Self::Joint { edit_threshold, max_post_edit_steps } => {
+                let accepted = accept.accept(&BlockView { candidates: &masked, ..*block });
+                let is_replaced =
+                    |draft: &Candidate| draft.current != Some(draft.token) && draft.confidence > edit_threshold;
+                let is_full = accepted.len() == masked.len();
+                let n_full_steps = block.full_steps + usize::from(masked.is_empty());
+                let written = accepted.into_iter().chain(drafts.into_iter().filter(is_replaced));
+                let edits: Vec<Edit> = written.map(Edit::draft).collect();
+                let settles = is_full && (edits.is_empty() || n_full_steps >= max_post_edit_steps);
+                Proposal { edits, settles }
+            }
+            Self::Remask { remask_threshold } => {
+                let doubtful: Vec<Candidate> =
+                    drafts.into_iter().filter(|draft| draft.confidence < remask_threshold).collect();
+                let mut open = [masked.as_slice(), doubtful.as_slice()].concat();
+                open.sort_by_key(|candidate| candidate.row);
+                let mut accepted = accept.accept(&BlockView { candidates: &open, ..*block });
+                // With one more than were taken back, there is a mask less than before.
+                if accepted.len() <= doubtful.len() {
+                    accepted = best_scored(&open, doubtful.len() + 1);
+                }
+                let stays = |candidate: &Candidate| accepted.iter().any(|accepted| accepted.row == candidate.row);
+                let taken_back =
+                    doubtful.iter().filter(|draft| !stays(draft)).map(|draft| Edit::Mask { row: draft.row });
+                let settles = accepted.len() == open.len();
+                Proposal { edits: taken_back.chain(accepted.iter().copied().map(Edit::draft)).collect(), settles }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::view::Progress;
+
+    /// `(token that stands there or None, token the network would write, its confidence)` of each row.
+    type Row = (Option<u32>, u32, f32);
+
+    fn propose(rule: EditRule, rows: &[Row], full_steps: usize) -> Proposal {
+        let candidates: Vec<Candidate> = rows
+            .iter()
+            .enumerate()
+            .map(|(row, (current, token, confidence))| Candidate {
+                row,
+                current: *current,
+                token: *token,
+                confidence: *confidence,
+                score: *confidence,
+            })
+            .collect();
+        let n_filled = rows.iter().filter(|(current, ..)| current.is_some()).count();
+        rule.propose(
+            &AcceptRule::Threshold { accept_threshold: 0.9 },
+            &BlockView {
+                progress: Progress { n_filled, n_drafts: n_filled, block_size: rows.len() },
+                previous: None,
+                step: 0,
+                full_steps,
+                candidates: &candidates,
+            },
+        )
+    }
+
+    /// The rows after the proposal, `_` masked.
+    fn picture(rows: &[Row], proposal: &Proposal) -> String {
+        let mut tokens: Vec<Option<u32>> = rows.iter().map(|(current, ..)| *current).collect();
+        for edit in &proposal.edits {
+            match *edit {
+                Edit::Fill { row, token, .. } | Edit::Draft { row, token, .. } => tokens[row] = Some(token),
+                Edit::Mask { row } => tokens[row] = None,
+            }
+        }
+        tokens.iter().map(|token| token.map_or("_".to_owned(), |token| token.to_string())).collect()
+    }
+
+    const ROWS: [Row; 4] = [(Some(5), 5, 0.99), (None, 6, 0.95), (Some(7), 8, 0.6), (None, 9, 0.3)];
+
+    fn joint(edit_threshold: f32) -> EditRule {
+        EditRule::Joint { edit_threshold, max_post_edit_steps: 2 }
+    }
+
+    #[test]
+    fn joint_fills_and_replaces_in_one_step() {
+        let proposal = propose(joint(0.0), &ROWS, 0);
+        assert_eq!((picture(&ROWS, &proposal).as_str(), proposal.settles), ("568_", false));
+        let proposal = propose(joint(0.7), &ROWS, 0);
+        assert_eq!(picture(&ROWS, &proposal), "567_");
+    }
+
+    #[test]
+    fn joint_stays_when_a_full_forward_changes_nothing_or_after_the_last() {
+        let same = [(Some(5), 5, 0.99), (Some(6), 7, 0.2)];
+        assert_eq!(propose(joint(0.7), &same, 0), Proposal { edits: Vec::new(), settles: true });
+        let other = [(Some(5), 5, 0.99), (Some(6), 7, 0.8)];
+        assert!(!propose(joint(0.7), &other, 0).settles);
+        let last = propose(joint(0.7), &other, 1);
+        assert_eq!((picture(&other, &last).as_str(), last.settles), ("57", true));
+        // What was filled just now has not been looked at.
+        let filling = [(Some(5), 5, 0.99), (None, 6, 0.95)];
+        assert!(!propose(joint(0.7), &filling, 0).settles);
+        let unlooked = EditRule::Joint { edit_threshold: 0.7, max_post_edit_steps: 0 };
+        assert!(propose(unlooked, &filling, 0).settles);
+    }
+
+    #[test]
+    fn remask_takes_doubtful_drafts_back() {
+        let rule = EditRule::Remask { remask_threshold: 0.4 };
+        // One in doubt, so two are written: the sure mask, and the better of what is left.
+        let rows = [(Some(5), 5, 0.99), (None, 6, 0.95), (Some(7), 8, 0.35), (None, 9, 0.3)];
+        assert_eq!(picture(&rows, &propose(rule, &rows, 0)), "568_");
+        let rows = [(Some(5), 5, 0.99), (None, 6, 0.95), (Some(7), 8, 0.25), (None, 9, 0.3)];
+        assert_eq!(picture(&rows, &propose(rule, &rows, 0)), "56_9");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_step_of_remask_leaves_fewer_masks(
+            rows in proptest::collection::vec((proptest::option::of(0u32..9), 0u32..9, 0.0f32..1.0), 1..33),
+            remask_threshold in 0.0f32..1.0,
+        ) {
+            let n_masked = rows.iter().filter(|(current, ..)| current.is_none()).count();
+            proptest::prop_assume!(n_masked > 0);
+            let proposal = propose(EditRule::Remask { remask_threshold }, &rows, 0);
+            let left = picture(&rows, &proposal).matches('_').count();
+            proptest::prop_assert!(left < n_masked);
+            proptest::prop_assert_eq!(proposal.settles, left == 0);
+        }
+    }
+}
