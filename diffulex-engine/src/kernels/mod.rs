@@ -29,6 +29,14 @@ pub enum WeightData<'a> {
 }
 
 impl WeightData<'_> {
+    /// How many values there are.
+    pub fn n_values(&self) -> usize {
+        match self {
+            Self::F32(bytes) => bytes.len() / 4,
+            Self::Bf16(bytes) | Self::F16(bytes) => bytes.len() / 2,
+        }
+    }
+
     /// Some of the values, in order.
     pub fn slice(&self, values: Range<usize>) -> Self {
         match self {

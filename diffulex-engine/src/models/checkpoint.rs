@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::LoadError;
@@ -146,6 +146,18 @@ impl Checkpoint {
             Dtype::BF16 => Ok(WeightData::Bf16(bytes)),
             Dtype::F16 => Ok(WeightData::F16(bytes)),
             other => Err(LoadError::of(&self.place, format!("{name} is {other:?}; expected F32, BF16 or F16"))),
+        }
+    }
+
+    /// Says that the tensor `name` has been read for good: its part of the file need not stay in memory.
+    pub fn release(&self, name: &str) {
+        let Some(entry) = self.tensors.get(name) else { return };
+        let Shard::Mapped(map) = &self.shards[entry.shard] else { return };
+        // SAFETY: the map is shared and only read: what is read of it later comes from the file again.
+        let result =
+            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, entry.range.start, entry.range.len()) };
+        if let Err(error) = result {
+            tracing::debug!(%error, name, "the file's pages stay in memory");
         }
     }
 

@@ -103,6 +103,7 @@ impl<O: Ops> Loader<'_, O> {
             parts.push(matrix);
             start += n_out;
         }
+        self.checkpoint.release(name);
         self.count(start * n_in);
         Ok(parts)
     }

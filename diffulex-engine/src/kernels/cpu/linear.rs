@@ -34,31 +34,19 @@ enum Panels {
 }
 
 impl PackedMatrix {
-    /// Packs `n_out * n_in` values.
+    /// Packs `n_out * n_in` values. They are widened a row at a time: a matrix never stands in memory twice.
     pub fn pack(data: WeightData<'_>, n_out: usize, n_in: usize, hold: WeightType) -> Self {
-        let values = data.to_f32();
-        assert_eq!(values.len(), n_out * n_in, "a matrix of {n_out} x {n_in}");
-        let n_panels = n_out.div_ceil(PANEL);
-        let value = |panel: usize, lane: usize, k: usize| {
-            let out = panel * PANEL + lane;
-            if out < n_out && k < n_in { values[out * n_in + k] } else { 0.0 }
-        };
+        assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
+        let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
         let panels = match hold {
-            WeightType::F32 => Panels::F32(
-                (0..n_panels * n_in)
-                    .map(|index| std::array::from_fn(|lane| value(index / n_in, lane, index % n_in)))
-                    .collect(),
-            ),
-            WeightType::Bf16 => {
-                let n_pairs = n_in.div_ceil(2);
-                let pair = |index: usize, lane| {
-                    let (panel, k) = (index / n_pairs, index % n_pairs * 2);
-                    pair_bf16(value(panel, lane, k), value(panel, lane, k + 1))
-                };
-                Panels::Bf16(
-                    (0..n_panels * n_pairs).map(|index| std::array::from_fn(|lane| pair(index, lane))).collect(),
-                )
-            }
+            WeightType::F32 => Panels::F32(pack_rows(n_out, n_in, |out, set| {
+                row(out).into_iter().enumerate().for_each(|(k, value)| set(k, value));
+            })),
+            WeightType::Bf16 => Panels::Bf16(pack_rows(n_out, n_in.div_ceil(2), |out, set| {
+                for (k, pair) in row(out).chunks(2).enumerate() {
+                    set(k, pair_bf16(pair[0], pair.get(1).copied().unwrap_or(0.0)));
+                }
+            })),
         };
         Self { n_out, n_in, panels }
     }
@@ -92,6 +80,22 @@ impl PackedMatrix {
             }
         }
     }
+}
+
+/// Panels of `n_words` vectors. `read` sets the words of one output.
+fn pack_rows<W: Copy + Default + Send>(
+    n_out: usize,
+    n_words: usize,
+    read: impl Fn(usize, &mut dyn FnMut(usize, W)) + Sync,
+) -> Vec<[W; PANEL]> {
+    let mut panels = vec![[W::default(); PANEL]; n_out.div_ceil(PANEL) * n_words];
+    panels.par_chunks_exact_mut(n_words.max(1)).enumerate().for_each(|(panel, vectors)| {
+        let first = panel * PANEL;
+        for lane in 0..PANEL.min(n_out - first) {
+            read(first + lane, &mut |k, word| vectors[k][lane] = word);
+        }
+    });
+    panels
 }
 
 /// Rounds two values to bfloat16, to nearest even; the first goes to the lower half.

@@ -73,7 +73,7 @@ impl Ops for CpuOps {
         n_in: usize,
         hold: WeightType,
     ) -> Result<PackedMatrix, StepError> {
-        Ok(PackedMatrix::pack(data, n_out, n_in, hold))
+        Ok(self.scope(|| PackedMatrix::pack(data, n_out, n_in, hold)))
     }
 
     fn vector(&self, data: WeightData<'_>) -> Result<Vec<f32>, StepError> {
