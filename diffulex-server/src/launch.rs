@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{Engine, LoadProgress, ModelFiles, ServingEngine, TextModel};
+use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -60,16 +61,28 @@ pub fn load_engine(
     options: &diffulex_engine::EngineOptions,
 ) -> Result<Box<dyn ServingEngine>, String> {
     let started = Instant::now();
-    let mut next_log = started + Duration::from_secs(1);
-    let mut log_progress = |progress: LoadProgress| {
-        if Instant::now() >= next_log {
-            next_log = Instant::now() + Duration::from_secs(1);
-            tracing::info!("loading: {} of {} tensors", progress.done, progress.total);
+    let mut bar = None;
+    let mut show = |progress: LoadProgress| {
+        // What is loaded at once needs no bar.
+        if started.elapsed() > Duration::from_millis(300) {
+            let bar = bar.get_or_insert_with(|| loading_bar(progress.total));
+            bar.set_position(progress.done);
         }
     };
-    let engine = Engine::load(files, options, &mut log_progress).map_err(|error| error.to_string())?;
+    let engine = Engine::load(files, options, &mut show).map_err(|error| error.to_string())?;
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
     tracing::info!("{} loaded in {:.2?}", files.place(), started.elapsed());
     Ok(Box::new(engine))
+}
+
+/// A bar on standard error; invisible where that is no terminal.
+fn loading_bar(n_weights: u64) -> ProgressBar {
+    // The template is a constant: if it were malformed, the default one would do.
+    let style = ProgressStyle::with_template("loading {bar:40} {human_pos} of {human_len} weights, {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(n_weights).with_style(style)
 }
 
 /// The `worker` subcommand.
