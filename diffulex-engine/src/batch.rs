@@ -1,10 +1,15 @@
 //! A plan laid out as the rows of one forward.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+use diffulex_strategies::Input;
 
 use crate::kernels::SequenceRows;
-use crate::models::ModelBatch;
+use crate::models::{CanvasBatch, ModelBatch};
+use crate::sampler::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Span, Ticket};
+use crate::sequence::Sequence;
 
 /// Where the logits of one position that is not decided stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,32 +22,90 @@ pub struct Wanted {
     pub row: usize,
 }
 
-/// Lays `plan` out. The second part tells, for each row of logits, whose it is.
-pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, page_size: usize) -> (ModelBatch, Vec<Wanted>) {
-    let mut batch = ModelBatch::default();
-    let mut wanted = Vec::new();
+/// What a model needs to know to lay a plan out.
+#[derive(Clone, Copy)]
+pub struct Frame<'a> {
+    /// Positions of a page.
+    pub page_size: usize,
+    /// Tokens that noise is drawn from.
+    pub vocab_size: usize,
+    /// Draws it.
+    pub randomness: &'a dyn Randomness,
+}
+
+/// The rows of one forward.
+#[derive(Debug, Default, PartialEq)]
+pub struct Forward {
+    /// Everything but canvases.
+    pub text: ModelBatch,
+    /// Canvases, which see what the rows of `text` have written.
+    pub canvases: CanvasBatch,
+    /// For each row of logits, those of `text` first, whose it is.
+    pub wanted: Vec<Wanted>,
+}
+
+/// Lays `plan` out.
+pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Frame<'_>) -> Forward {
+    let mut forward = Forward::default();
+    let mut wanted_of_canvases = Vec::new();
     for span in plan {
         let Some(request) = requests.get(&span.ticket) else { continue };
         let sequence = &request.sequence;
-        let first_row = batch.ids.len();
-        let positions = sequence.rows_of(&span.blocks);
-        let mut visible = Vec::with_capacity(positions.len());
-        for position in positions.clone() {
-            batch.ids.push(sequence.tokens()[position]);
-            batch.positions.push(position as u32);
-            let page = request.pages[position / page_size];
-            batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
-            visible.push(sequence.visible_from(position) as u32);
+        // Strategies of canvases have one at a time, behind everything that is decided.
+        let first_canvas = span.blocks.clone().find(|block| sequence.is_canvas(*block)).unwrap_or(span.blocks.end);
+        let text = span.blocks.start..first_canvas;
+        if !text.is_empty() {
+            add_rows(&mut forward.text, &mut forward.wanted, span.ticket, request, text, frame);
         }
-        for block in sequence.denoised(&span.blocks) {
-            let start = sequence.block_range(block).start;
-            for position in sequence.undecided(block) {
-                wanted.push(Wanted { ticket: span.ticket, block, row: position - start });
-                batch.logit_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
+        for canvas in first_canvas..span.blocks.end {
+            let CanvasBatch { batch, signals } = &mut forward.canvases;
+            let first_row = batch.ids.len();
+            add_rows(batch, &mut wanted_of_canvases, span.ticket, request, canvas..canvas + 1, frame);
+            if sequence.blocks()[canvas].steps > 0 {
+                signals.push((first_row..batch.ids.len(), request.signal.clone()));
             }
         }
-        let rows = first_row..batch.ids.len();
-        batch.sequences.push(SequenceRows { rows, pages: request.pages.clone(), visible });
     }
-    (batch, wanted)
+    forward.wanted.append(&mut wanted_of_canvases);
+    forward
+}
+
+/// What a draw for `position` depends on.
+pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
+    let step = sequence.blocks()[sequence.block_of(position)].steps;
+    DrawKey { seed: sequence.params().seed.unwrap_or_default(), position, step }
+}
+
+fn add_rows(
+    batch: &mut ModelBatch,
+    wanted: &mut Vec<Wanted>,
+    ticket: Ticket,
+    request: &Scheduled,
+    blocks: Range<usize>,
+    frame: Frame<'_>,
+) {
+    let Frame { page_size, .. } = frame;
+    let sequence = &request.sequence;
+    let first_row = batch.ids.len();
+    let positions = sequence.rows_of(&blocks);
+    let mut visible = Vec::with_capacity(positions.len());
+    for position in positions.clone() {
+        batch.ids.push(match sequence.inputs()[position] {
+            Input::Token(token) => token,
+            Input::Noise => frame.randomness.noise(draw_key(sequence, position), frame.vocab_size),
+        });
+        batch.positions.push(position as u32);
+        let page = request.pages[position / page_size];
+        batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
+        visible.push(sequence.visible_from(position) as u32);
+    }
+    for block in sequence.denoised(&blocks) {
+        let start = sequence.block_range(block).start;
+        for position in sequence.undecided(block) {
+            wanted.push(Wanted { ticket, block, row: position - start });
+            batch.logit_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
+        }
+    }
+    let rows = first_row..batch.ids.len();
+    batch.sequences.push(SequenceRows { rows, pages: request.pages.clone(), visible });
 }

@@ -5,8 +5,8 @@
 
 use diffulex_protocol::DecodingOverrides;
 use diffulex_strategies::{
-    AcceptRule, BlockEdit, D2f, DiffusionGenerate, EditRule, Layout, MultiBlock, MultiBlockConfig, Score,
-    SemiAutoregressive, Strategy, StrategyKind,
+    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, Layout, MultiBlock, MultiBlockConfig,
+    Score, SemiAutoregressive, Strategy, StrategyKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +102,16 @@ pub struct EngineOptions {
     pub max_post_edit_steps: Option<u32>,
     /// Confidence below which a written token is in doubt.
     pub remask_threshold: Option<f32>,
+    /// Entropy, in nats, that accepted tokens may sum up to.
+    pub entropy_bound: Option<f32>,
+    /// What the temperature of a canvas falls to.
+    pub t_min: Option<f32>,
+    /// The temperature of a canvas at its first step.
+    pub t_max: Option<f32>,
+    /// Steps a canvas must have stayed the same.
+    pub stability_threshold: Option<u32>,
+    /// Mean entropy, in nats, below which a canvas may be decided.
+    pub confidence_threshold: Option<f32>,
     /// Longest prompt and answer together; cut to what the model was made for.
     pub max_model_len: u32,
     /// Requests in the batch.
@@ -138,6 +148,11 @@ impl Default for EngineOptions {
             edit_threshold: None,
             max_post_edit_steps: None,
             remask_threshold: None,
+            entropy_bound: None,
+            t_min: None,
+            t_max: None,
+            stability_threshold: None,
+            confidence_threshold: None,
             // The next four are Diffulex's defaults (diffulex/config.py).
             max_model_len: 2048,
             max_num_reqs: 128,
@@ -165,6 +180,11 @@ impl EngineOptions {
             edit_threshold: self.edit_threshold,
             max_post_edit_steps: self.max_post_edit_steps,
             remask_threshold: self.remask_threshold,
+            entropy_bound: self.entropy_bound,
+            t_min: self.t_min,
+            t_max: self.t_max,
+            stability_threshold: self.stability_threshold,
+            confidence_threshold: self.confidence_threshold,
         }
     }
 }
@@ -176,8 +196,8 @@ pub struct EngineConfig {
     pub strategy: Strategy,
     /// Which position a row of logits speaks of.
     pub alignment: LogitAlignment,
-    /// The mask token.
-    pub mask_token_id: u32,
+    /// The mask token; canvases have none.
+    pub mask_token_id: Option<u32>,
     /// Tokens that end an answer.
     pub eos_token_ids: Vec<u32>,
     /// Longest prompt and answer together.
@@ -223,11 +243,11 @@ impl EngineConfig {
                 "block diffusion whose logits speak of the next position"
             }
             (AttentionKind::Canvas, LogitAlignment::Same | LogitAlignment::Next) => {
-                "denoising canvases of random tokens, each encoded when it is finished"
+                return Ok(&[StrategyKind::CanvasRenoise]);
             }
         };
         Err(format!(
-            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, block_edit, semi_ar, diffusion_generate and d2f",
+            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, block_edit, semi_ar, diffusion_generate, d2f and diffusion_gemma",
             family.architecture,
         ))
     }
@@ -247,7 +267,10 @@ impl EngineConfig {
             Layout::WholeAnswer if !(1..=max_model_len).contains(&block_size) => {
                 return Err(format!("block size {block_size} is not in 1..={max_model_len}"));
             }
-            Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => {}
+            Layout::Canvases if Some(block_size) != spec.block_size => {
+                return Err(format!("block size {block_size} is not the length of this model's canvases"));
+            }
+            Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer | Layout::Canvases => {}
         }
         if options.buffer_size.is_some() && !kind.has_pipeline() {
             return Err(not_a_setting("buffer size", kind));
@@ -257,7 +280,8 @@ impl EngineConfig {
             StrategyKind::MultiBlock
             | StrategyKind::BlockEdit
             | StrategyKind::SemiAutoregressive
-            | StrategyKind::DiffusionGenerate => MultiBlockConfig::BUFFER_SIZE,
+            | StrategyKind::DiffusionGenerate
+            | StrategyKind::CanvasRenoise => MultiBlockConfig::BUFFER_SIZE,
         };
         let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
@@ -295,17 +319,34 @@ impl EngineConfig {
                 accept: AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None },
             }),
             StrategyKind::D2f => Strategy::D2f(D2f::new(block_size, buffer_size)),
+            StrategyKind::CanvasRenoise => Strategy::CanvasRenoise(CanvasRenoise {
+                block_size,
+                accept: AcceptRule::EntropyBound { entropy_bound: CanvasRenoise::ENTROPY_BOUND },
+                denoising_steps: CanvasRenoise::DENOISING_STEPS,
+                t_min: CanvasRenoise::T_MIN,
+                t_max: CanvasRenoise::T_MAX,
+                stability_threshold: CanvasRenoise::STABILITY_THRESHOLD,
+                confidence_threshold: CanvasRenoise::CONFIDENCE_THRESHOLD,
+            }),
         };
         let decoding = options.decoding();
         decoding.validate().map_err(|(_, message)| message)?;
         let strategy = overridden(&strategy, &decoding).map_err(|error| error.message)?;
-        let mask_token_id = options
-            .mask_token_id
-            .or(spec.mask_token_id)
-            .or(family_mask(family, text))
-            .or(text.mask_token_id())
-            .ok_or("neither config.json nor the tokenizer names a mask token; set the mask token id")?;
-        if mask_token_id as usize >= spec.vocab_size {
+        let mask_token_id = match layout {
+            Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => Some(
+                options
+                    .mask_token_id
+                    .or(spec.mask_token_id)
+                    .or(family_mask(family, text))
+                    .or(text.mask_token_id())
+                    .ok_or("neither config.json nor the tokenizer names a mask token; set the mask token id")?,
+            ),
+            Layout::Canvases if options.mask_token_id.is_some() => {
+                return Err(format!("mask token id is set; {} has no mask", strategy.name()));
+            }
+            Layout::Canvases => None,
+        };
+        if let Some(mask_token_id) = mask_token_id.filter(|id| *id as usize >= spec.vocab_size) {
             return Err(format!("mask token id {mask_token_id} is outside the vocabulary of {}", spec.vocab_size));
         }
         let mut eos_token_ids: Vec<u32> = text.eos_token_ids().iter().copied().collect();
@@ -324,6 +365,10 @@ impl EngineConfig {
             Layout::PromptFirst => (
                 max_model_len + 2 * block_size,
                 format!("the longest prompt, which is encoded whole, and two blocks of {block_size}"),
+            ),
+            Layout::Canvases => (
+                (2 * CanvasRenoise::BUFFER_SIZE + 2) * block_size,
+                format!("two canvases of {block_size} and as many to encode"),
             ),
             Layout::WholeAnswer => {
                 (max_model_len, "the longest prompt and answer, which are forwarded whole".to_owned())
@@ -387,6 +432,31 @@ impl EngineConfig {
     }
 }
 
+/// `base` with what `overrides` change of it. It has one accept rule.
+fn canvas(base: &CanvasRenoise, overrides: &DecodingOverrides) -> Result<CanvasRenoise, RequestError> {
+    for (param, is_set) in [
+        ("decoding.accept_rule", overrides.accept_rule.as_deref().is_some_and(|name| name != base.accept.name())),
+        ("decoding.accept_threshold", overrides.accept_threshold.is_some()),
+        ("decoding.semi_complete_threshold", overrides.semi_complete_threshold.is_some()),
+    ] {
+        if is_set {
+            let setting = param.trim_start_matches("decoding.");
+            let message = format!("{setting} does not apply: diffusion_gemma accepts by entropy_bound");
+            return Err(RequestError::invalid(param, message));
+        }
+    }
+    let number = |value: Option<u32>, base: usize| value.map_or(base, |value| value as usize);
+    Ok(CanvasRenoise {
+        block_size: base.block_size,
+        accept: overrides.entropy_bound.map_or(base.accept, |entropy_bound| AcceptRule::EntropyBound { entropy_bound }),
+        denoising_steps: number(overrides.denoising_steps, base.denoising_steps),
+        t_min: overrides.t_min.unwrap_or(base.t_min),
+        t_max: overrides.t_max.unwrap_or(base.t_max),
+        stability_threshold: number(overrides.stability_threshold, base.stability_threshold),
+        confidence_threshold: overrides.confidence_threshold.unwrap_or(base.confidence_threshold),
+    })
+}
+
 /// `base` with what `overrides` change of it; a setting of the other rule is refused by name.
 fn edit_rule(base: EditRule, overrides: &DecodingOverrides) -> Result<EditRule, RequestError> {
     let name = overrides.edit_rule.as_deref().unwrap_or(base.name());
@@ -424,37 +494,43 @@ fn edit_rule(base: EditRule, overrides: &DecodingOverrides) -> Result<EditRule, 
 
 /// `base` with what `overrides` change of it; a setting the strategy does not have is refused by name.
 fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
-    let (kind, is_edited) = (base.kind(), matches!(base, Strategy::BlockEdit(_)));
+    let kind = base.kind();
+    let (is_edited, is_canvas) = (kind == StrategyKind::BlockEdit, kind == StrategyKind::CanvasRenoise);
     for (param, applies) in [
         ("decoding.add_block_threshold", overrides.add_block_threshold.is_none() || kind.has_pipeline()),
         ("decoding.edit_rule", overrides.edit_rule.is_none() || is_edited),
         ("decoding.edit_threshold", overrides.edit_threshold.is_none() || is_edited),
         ("decoding.max_post_edit_steps", overrides.max_post_edit_steps.is_none() || is_edited),
         ("decoding.remask_threshold", overrides.remask_threshold.is_none() || is_edited),
+        ("decoding.t_min", overrides.t_min.is_none() || is_canvas),
+        ("decoding.t_max", overrides.t_max.is_none() || is_canvas),
+        ("decoding.stability_threshold", overrides.stability_threshold.is_none() || is_canvas),
+        ("decoding.confidence_threshold", overrides.confidence_threshold.is_none() || is_canvas),
     ] {
         if !applies {
             let message = not_a_setting(param.trim_start_matches("decoding."), kind);
             return Err(RequestError::invalid(param, message));
         }
     }
-    let accept = accept_rule(base.accept(), overrides, base.block_size())?;
-    let pipeline = |multi_block: &MultiBlock| {
+    let accept = || accept_rule(base.accept(), overrides, base.block_size());
+    let pipeline = |multi_block: &MultiBlock| -> Result<MultiBlock, RequestError> {
         let config = multi_block.config().clone();
         let add_block_threshold = overrides.add_block_threshold.unwrap_or(config.add_block_threshold);
-        MultiBlock::new(MultiBlockConfig { add_block_threshold, accept, ..config })
+        Ok(MultiBlock::new(MultiBlockConfig { add_block_threshold, accept: accept()?, ..config }))
     };
     Ok(match base {
-        Strategy::MultiBlock(multi_block) => Strategy::MultiBlock(pipeline(multi_block)),
+        Strategy::MultiBlock(multi_block) => Strategy::MultiBlock(pipeline(multi_block)?),
         Strategy::BlockEdit(BlockEdit { blocks, edit }) => {
-            Strategy::BlockEdit(BlockEdit { blocks: pipeline(blocks), edit: edit_rule(*edit, overrides)? })
+            Strategy::BlockEdit(BlockEdit { blocks: pipeline(blocks)?, edit: edit_rule(*edit, overrides)? })
         }
-        Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks) }),
+        Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks)? }),
         Strategy::SemiAutoregressive(semi_autoregressive) => {
-            Strategy::SemiAutoregressive(SemiAutoregressive { accept, ..semi_autoregressive.clone() })
+            Strategy::SemiAutoregressive(SemiAutoregressive { accept: accept()?, ..semi_autoregressive.clone() })
         }
         Strategy::DiffusionGenerate(diffusion_generate) => {
-            Strategy::DiffusionGenerate(DiffusionGenerate { accept, ..diffusion_generate.clone() })
+            Strategy::DiffusionGenerate(DiffusionGenerate { accept: accept()?, ..diffusion_generate.clone() })
         }
+        Strategy::CanvasRenoise(canvas_renoise) => Strategy::CanvasRenoise(canvas(canvas_renoise, overrides)?),
     })
 }
 
@@ -480,9 +556,10 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         | AcceptRule::Sequential { denoising_steps }
         | AcceptRule::TimeSchedule { denoising_steps: Some(denoising_steps), .. } => denoising_steps,
         AcceptRule::TimeSchedule { denoising_steps: None, .. } => block_size,
-        AcceptRule::Threshold { .. } | AcceptRule::ThresholdKeep { .. } | AcceptRule::GatedThreshold { .. } => {
-            block_size
-        }
+        AcceptRule::Threshold { .. }
+        | AcceptRule::ThresholdKeep { .. }
+        | AcceptRule::GatedThreshold { .. }
+        | AcceptRule::EntropyBound { .. } => block_size,
     };
     let denoising_steps = overrides.denoising_steps.map_or(base_steps, |steps| steps as usize);
     if !(1..=block_size).contains(&denoising_steps) {
@@ -498,7 +575,8 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         | AcceptRule::Static { .. }
         | AcceptRule::Dynamic { .. }
         | AcceptRule::Sequential { .. }
-        | AcceptRule::TimeSchedule { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
+        | AcceptRule::TimeSchedule { .. }
+        | AcceptRule::EntropyBound { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
     };
     let semi_complete_threshold = overrides.semi_complete_threshold.unwrap_or(base_semi);
     let time = |score| {
@@ -509,11 +587,28 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
             | AcceptRule::GatedThreshold { .. }
             | AcceptRule::Static { .. }
             | AcceptRule::Dynamic { .. }
-            | AcceptRule::Sequential { .. } => None,
+            | AcceptRule::Sequential { .. }
+            | AcceptRule::EntropyBound { .. } => None,
         };
         let denoising_steps = overrides.denoising_steps.map(|steps| steps as usize).or(base_steps);
         Ok(AcceptRule::TimeSchedule { score, denoising_steps })
     };
+    let base_bound = match base {
+        AcceptRule::EntropyBound { entropy_bound } => entropy_bound,
+        AcceptRule::Threshold { .. }
+        | AcceptRule::ThresholdKeep { .. }
+        | AcceptRule::GatedThreshold { .. }
+        | AcceptRule::Static { .. }
+        | AcceptRule::Dynamic { .. }
+        | AcceptRule::Sequential { .. }
+        | AcceptRule::TimeSchedule { .. } => CanvasRenoise::ENTROPY_BOUND,
+    };
+    if overrides.entropy_bound.is_some() && name != "entropy_bound" {
+        return Err(RequestError::invalid(
+            "decoding.entropy_bound",
+            format!("the accept rule {name} has no entropy_bound"),
+        ));
+    }
     match name {
         "threshold" => Ok(AcceptRule::Threshold { accept_threshold }),
         "threshold_keep" => Ok(AcceptRule::ThresholdKeep { accept_threshold }),
@@ -524,6 +619,9 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         "maskgit_plus" => time(Score::Probability),
         "topk_margin" => time(Score::Margin),
         "entropy" => time(Score::NegativeEntropy),
+        "entropy_bound" => {
+            Ok(AcceptRule::EntropyBound { entropy_bound: overrides.entropy_bound.unwrap_or(base_bound) })
+        }
         _ => Err(RequestError::invalid(
             "decoding.accept_rule",
             format!("accept rule {name:?} is not one of {}", AcceptRule::NAMES.join(", ")),

@@ -14,14 +14,14 @@ use diffulex_protocol::{
 };
 use diffulex_strategies::{BlockCandidates, Candidate};
 
-use crate::batch::{Wanted, lay_out};
+use crate::batch::{Forward, Frame, Wanted, draw_key, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
 use crate::emit::{Emitter, Usage};
-use crate::error::{LoadError, RequestError};
+use crate::error::{LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
 use crate::load::{Loaded, load};
 use crate::runner::Runner;
-use crate::sampler::{DrawKey, Drawn, Vocabulary, sample};
+use crate::sampler::{Drawn, Randomness, Seeded, Vocabulary, sample};
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
 use crate::sequence::{ForwardKind, Limits, Sequence, StepChange};
 use crate::serving::ServingEngine;
@@ -35,6 +35,7 @@ pub struct Engine {
     card: ModelCard,
     text: TextModel,
     runner: Box<dyn Runner>,
+    randomness: Box<dyn Randomness>,
     scheduler: Scheduler,
     scheduled: BTreeMap<Ticket, Scheduled>,
     telling: BTreeMap<Ticket, Telling>,
@@ -75,6 +76,7 @@ impl Engine {
             card,
             text,
             runner,
+            randomness: Box::new(Seeded),
             scheduler,
             scheduled: BTreeMap::new(),
             telling: BTreeMap::new(),
@@ -83,6 +85,12 @@ impl Engine {
             stats,
             last_step: Instant::now(),
         })
+    }
+
+    /// With chance from elsewhere: what others have drawn, to be drawn again.
+    #[must_use]
+    pub fn with_randomness(self, randomness: Box<dyn Randomness>) -> Self {
+        Self { randomness, ..self }
     }
 
     /// The options as they act.
@@ -111,8 +119,11 @@ impl Engine {
         if self.tickets.contains_key(&request.rid) {
             return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
         }
-        // Drawn here where the client has none, so that the reply can name it.
-        request.sampling_params.seed.get_or_insert_with(|| RandomState::new().hash_one(&request.rid));
+        // Drawn here where the client has none, so that the reply can name it. What is greedy is the same every time, in
+        // canvases that begin as noise, too.
+        let is_greedy = request.sampling_params.temperature == 0.0;
+        let draw = || if is_greedy { 0 } else { RandomState::new().hash_one(&request.rid) };
+        request.sampling_params.seed.get_or_insert_with(draw);
         let params = &request.sampling_params;
         params.validate().map_err(|(param, message)| RequestError::invalid(param, message))?;
         let prompt = match &request.input {
@@ -132,7 +143,8 @@ impl Engine {
         let sequence = Sequence::new(
             &prompt,
             limits,
-            self.config.mask_token_id,
+            // Where there is no mask, nothing is read off it: it only stands where nothing is decided yet.
+            self.config.mask_token_id.unwrap_or_default(),
             &self.config.eos_token_ids,
             params.clone(),
             strategy,
@@ -265,9 +277,18 @@ impl Engine {
                 telling.usage.queue_time_s = telling.received.elapsed().as_secs_f64();
             }
         }
-        let (batch, wanted) = lay_out(&plan, &self.scheduled, self.config.page_size);
-        self.stats.rows += batch.ids.len() as u64;
-        let logits = match self.runner.forward(&batch) {
+        let frame = Frame {
+            page_size: self.config.page_size,
+            vocab_size: self.card.vocab_size as usize,
+            randomness: &*self.randomness,
+        };
+        let Forward { text, canvases, wanted } = lay_out(&plan, &self.scheduled, frame);
+        self.stats.rows += (text.ids.len() + canvases.batch.ids.len()) as u64;
+        let outcome = self.runner.forward(&text, &canvases).and_then(|mut logits| {
+            self.temper(&mut logits, &wanted)?;
+            Ok(logits)
+        });
+        let logits = match outcome {
             Ok(logits) => logits,
             Err(error) => {
                 for span in &plan {
@@ -288,6 +309,27 @@ impl Engine {
         self.last_step = Instant::now();
     }
 
+    /// Divides logits by what their strategies ask for, and keeps what canvases go on from.
+    fn temper(&mut self, logits: &mut [f32], wanted: &[Wanted]) -> Result<(), StepError> {
+        let vocab_size = self.card.vocab_size as usize;
+        let is_same = |a: &Wanted, b: &Wanted| (a.ticket, a.block) == (b.ticket, b.block);
+        let mut row = 0;
+        for block in wanted.chunk_by(is_same) {
+            let logits = &mut logits[row * vocab_size..(row + block.len()) * vocab_size];
+            row += block.len();
+            let Wanted { ticket, block, .. } = block[0];
+            let Some(request) = self.scheduled.get_mut(&ticket) else { continue };
+            let temperature = request.sequence.temperature(block);
+            if temperature != 1.0 {
+                logits.iter_mut().for_each(|logit| *logit /= temperature);
+            }
+            if request.sequence.is_canvas(block) {
+                request.signal = self.runner.signal(logits)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Candidates of each request by block, or why it has none.
     fn sample(
         &self,
@@ -300,22 +342,19 @@ impl Engine {
         for (logits, wanted) in logits.chunks_exact(self.card.vocab_size as usize).zip(wanted) {
             let Some(request) = self.scheduled.get(&wanted.ticket) else { continue };
             let sequence = &request.sequence;
-            let key = DrawKey {
-                seed: sequence.params().seed.unwrap_or_default(),
-                position: sequence.block_range(wanted.block).start + wanted.row,
-                step: sequence.blocks()[wanted.block].steps,
-            };
+            let key = draw_key(sequence, sequence.block_range(wanted.block).start + wanted.row);
             let entry = sampled.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
             let Ok(blocks) = entry else { continue };
-            let Some(drawn) = sample(logits, vocabulary, sequence.params(), key, sequence.score()) else {
+            let Some(drawn) = sample(logits, vocabulary, sequence.params(), key, sequence.score(), &*self.randomness)
+            else {
                 let position = key.position;
                 *entry =
                     Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
                 continue;
             };
-            let Drawn { token, confidence, score } = drawn;
+            let Drawn { token, confidence, likeliest, score } = drawn;
             let current = sequence.draft(key.position);
-            let candidate = Candidate { row: wanted.row, current, token, confidence, score };
+            let candidate = Candidate { row: wanted.row, current, token, confidence, likeliest, score };
             match blocks.last_mut() {
                 Some(last) if last.block == wanted.block => last.candidates.push(candidate),
                 Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),

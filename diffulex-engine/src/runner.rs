@@ -2,15 +2,19 @@
 
 use crate::error::{LoadError, StepError};
 use crate::kernels::Ops;
-use crate::models::{ModelBatch, ModelSpec, Network};
+use crate::models::{CanvasBatch, CanvasNetwork, ModelBatch, ModelSpec, Network};
 
 /// A forward of whatever is loaded, wherever it runs.
 pub trait Runner: Send {
     /// What is loaded.
     fn spec(&self) -> &ModelSpec;
 
-    /// Logits `[batch.logit_rows.len(), vocab_size]`. When it returns, the K/V of every row of `batch` are written.
-    fn forward(&mut self, batch: &ModelBatch) -> Result<Vec<f32>, StepError>;
+    /// Logits of the rows wanted of `text`, then of `canvases`, `[n_rows, vocab_size]`. `text` comes first: canvases see
+    /// what it wrote. When it returns, the K/V of every row of `text` are written.
+    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch) -> Result<Vec<f32>, StepError>;
+
+    /// See [`CanvasNetwork::signal`].
+    fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError>;
 }
 
 /// A network with its device and cache.
@@ -30,13 +34,33 @@ impl<O: Ops> DeviceRunner<O> {
     }
 }
 
+fn canvas_network<O: Ops>(network: &dyn Network<O>) -> Result<&dyn CanvasNetwork<O>, StepError> {
+    network.canvas().ok_or_else(|| StepError("this network denoises no canvases".to_owned()))
+}
+
 impl<O: Ops> Runner for DeviceRunner<O> {
     fn spec(&self) -> &ModelSpec {
         self.network.spec()
     }
 
-    fn forward(&mut self, batch: &ModelBatch) -> Result<Vec<f32>, StepError> {
+    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch) -> Result<Vec<f32>, StepError> {
         let Self { ops, network, cache } = self;
-        ops.scope(|| network.forward(ops, batch, cache))
+        ops.scope(|| {
+            let mut logits = Vec::new();
+            if !text.ids.is_empty() {
+                logits = network.forward(ops, text, cache)?;
+            }
+            if !canvases.batch.ids.is_empty() {
+                let x = canvas_network(network.as_ref())?.denoise(ops, canvases, cache, &mut |_| Ok(()))?;
+                let wanted = ops.select(&x, &canvases.batch.logit_rows)?;
+                logits.extend(ops.host(&network.logits(ops, &wanted)?)?);
+            }
+            Ok(logits)
+        })
+    }
+
+    fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError> {
+        let Self { ops, network, .. } = self;
+        ops.scope(|| canvas_network(network.as_ref())?.signal(ops, logits))
     }
 }

@@ -16,7 +16,41 @@ pub struct Vocabulary {
     /// Ids below this are tokens.
     pub n_sampleable: usize,
     /// Never drawn.
-    pub mask_token_id: u32,
+    pub mask_token_id: Option<u32>,
+}
+
+/// Where chance comes from. All of it is keyed, so that the same request is given the same whatever runs beside it.
+pub trait Randomness: Send {
+    /// Index into `weights`, which are `(token, weight)` and not empty: each as likely as its weight says.
+    fn choose(&self, key: DrawKey, weights: &[(usize, f32)]) -> usize;
+
+    /// A token below `n_tokens`, each as likely as any other, and independent of what is chosen.
+    fn noise(&self, key: DrawKey, n_tokens: usize) -> u32;
+}
+
+/// What a server uses: numbers mixed from the key.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeded;
+
+/// Added to the seed where noise is drawn; any number does.
+const NOISE: u64 = 0x6E6F_6973_6521;
+
+impl Randomness for Seeded {
+    fn choose(&self, key: DrawKey, weights: &[(usize, f32)]) -> usize {
+        let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let mut left = key.uniform() * total;
+        let chosen = weights.iter().position(|(_, weight)| {
+            left -= f64::from(*weight);
+            left < 0.0
+        });
+        // Rounding can leave a hair over: then it is the last one.
+        chosen.unwrap_or(weights.len() - 1)
+    }
+
+    fn noise(&self, key: DrawKey, n_tokens: usize) -> u32 {
+        let key = DrawKey { seed: key.seed.wrapping_add(NOISE), ..key };
+        (key.uniform() * n_tokens as f64) as u32
+    }
 }
 
 /// What a draw depends on beside the logits: nothing that a batch, a schedule or a preemption could change.
@@ -54,6 +88,8 @@ pub struct Drawn {
     pub token: u32,
     /// Its probability.
     pub confidence: f32,
+    /// The likeliest token and its probability; in greedy decoding the sampled one.
+    pub likeliest: (u32, f32),
     /// What was asked to rank it by.
     pub score: f32,
 }
@@ -65,9 +101,10 @@ pub fn sample(
     params: &SamplingParams,
     key: DrawKey,
     score: Score,
+    randomness: &dyn Randomness,
 ) -> Option<Drawn> {
     if params.temperature > 0.0 {
-        draw(logits, vocabulary, params, key, score)
+        draw(logits, vocabulary, params, key, score, randomness)
     } else {
         greedy(logits, vocabulary, score)
     }
@@ -98,7 +135,7 @@ fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usiz
         .copied()
         .enumerate()
         .take(vocabulary.n_sampleable)
-        .filter(move |(id, _)| *id != vocabulary.mask_token_id as usize)
+        .filter(move |(id, _)| Some(*id as u32) != vocabulary.mask_token_id)
 }
 
 fn greedy(logits: &[f32], vocabulary: Vocabulary, score: Score) -> Option<Drawn> {
@@ -106,11 +143,19 @@ fn greedy(logits: &[f32], vocabulary: Vocabulary, score: Score) -> Option<Drawn>
     let total = log_sum_exp(Simd::detect(), logits);
     let confidence = (logit - total).exp();
     let score = scored(score, confidence, logits.iter().map(|logit| (logit - total).exp()));
-    confidence.is_finite().then_some(Drawn { token: token as u32, confidence, score })
+    let likeliest = (token as u32, confidence);
+    confidence.is_finite().then_some(Drawn { token: token as u32, confidence, likeliest, score })
 }
 
-fn draw(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey, score: Score) -> Option<Drawn> {
-    let top = allowed(logits, vocabulary).map(|(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
+fn draw(
+    logits: &[f32],
+    vocabulary: Vocabulary,
+    params: &SamplingParams,
+    key: DrawKey,
+    score: Score,
+    randomness: &dyn Randomness,
+) -> Option<Drawn> {
+    let (top_id, top) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
     if !top.is_finite() {
         return None;
     }
@@ -141,16 +186,15 @@ fn draw(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: Dr
         weights.retain(|(_, weight)| *weight >= min_p);
     }
     let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
-    let mut left = key.uniform() * total;
-    let chosen = weights.iter().find(|(_, weight)| {
-        left -= f64::from(*weight);
-        left < 0.0
-    });
-    // Rounding can leave a hair over: then it is the last one.
-    let (token, weight) = chosen.or(weights.last())?;
+    if weights.is_empty() {
+        return None;
+    }
+    let (token, weight) = weights.get(randomness.choose(key, &weights))?;
     let confidence = (f64::from(*weight) / total) as f32;
     let score = scored(score, confidence, weights.iter().map(|(_, weight)| (f64::from(*weight) / total) as f32));
-    confidence.is_finite().then_some(Drawn { token: *token as u32, confidence, score })
+    // The likeliest token's weight is 1.
+    let likeliest = (top_id as u32, (1.0 / total) as f32);
+    confidence.is_finite().then_some(Drawn { token: *token as u32, confidence, likeliest, score })
 }
 
 #[cfg(test)]
@@ -158,10 +202,11 @@ mod tests {
     use super::*;
 
     fn sample(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
-        super::sample(logits, vocabulary, params, key, Score::Probability).map(|drawn| (drawn.token, drawn.confidence))
+        super::sample(logits, vocabulary, params, key, Score::Probability, &Seeded)
+            .map(|drawn| (drawn.token, drawn.confidence))
     }
 
-    const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: 2 };
+    const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: Some(2) };
 
     fn params(temperature: f32) -> SamplingParams {
         SamplingParams { temperature, ..Default::default() }
@@ -218,9 +263,10 @@ mod tests {
     #[test]
     fn scores_are_those_of_the_distribution() {
         let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p.ln()).collect();
-        let vocabulary = Vocabulary { n_sampleable: 4, mask_token_id: 9 };
-        let of =
-            |score, temperature| super::sample(&logits, vocabulary, &params(temperature), key(0), score).unwrap().score;
+        let vocabulary = Vocabulary { n_sampleable: 4, mask_token_id: Some(9) };
+        let of = |score, temperature| {
+            super::sample(&logits, vocabulary, &params(temperature), key(0), score, &Seeded).unwrap().score
+        };
         let entropy: f32 = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p * p.ln()).sum();
         for temperature in [0.0, 1.0] {
             assert!((of(Score::Margin, temperature) - 0.25).abs() < 1e-5);

@@ -28,6 +28,9 @@ pub struct Scheduled {
     /// Pages at the front that have a name, and the last one's.
     named: (usize, PageHash),
     last_step: u64,
+    /// What the canvas in flight goes on from, `[its positions, hidden]`; see
+    /// [`CanvasNetwork::signal`](crate::models::CanvasNetwork::signal).
+    pub signal: Vec<f32>,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
     /// Times it lost its pages.
@@ -37,7 +40,15 @@ pub struct Scheduled {
 impl Scheduled {
     /// A request that holds nothing yet.
     pub fn new(sequence: Sequence) -> Self {
-        Self { sequence, pages: Vec::new(), named: (0, PageHash::ROOT), last_step: 0, cached_tokens: 0, preemptions: 0 }
+        Self {
+            sequence,
+            pages: Vec::new(),
+            named: (0, PageHash::ROOT),
+            last_step: 0,
+            signal: Vec::new(),
+            cached_tokens: 0,
+            preemptions: 0,
+        }
     }
 }
 
@@ -182,7 +193,7 @@ impl Scheduler {
             return;
         }
         let (ready, _) = sequence.window();
-        let n_final = ready.end * self.block_size;
+        let n_final = sequence.rows_of(&ready).end;
         let mut hash = PageHash::ROOT;
         let mut names = Vec::new();
         for ids in sequence.tokens()[..n_final].chunks_exact(self.page_size) {
@@ -192,13 +203,17 @@ impl Scheduler {
             names.push(hash);
         }
         // Where a page ends inside a block, the block is not whole: give such pages back.
-        while !(request.pages.len() * self.page_size).is_multiple_of(self.block_size) {
+        let n_blocks = loop {
+            let n_positions = request.pages.len() * self.page_size;
+            let n_blocks = sequence.block_of(n_positions);
+            if sequence.rows_of(&(0..n_blocks)).len() == n_positions {
+                break n_blocks;
+            }
             if let Some(page) = request.pages.pop() {
                 self.pool.give_back(&mut vec![page]);
             }
-        }
+        };
         let n_pages = request.pages.len();
-        let n_blocks = n_pages * self.page_size / self.block_size;
         request.named = (n_pages, n_pages.checked_sub(1).map_or(PageHash::ROOT, |last| names[last]));
         request.cached_tokens = (n_pages * self.page_size).min(request.sequence.prompt_len());
         request.sequence.found_in_cache(n_blocks);
@@ -224,7 +239,7 @@ impl Scheduler {
         }
         let Some(request) = requests.get_mut(&ticket) else { return };
         let blocks = match request.sequence.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => {
+            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
                 let sequence = &mut request.sequence;
                 let (ready, active) = sequence.window();
                 let n_rows = |blocks| sequence.rows_of(&blocks).len();

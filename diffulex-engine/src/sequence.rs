@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{BlockCandidates, BlockView, Edit, Layout, Progress, Proposal, Score, Strategy};
+use diffulex_strategies::{BlockCandidates, BlockView, Edit, Input, Layout, Progress, Proposal, Score, Strategy};
 
 use crate::error::RequestError;
 use crate::models::LogitAlignment;
@@ -56,11 +56,13 @@ pub struct Block {
     pub steps: usize,
     /// Those of them that began without a mask.
     pub full_steps: usize,
+    /// Steps in a row, up to the last one, that left every token of it as it was.
+    pub unchanged_steps: usize,
 }
 
 impl Block {
     fn new(status: BlockStatus) -> Self {
-        Self { status, steps: 0, full_steps: 0 }
+        Self { status, steps: 0, full_steps: 0, unchanged_steps: 0 }
     }
 }
 
@@ -98,6 +100,8 @@ pub struct Sequence {
     alignment: LogitAlignment,
     tokens: Vec<u32>,
     states: Vec<PositionState>,
+    /// What the network reads.
+    inputs: Vec<Input>,
     confidences: Vec<f32>,
     blocks: Vec<Block>,
     /// Blocks before this one were cached once and lost.
@@ -134,6 +138,7 @@ impl Sequence {
             alignment,
             tokens: prompt.to_vec(),
             states: vec![PositionState::Prompt; prompt.len()],
+            inputs: prompt.iter().copied().map(Input::Token).collect(),
             confidences: vec![1.0; prompt.len()],
             blocks: Vec::new(),
             rebuild_end: 0,
@@ -143,7 +148,7 @@ impl Sequence {
         };
         sequence.blocks = vec![Block::new(BlockStatus::Ready); sequence.n_prompt_blocks()];
         match sequence.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => {
+            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
                 if prompt.len() > sequence.block_start(sequence.blocks.len()) {
                     // The prompt's tail shares a block with the first masks.
                     sequence.open_block();
@@ -173,11 +178,11 @@ impl Sequence {
         self.strategy.accept().score()
     }
 
-    /// Position from which blocks of [`Self::block_size`] are counted.
+    /// Position from which the answer's blocks of [`Self::block_size`] are counted.
     pub fn block_origin(&self) -> usize {
         match self.layout() {
             Layout::BlockCausal => 0,
-            Layout::PromptFirst | Layout::WholeAnswer => self.prompt_len,
+            Layout::PromptFirst | Layout::WholeAnswer | Layout::Canvases => self.prompt_len,
         }
     }
 
@@ -186,6 +191,7 @@ impl Sequence {
         match self.layout() {
             Layout::BlockCausal => self.prompt_len / self.block_size(),
             Layout::PromptFirst => 1,
+            Layout::Canvases => self.prompt_len.div_ceil(self.block_size()),
             Layout::WholeAnswer => 0,
         }
     }
@@ -210,6 +216,11 @@ impl Sequence {
         &self.tokens
     }
 
+    /// What the network reads at every opened position.
+    pub fn inputs(&self) -> &[Input] {
+        &self.inputs
+    }
+
     /// What is known of every opened position.
     pub fn states(&self) -> &[PositionState] {
         &self.states
@@ -232,10 +243,15 @@ impl Sequence {
 
     /// Position at which block `index` begins.
     fn block_start(&self, index: usize) -> usize {
+        let block_size = self.block_size();
         match self.layout() {
-            Layout::BlockCausal => index * self.block_size(),
-            Layout::PromptFirst => index.checked_sub(1).map_or(0, |index| self.prompt_len + index * self.block_size()),
-            Layout::WholeAnswer => (self.prompt_len + index * self.block_size()).min(self.limits.end),
+            Layout::BlockCausal => index * block_size,
+            Layout::PromptFirst => index.checked_sub(1).map_or(0, |index| self.prompt_len + index * block_size),
+            Layout::WholeAnswer => (self.prompt_len + index * block_size).min(self.limits.end),
+            Layout::Canvases => match index.checked_sub(self.n_prompt_blocks()) {
+                Some(canvas) => self.prompt_len + canvas * block_size,
+                None => index * block_size,
+            },
         }
     }
 
@@ -244,20 +260,24 @@ impl Sequence {
         self.block_start(index)..self.block_start(index + 1)
     }
 
-    /// The block that holds `position`.
-    fn block_of(&self, position: usize) -> usize {
+    /// The block that holds `position`, and so the number of whole blocks before it.
+    pub fn block_of(&self, position: usize) -> usize {
         let counted = position.checked_sub(self.block_origin()).map(|offset| offset / self.block_size());
         match self.layout() {
             // Only the prompt's own block is before those that are counted.
             Layout::PromptFirst => counted.map_or(0, |index| index + 1),
             Layout::BlockCausal | Layout::WholeAnswer => counted.unwrap_or(0),
+            Layout::Canvases => match counted {
+                Some(canvas) => self.n_prompt_blocks() + canvas,
+                None => position / self.block_size(),
+            },
         }
     }
 
     /// Rows a forward over `blocks` takes.
     pub fn rows_of(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => {
+            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
                 let rows = self.block_start(blocks.start)..self.block_start(blocks.end);
                 // What speaks of a mask in the first row goes along, with the K/V it has already.
                 let is_masked = self.states.get(rows.start) == Some(&PositionState::Masked);
@@ -279,16 +299,31 @@ impl Sequence {
 
     /// How many positions from 0 on `position` sees.
     pub fn visible_from(&self, position: usize) -> usize {
+        let block = self.block_of(position);
         match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => self.block_range(self.block_of(position)).end,
+            Layout::BlockCausal | Layout::PromptFirst => self.block_start(block + 1),
+            Layout::Canvases if self.is_canvas(block) => self.block_start(block + 1),
+            Layout::Canvases => position + 1,
             Layout::WholeAnswer => self.tokens.len(),
         }
+    }
+
+    /// Whether block `index` is a canvas that is still denoised, which is another pass of the network.
+    pub fn is_canvas(&self, index: usize) -> bool {
+        self.layout() == Layout::Canvases && self.blocks[index].status == BlockStatus::Active
+    }
+
+    /// What the logits of block `index` are divided by.
+    pub fn temperature(&self, index: usize) -> f32 {
+        self.strategy.temperature(self.blocks[index].steps)
     }
 
     /// Blocks of `blocks` that are up for a decision in this step.
     pub fn denoised(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => self.window().1.start.max(blocks.start)..blocks.end,
+            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
+                self.window().1.start.max(blocks.start)..blocks.end
+            }
             Layout::WholeAnswer => {
                 let first = blocks.clone().find(|block| !self.progress(*block).is_complete());
                 first.map_or(blocks.end..blocks.end, |block| block..block + 1)
@@ -362,7 +397,12 @@ impl Sequence {
     }
 
     fn open_block(&mut self) {
-        let end = self.block_range(self.blocks.len()).end;
+        let end = self.block_start(self.blocks.len() + 1);
+        let input = match self.layout() {
+            Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => Input::Token(self.mask_token_id),
+            Layout::Canvases => Input::Noise,
+        };
+        self.inputs.resize(end, input);
         self.tokens.resize(end, self.mask_token_id);
         self.states.resize(end, PositionState::Masked);
         self.confidences.resize(end, 0.0);
@@ -437,6 +477,7 @@ impl Sequence {
                 previous: index.checked_sub(1).map(|previous| self.progress(previous)),
                 step: self.blocks[*index].steps,
                 full_steps: self.blocks[*index].full_steps,
+                unchanged_steps: self.blocks[*index].unchanged_steps,
                 candidates,
             };
             proposals.push((*index, self.strategy.step(&view)));
@@ -462,12 +503,16 @@ impl Sequence {
         }
         for (index, proposal) in &proposals {
             let was_full = self.progress(*index).is_complete();
-            let block = &mut self.blocks[*index];
-            block.steps += 1;
-            block.full_steps += usize::from(was_full);
+            let range = self.block_range(*index);
+            let before = self.tokens[range.clone()].to_vec();
             for edit in &proposal.edits {
                 self.apply(*index, *edit, &mut change)?;
             }
+            let is_unchanged = was_full && before == self.tokens[range];
+            let block = &mut self.blocks[*index];
+            block.steps += 1;
+            block.full_steps += usize::from(was_full);
+            block.unchanged_steps = if is_unchanged { block.unchanged_steps + 1 } else { 0 };
         }
         self.settle(&proposals, &mut change);
         self.note_stop();
@@ -487,10 +532,14 @@ impl Sequence {
     }
 
     fn apply(&mut self, index: usize, edit: Edit, change: &mut StepChange) -> Result<(), RequestError> {
-        let (row, state, token, confidence) = match edit {
-            Edit::Fill { row, token, confidence } => (row, PositionState::Filled, token, confidence),
-            Edit::Draft { row, token, confidence } => (row, PositionState::Draft, token, confidence),
-            Edit::Mask { row } => (row, PositionState::Masked, self.mask_token_id, 0.0),
+        let (row, state, token, confidence, input) = match edit {
+            Edit::Fill { row, token, confidence } => {
+                (row, PositionState::Filled, token, confidence, Input::Token(token))
+            }
+            Edit::Draft { row, token, confidence, input } => (row, PositionState::Draft, token, confidence, input),
+            Edit::Mask { row } => {
+                (row, PositionState::Masked, self.mask_token_id, 0.0, Input::Token(self.mask_token_id))
+            }
         };
         let range = self.block_range(index);
         let position = range.start + row;
@@ -499,6 +548,7 @@ impl Sequence {
         }
         self.states[position] = state;
         self.tokens[position] = token;
+        self.inputs[position] = input;
         self.confidences[position] = confidence;
         change.is_visible |= position < self.limits.end;
         if state == PositionState::Filled {
@@ -517,7 +567,7 @@ impl Sequence {
     /// at least that.
     fn settle(&mut self, proposals: &[(usize, Proposal)], change: &mut StepChange) {
         let (_, active) = match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => self.window(),
+            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => self.window(),
             // No K/V are kept, so a decided block is only looked at no more.
             Layout::WholeAnswer => {
                 let full = proposals.iter().map(|(index, _)| *index).filter(|index| self.progress(*index).is_settled());
@@ -535,6 +585,7 @@ impl Sequence {
             for position in self.block_range(index) {
                 if self.states[position] == PositionState::Draft {
                     self.states[position] = PositionState::Filled;
+                    self.inputs[position] = Input::Token(self.tokens[position]);
                     self.count_filled(position, change);
                     change.is_visible |= position < self.limits.end;
                 }
@@ -554,12 +605,13 @@ impl Sequence {
             self.states[*position] == PositionState::Filled && self.stop_ids.contains(&self.tokens[*position])
         });
         match (self.first_stop, self.layout()) {
-            (Some(stop), Layout::BlockCausal | Layout::PromptFirst) => {
+            (Some(stop), Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases) => {
                 let last = self.block_of(stop);
                 self.blocks.truncate(last + 1);
                 let end = self.block_start(last + 1);
                 self.tokens.truncate(end);
                 self.states.truncate(end);
+                self.inputs.truncate(end);
                 self.confidences.truncate(end);
             }
             // Under attention to the whole answer its masks count although they will never be read.

@@ -340,8 +340,8 @@ pub struct ModelCard {
     pub block_size: u32,
     /// Blocks in flight at most.
     pub buffer_size: u32,
-    /// The mask token.
-    pub mask_token_id: u32,
+    /// The mask token, where there is one.
+    pub mask_token_id: Option<u32>,
     /// Tokens that end an answer.
     pub eos_token_ids: Vec<u32>,
     /// Prompt and answer together, in tokens.

@@ -28,7 +28,7 @@ pub struct SamplingParams {
     /// Drop tokens less likely than this share of the most likely one, in [0, 1].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
-    /// Same seed, same text, whatever else runs. The front end draws one when the client sends none.
+    /// Same seed, same text, whatever else runs. Where the client sends none, one is drawn; for what is greedy it is 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seed: Option<u64>,
     /// Text that ends the answer and is not part of it; at most [`SamplingParams::MAX_STOPS`].
@@ -96,6 +96,21 @@ pub struct DecodingOverrides {
     /// Confidence below which a written token is in doubt, in [0, 1].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remask_threshold: Option<f32>,
+    /// Entropy, in nats, that accepted tokens may sum up to before the last one; 0 or more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entropy_bound: Option<f32>,
+    /// What the temperature of a canvas falls to, in (0, 2].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub t_min: Option<f32>,
+    /// The temperature of a canvas at its first step, in (0, 2].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub t_max: Option<f32>,
+    /// Steps a canvas must have stayed the same before it is decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stability_threshold: Option<u32>,
+    /// Mean entropy, in nats, below which a canvas may be decided; 0 or more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub confidence_threshold: Option<f32>,
 }
 
 impl DecodingOverrides {
@@ -111,6 +126,10 @@ impl DecodingOverrides {
         within("decoding.semi_complete_threshold", self.semi_complete_threshold, 0.0, 1.0, false)?;
         within("decoding.edit_threshold", self.edit_threshold, 0.0, 1.0, false)?;
         within("decoding.remask_threshold", self.remask_threshold, 0.0, 1.0, false)?;
+        within("decoding.entropy_bound", self.entropy_bound, 0.0, f32::MAX, false)?;
+        within("decoding.t_min", self.t_min, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
+        within("decoding.t_max", self.t_max, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
+        within("decoding.confidence_threshold", self.confidence_threshold, 0.0, f32::MAX, false)?;
         at_least_one("decoding.denoising_steps", self.denoising_steps)
     }
 }

@@ -74,6 +74,11 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             edit_threshold: Some(0.5),
             max_post_edit_steps: Some(2),
             remask_threshold: Some(0.5),
+            entropy_bound: Some(0.5),
+            t_min: Some(0.5),
+            t_max: Some(0.5),
+            stability_threshold: Some(2),
+            confidence_threshold: Some(0.5),
         },
         ..SamplingParams::default()
     };

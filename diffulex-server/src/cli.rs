@@ -175,6 +175,21 @@ pub struct EngineFlags {
     /// Confidence below which a written token may be masked again, 0 to 1.
     #[arg(long, value_parser = finite::<f32>, value_name = "P")]
     pub remask_threshold: Option<f32>,
+    /// Entropy in nats that accepted tokens may sum up to, of the accept rule entropy_bound.
+    #[arg(long, value_parser = finite::<f32>, value_name = "NATS")]
+    pub entropy_bound: Option<f32>,
+    /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
+    #[arg(long, value_parser = finite::<f32>, value_name = "T")]
+    pub t_min: Option<f32>,
+    /// The temperature of diffusion_gemma's canvases at their first step, above 0 and at most 2.
+    #[arg(long, value_parser = finite::<f32>, value_name = "T")]
+    pub t_max: Option<f32>,
+    /// Steps a canvas of diffusion_gemma must have stayed the same before it is decided.
+    #[arg(long, value_name = "N")]
+    pub stability_threshold: Option<u32>,
+    /// Mean entropy in nats below which a canvas of diffusion_gemma may be decided.
+    #[arg(long, value_parser = finite::<f32>, value_name = "NATS")]
+    pub confidence_threshold: Option<f32>,
     /// Longest prompt and answer together, in tokens; cut to what the model was made for.
     #[arg(long, value_name = "N")]
     pub max_model_len: Option<u32>,

@@ -1,6 +1,6 @@
 //! Accept rules: which candidates of a block are written in this step.
 //!
-//! Numbered as in the literature survey the project follows (R1, R2, R3, R5, R6, R7, R9). Position ties go to the lowest row.
+//! Numbered as in the literature survey the project follows (R1, R2, R3, R5, R6, R7, R9, R12). Position ties go to the lowest row.
 
 use serde::{Deserialize, Serialize};
 
@@ -53,6 +53,11 @@ pub enum AcceptRule {
         /// Steps in all; `None`: one per position.
         denoising_steps: Option<usize>,
     },
+    /// R12, DiffusionGemma: the surest first, as long as the entropies of those before sum up to the bound at most.
+    EntropyBound {
+        /// In nats, 0 or more, inclusive.
+        entropy_bound: f32,
+    },
 }
 
 /// Where Dream's time ends (`eps` of diffusion_generate).
@@ -60,7 +65,7 @@ const LAST_TIME: f32 = 1e-3;
 
 impl AcceptRule {
     /// The names `accept_rule` takes.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 10] = [
         "threshold",
         "threshold_keep",
         "gated_threshold",
@@ -70,6 +75,7 @@ impl AcceptRule {
         "maskgit_plus",
         "topk_margin",
         "entropy",
+        "entropy_bound",
     ];
 
     /// The rule's name.
@@ -84,6 +90,7 @@ impl AcceptRule {
             Self::TimeSchedule { score: Score::Probability, .. } => "maskgit_plus",
             Self::TimeSchedule { score: Score::Margin, .. } => "topk_margin",
             Self::TimeSchedule { score: Score::NegativeEntropy, .. } => "entropy",
+            Self::EntropyBound { .. } => "entropy_bound",
         }
     }
 
@@ -94,7 +101,9 @@ impl AcceptRule {
             | Self::ThresholdKeep { accept_threshold }
             | Self::GatedThreshold { accept_threshold, .. }
             | Self::Dynamic { accept_threshold, .. } => Some(*accept_threshold),
-            Self::Static { .. } | Self::Sequential { .. } | Self::TimeSchedule { .. } => None,
+            Self::Static { .. } | Self::Sequential { .. } | Self::TimeSchedule { .. } | Self::EntropyBound { .. } => {
+                None
+            }
         }
     }
 
@@ -102,6 +111,7 @@ impl AcceptRule {
     pub fn score(&self) -> Score {
         match self {
             Self::TimeSchedule { score, .. } => *score,
+            Self::EntropyBound { .. } => Score::NegativeEntropy,
             Self::Threshold { .. }
             | Self::ThresholdKeep { .. }
             | Self::GatedThreshold { .. }
@@ -151,6 +161,17 @@ impl AcceptRule {
             Self::TimeSchedule { denoising_steps, .. } => {
                 let n_steps = denoising_steps.unwrap_or(block.progress.block_size);
                 best_scored(candidates, due(candidates.len(), block.step, n_steps))
+            }
+            Self::EntropyBound { entropy_bound } => {
+                let mut scores: Vec<f32> = candidates.iter().map(|candidate| candidate.score).collect();
+                scores.sort_by(|a, b| b.total_cmp(a));
+                // The score is the negative entropy; the sum leaves out a candidate's own.
+                let sums = scores.iter().scan(0.0, |sum, score| {
+                    let before = *sum;
+                    *sum -= score;
+                    Some(before)
+                });
+                best_scored(candidates, sums.take_while(|before| *before <= entropy_bound).count())
             }
         }
     }
@@ -207,6 +228,7 @@ mod tests {
                 current: None,
                 token: 7,
                 confidence: *confidence,
+                likeliest: (7, *confidence),
                 score: *confidence,
             })
             .collect();
@@ -216,6 +238,7 @@ mod tests {
             previous: previous.map(|n_filled| Progress { n_filled, n_drafts: 0, block_size }),
             step,
             full_steps: 0,
+            unchanged_steps: 0,
             candidates: &candidates,
         };
         rule.accept(&block).iter().map(|candidate| candidate.row).collect()
@@ -288,6 +311,35 @@ mod tests {
     }
 
     #[test]
+    fn entropies_before_a_candidate_stay_within_the_bound() {
+        let entropies = [0.02, 0.5, 0.05, 0.3];
+        let candidates: Vec<Candidate> = (0..4)
+            .map(|row| Candidate {
+                row,
+                current: None,
+                token: 7,
+                confidence: 0.5,
+                likeliest: (7, 0.5),
+                score: -entropies[row],
+            })
+            .collect();
+        let block = BlockView {
+            progress: Progress { n_filled: 0, n_drafts: 0, block_size: 4 },
+            previous: None,
+            step: 0,
+            full_steps: 0,
+            unchanged_steps: 0,
+            candidates: &candidates,
+        };
+        let rows = |entropy_bound| -> Vec<usize> {
+            AcceptRule::EntropyBound { entropy_bound }.accept(&block).iter().map(|candidate| candidate.row).collect()
+        };
+        assert_eq!(rows(0.1), [0, 2, 3]);
+        assert_eq!(rows(0.0), [0]);
+        assert_eq!(rows(0.4), [0, 1, 2, 3]);
+    }
+
+    #[test]
     fn ties_go_to_the_lowest_row() {
         assert_eq!(rows(AcceptRule::Static { denoising_steps: 4 }, &[0.5, 0.5, 0.5, 0.5], 0, None), [0]);
     }
@@ -304,6 +356,7 @@ mod tests {
                 AcceptRule::Static { denoising_steps },
                 AcceptRule::Dynamic { accept_threshold: 0.85, denoising_steps },
                 AcceptRule::Sequential { denoising_steps },
+                AcceptRule::EntropyBound { entropy_bound: 0.5 },
                 GATED,
             ];
             for rule in rules {

@@ -2,6 +2,15 @@
 
 use crate::view::Candidate;
 
+/// What the network reads at a position that is not decided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Input {
+    /// A token, which may be the mask.
+    Token(u32),
+    /// A token drawn at random from the whole vocabulary, another one at each step.
+    Noise,
+}
+
 /// A change of one position of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Edit {
@@ -22,6 +31,8 @@ pub enum Edit {
         token: u32,
         /// Its probability.
         confidence: f32,
+        /// What the network reads there in the next step.
+        input: Input,
     },
     /// Put the mask back where a draft is.
     Mask {
@@ -36,9 +47,9 @@ impl Edit {
         Self::Fill { row, token, confidence }
     }
 
-    /// A candidate written as a draft.
+    /// A candidate written as a draft that the network reads as it stands.
     pub fn draft(Candidate { row, token, confidence, .. }: Candidate) -> Self {
-        Self::Draft { row, token, confidence }
+        Self::Draft { row, token, confidence, input: Input::Token(token) }
     }
 }
 

@@ -15,13 +15,18 @@ pub enum Layout {
     /// Blocks are counted from the end of the prompt, the last one ends where the answer must. Every position sees the
     /// prompt and the whole answer, masks included, so all are forwarded at every step and nothing is kept.
     WholeAnswer,
+    /// The prompt is cut into blocks from position 0, the last one short; canvases of a block each follow from its end, one
+    /// after the other. A canvas starts as noise, of which every position sees all, and what is before it; once it is
+    /// decided it is encoded, as the prompt is, each position seeing nothing behind itself. K/V of what is encoded are
+    /// kept. Canvases open as they are needed.
+    Canvases,
 }
 
 impl Layout {
     /// Whether what requests have in common at their front has the same K/V in all of them.
     pub fn shares_prefixes(self) -> bool {
         match self {
-            Self::BlockCausal => true,
+            Self::BlockCausal | Self::Canvases => true,
             Self::PromptFirst | Self::WholeAnswer => false,
         }
     }
@@ -30,7 +35,7 @@ impl Layout {
     pub fn extent(self, prompt_len: usize, limit: usize, block_size: usize) -> usize {
         match self {
             Self::BlockCausal => limit.next_multiple_of(block_size),
-            Self::PromptFirst => prompt_len + (limit - prompt_len).next_multiple_of(block_size),
+            Self::PromptFirst | Self::Canvases => prompt_len + (limit - prompt_len).next_multiple_of(block_size),
             Self::WholeAnswer => limit,
         }
     }

@@ -11,10 +11,12 @@
 //! - [`semi_autoregressive`]: LLaDA's blocks under attention to the whole answer.
 //! - [`diffusion_generate`]: Dream's schedule over time.
 //! - [`block_edit`]: blocks whose tokens may be replaced until they settle. [`revise`]: the edit rules.
+//! - [`canvas_renoise`]: DiffusionGemma's canvases of random tokens.
 //! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
 pub mod block_edit;
+pub mod canvas_renoise;
 pub mod d2f;
 pub mod diffusion_generate;
 pub mod edit;
@@ -27,9 +29,10 @@ pub mod view;
 
 pub use accept::AcceptRule;
 pub use block_edit::BlockEdit;
+pub use canvas_renoise::CanvasRenoise;
 pub use d2f::D2f;
 pub use diffusion_generate::DiffusionGenerate;
-pub use edit::{Edit, Proposal};
+pub use edit::{Edit, Input, Proposal};
 pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use revise::EditRule;

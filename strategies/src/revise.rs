@@ -103,6 +103,7 @@ mod tests {
                 current: *current,
                 token: *token,
                 confidence: *confidence,
+                likeliest: (*token, *confidence),
                 score: *confidence,
             })
             .collect();
@@ -114,6 +115,7 @@ mod tests {
                 previous: None,
                 step: 0,
                 full_steps,
+                unchanged_steps: 0,
                 candidates: &candidates,
             },
         )

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::accept::AcceptRule;
 use crate::block_edit::BlockEdit;
+use crate::canvas_renoise::CanvasRenoise;
 use crate::d2f::D2f;
 use crate::diffusion_generate::DiffusionGenerate;
 use crate::edit::{Edit, Proposal};
@@ -25,6 +26,8 @@ pub enum StrategyKind {
     DiffusionGenerate,
     /// See [`D2f`].
     D2f,
+    /// See [`CanvasRenoise`].
+    CanvasRenoise,
 }
 
 impl StrategyKind {
@@ -36,6 +39,7 @@ impl StrategyKind {
             Self::SemiAutoregressive => "semi_ar",
             Self::DiffusionGenerate => "diffusion_generate",
             Self::D2f => "d2f",
+            Self::CanvasRenoise => "diffusion_gemma",
         }
     }
 
@@ -43,7 +47,7 @@ impl StrategyKind {
     pub fn has_pipeline(self) -> bool {
         match self {
             Self::MultiBlock | Self::BlockEdit | Self::D2f => true,
-            Self::SemiAutoregressive | Self::DiffusionGenerate => false,
+            Self::SemiAutoregressive | Self::DiffusionGenerate | Self::CanvasRenoise => false,
         }
     }
 
@@ -53,6 +57,7 @@ impl StrategyKind {
             Self::MultiBlock | Self::BlockEdit => Layout::BlockCausal,
             Self::D2f => Layout::PromptFirst,
             Self::SemiAutoregressive | Self::DiffusionGenerate => Layout::WholeAnswer,
+            Self::CanvasRenoise => Layout::Canvases,
         }
     }
 }
@@ -76,6 +81,9 @@ pub enum Strategy {
     /// `d2f`.
     #[serde(rename = "d2f")]
     D2f(D2f),
+    /// `diffusion_gemma`.
+    #[serde(rename = "diffusion_gemma")]
+    CanvasRenoise(CanvasRenoise),
 }
 
 impl Strategy {
@@ -87,6 +95,7 @@ impl Strategy {
             Self::SemiAutoregressive(_) => StrategyKind::SemiAutoregressive,
             Self::DiffusionGenerate(_) => StrategyKind::DiffusionGenerate,
             Self::D2f(_) => StrategyKind::D2f,
+            Self::CanvasRenoise(_) => StrategyKind::CanvasRenoise,
         }
     }
 
@@ -107,6 +116,7 @@ impl Strategy {
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
             Self::D2f(d2f) => d2f.pipeline.config().block_size,
+            Self::CanvasRenoise(canvas_renoise) => canvas_renoise.block_size,
         }
     }
 
@@ -116,6 +126,7 @@ impl Strategy {
             Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().buffer_size,
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => 1,
             Self::D2f(d2f) => d2f.pipeline.config().buffer_size,
+            Self::CanvasRenoise(_) => CanvasRenoise::BUFFER_SIZE,
         }
     }
 
@@ -126,6 +137,7 @@ impl Strategy {
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
             Self::D2f(d2f) => d2f.pipeline.config().accept,
+            Self::CanvasRenoise(canvas_renoise) => canvas_renoise.accept,
         }
     }
 
@@ -138,6 +150,19 @@ impl Strategy {
             // All of them are open from the start.
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
             Self::D2f(d2f) => d2f.pipeline.opens_block(n_live, newest, context_is_cached),
+            Self::CanvasRenoise(canvas_renoise) => canvas_renoise.opens_block(n_live, newest),
+        }
+    }
+
+    /// What the logits of a block are divided by that took `step` steps, before anything else is made of them.
+    pub fn temperature(&self, step: usize) -> f32 {
+        match self {
+            Self::MultiBlock(_)
+            | Self::BlockEdit(_)
+            | Self::SemiAutoregressive(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_) => 1.0,
+            Self::CanvasRenoise(canvas_renoise) => canvas_renoise.temperature(step),
         }
     }
 
@@ -149,13 +174,14 @@ impl Strategy {
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.step(block),
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.step(block),
             Self::D2f(d2f) => d2f.pipeline.step(block),
+            Self::CanvasRenoise(canvas_renoise) => canvas_renoise.step(block),
         }
     }
 
     /// Writes one candidate whatever the rules say, for a watchdog that finds no progress.
     pub fn force(&self, candidate: Candidate) -> Proposal {
         let edit = match self {
-            Self::BlockEdit(_) => Edit::draft(candidate),
+            Self::BlockEdit(_) | Self::CanvasRenoise(_) => Edit::draft(candidate),
             Self::MultiBlock(_) | Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) | Self::D2f(_) => {
                 Edit::fill(candidate)
             }

@@ -11,6 +11,8 @@ pub struct Candidate {
     pub token: u32,
     /// Its probability, in [0, 1].
     pub confidence: f32,
+    /// The likeliest token and its probability; in greedy decoding the sampled one.
+    pub likeliest: (u32, f32),
     /// What rules rank by: the [`Score`] that the strategy asked for.
     pub score: f32,
 }
@@ -67,6 +69,8 @@ pub struct BlockView<'a> {
     pub step: usize,
     /// Those of them that began without a mask.
     pub full_steps: usize,
+    /// Steps in a row, up to the last one, that left every token of it as it was.
+    pub unchanged_steps: usize,
     /// One per position that is not decided, ascending by row, at least one.
     pub candidates: &'a [Candidate],
 }

@@ -29,7 +29,7 @@ use super::decoder::{MLP_NAMES, load_experts, load_mlp, parse, refuse, refuse_sw
 use super::families::Family;
 use super::loader::Loader;
 use super::softmax_moe::check_choice;
-use super::{CanvasNetwork, KvHeads, ModelBatch, ModelSpec, Network};
+use super::{CanvasBatch, CanvasNetwork, KvHeads, ModelBatch, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::{ExpertBias, Routing, Scoring};
 use crate::kernels::{Activation, AttentionBatch, GatedMlp, Ops, RopeTable, WeightData, WeightType};
@@ -156,6 +156,7 @@ struct Layer<O: Ops> {
 pub(super) struct DiffusionGemma<O: Ops> {
     spec: ModelSpec,
     n_heads: usize,
+    hidden: usize,
     eps: f32,
     window: usize,
     canvas_len: usize,
@@ -199,6 +200,8 @@ impl<O: Ops> DiffusionGemma<O> {
         refuse_switches(text, &switches)?;
         let text: TextConfig = parse(text)?;
         let canvas_len = loader.declared.block_size.ok_or_else(|| refuse("has no canvas_length"))?;
+        // The last canvas may stick out.
+        let max_positions = max_positions + canvas_len;
         check_choice(text.top_k_experts, text.num_experts)?;
         let hidden = text.hidden_size;
         let kv_layers: Vec<KvHeads> = (0..text.layer_types.len()).map(|layer| text.kv_heads(layer)).collect();
@@ -231,6 +234,7 @@ impl<O: Ops> DiffusionGemma<O> {
         let scale = (hidden as f32).sqrt();
         Ok(Self {
             n_heads: text.num_attention_heads,
+            hidden,
             eps: text.rms_norm_eps,
             window: text.sliding_window,
             canvas_len,
@@ -427,20 +431,28 @@ impl<O: Ops> CanvasNetwork<O> for DiffusionGemma<O> {
     fn denoise(
         &self,
         ops: &O,
-        batch: &ModelBatch,
-        signal: Option<&[f32]>,
+        canvases: &CanvasBatch,
         cache: &mut O::Cache,
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {
+        let CanvasBatch { batch, signals } = canvases;
         let mut x = self.embed(ops, &batch.ids)?;
-        // Without a signal the MLP has nothing to say; the norm behind the sum is there in any case.
-        if let Some(logits) = signal {
-            let mut mixed = ops.embed_mixed(&self.embedding, &ops.tensor(logits, self.spec.vocab_size)?)?;
-            ops.scale(&mut mixed, self.embedding_scale)?;
-            let normed = ops.rms_norm(&mixed, &self.signal_norm, self.eps)?;
+        // Without a signal the MLP has nothing to say, as of a row of zeros; the norm behind the sum is there in any case.
+        if !signals.is_empty() {
+            let mut rows = vec![0.0; batch.ids.len() * self.hidden];
+            for (range, values) in signals {
+                rows[range.start * self.hidden..range.end * self.hidden].copy_from_slice(values);
+            }
+            let normed = ops.rms_norm(&ops.tensor(&rows, self.hidden)?, &self.signal_norm, self.eps)?;
             ops.add(&mut x, &self.signal_mlp.apply(ops, &normed)?)?;
         }
         let x = ops.rms_norm(&x, &self.ones, self.eps)?;
         self.run(ops, x, batch, Pass::Denoise, cache, observe)
+    }
+
+    fn signal(&self, ops: &O, logits: &[f32]) -> Result<Vec<f32>, StepError> {
+        let mut mixed = ops.embed_mixed(&self.embedding, &ops.tensor(logits, self.spec.vocab_size)?)?;
+        ops.scale(&mut mixed, self.embedding_scale)?;
+        ops.host(&mixed)
     }
 }

@@ -15,6 +15,8 @@ mod llada2;
 mod loader;
 mod softmax_moe;
 
+use std::ops::Range;
+
 pub use checkpoint::Checkpoint;
 pub use families::{AttentionKind, Family, LogitAlignment};
 
@@ -39,6 +41,15 @@ pub struct ModelBatch {
     pub sequences: Vec<SequenceRows>,
     /// Rows whose logits are wanted.
     pub logit_rows: Vec<u32>,
+}
+
+/// Whole canvases in one forward.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CanvasBatch {
+    /// Their rows.
+    pub batch: ModelBatch,
+    /// Rows of canvases that took a step, and what [`CanvasNetwork::signal`] made of it.
+    pub signals: Vec<(Range<usize>, Vec<f32>)>,
 }
 
 /// What a network is like, as far as the engine needs to know.
@@ -133,16 +144,18 @@ pub trait Network<O: Ops>: Send + Sync {
 /// A network that denoises a canvas of tokens, none of which is a mask, over a context that [`Network::hidden`] encoded.
 pub trait CanvasNetwork<O: Ops>: Network<O> {
     /// The residual stream behind the last layer, of the rows of whole canvases, each of which sees the context and all
-    /// of its canvas. `signal` is `[batch.ids.len(), vocab_size]`, the logits of the step before as they were sampled
-    /// from, or `None` in a canvas' first step. Writes the rows' K/V, which are good for this call only.
+    /// of its canvas. Writes the rows' K/V, which are good for this call only.
     fn denoise(
         &self,
         ops: &O,
-        batch: &ModelBatch,
-        signal: Option<&[f32]>,
+        canvases: &CanvasBatch,
         cache: &mut O::Cache,
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError>;
+
+    /// What the next step of a canvas goes on from, `[n_rows, hidden]` on the host: the mean embedding under `logits`,
+    /// `[n_rows, vocab_size]`, as the canvas was sampled from.
+    fn signal(&self, ops: &O, logits: &[f32]) -> Result<Vec<f32>, StepError>;
 }
 
 /// The family of a model, and its config.

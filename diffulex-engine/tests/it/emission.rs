@@ -82,6 +82,7 @@ fn stream(
                                 .copied()
                                 .unwrap_or(7),
                             confidence,
+                            likeliest: (7, confidence),
                             score: confidence,
                         }
                     })

@@ -45,7 +45,7 @@ fn with_token(mut files: Files, id: u32, content: &str, special: bool) -> Files 
 fn the_config_says_what_the_mask_and_the_block_are() {
     for (checkpoint, block_size) in [("sdar", 4), ("sdar_moe", 4), ("dream_reasoner", 8)] {
         let config = resolved(Files::golden(checkpoint));
-        assert_eq!((config.mask_token_id, config.strategy.block_size()), (500, block_size), "{checkpoint}");
+        assert_eq!((config.mask_token_id, config.strategy.block_size()), (Some(500), block_size), "{checkpoint}");
     }
 }
 
@@ -53,20 +53,20 @@ fn the_config_says_what_the_mask_and_the_block_are() {
 fn a_family_says_what_its_config_leaves_out() {
     // The block is the family's, the mask the tokenizer's: the family's own id is no mask in this vocabulary.
     let config = resolved(Files::golden("llada2"));
-    assert_eq!((config.mask_token_id, config.strategy.block_size()), (500, 32));
+    assert_eq!((config.mask_token_id, config.strategy.block_size()), (Some(500), 32));
     assert_eq!(config.strategy.accept().accept_threshold(), Some(0.95));
     let config = resolved(Files::golden("stable_diffcoder"));
-    assert_eq!((config.mask_token_id, config.strategy.block_size()), (500, 4));
+    assert_eq!((config.mask_token_id, config.strategy.block_size()), (Some(500), 4));
     assert_eq!(config.strategy.accept().accept_threshold(), Some(0.9));
 }
 
 #[test]
 fn a_familys_mask_holds_where_the_tokenizer_writes_a_mask() {
     let config = resolved(with_token(Files::golden("stable_diffcoder"), 5, "<[MASK_TOKEN]>", true));
-    assert_eq!(config.mask_token_id, 5);
+    assert_eq!(config.mask_token_id, Some(5));
     // What the config says wins over both.
     let files = with_token(Files::golden("stable_diffcoder"), 5, "<[MASK_TOKEN]>", true);
-    assert_eq!(resolved(files.with_config("mask_token_id", 499.into())).mask_token_id, 499);
+    assert_eq!(resolved(files.with_config("mask_token_id", 499.into())).mask_token_id, Some(499));
 }
 
 #[test]
@@ -139,16 +139,11 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
 
 #[test]
 fn families_without_a_strategy_are_refused_with_what_is_missing() {
-    for (checkpoint, missing) in
-        [("fast_dllm_v2", "logits speak of the next position"), ("diffusion_gemma", "canvases of random tokens")]
-    {
-        let message = refused(Files::golden(checkpoint));
-        assert!(
-            message.contains(missing)
-                && message.contains("there are multi_bd, block_edit, semi_ar, diffusion_generate and d2f"),
-            "{message}"
-        );
-    }
+    let message = refused(Files::golden("fast_dllm_v2"));
+    assert!(
+        message.contains("logits speak of the next position") && message.contains("there are multi_bd"),
+        "{message}"
+    );
 }
 
 #[test]

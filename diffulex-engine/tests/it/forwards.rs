@@ -6,7 +6,7 @@ use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
-use diffulex_engine::models::{self, AttentionKind, ModelBatch};
+use diffulex_engine::models::{self, AttentionKind, CanvasBatch, ModelBatch};
 use safetensors::SafeTensors;
 
 use crate::harness::{Files, golden, ids, json};
@@ -189,9 +189,13 @@ fn canvases_agree<O: Ops + 'static>(ops: &O) {
         let signal = values(&oracle, &format!("{name}.self_conditioning_logits"));
         assert_eq!(signal.is_some(), !case["self_conditioning"].is_null());
         let batch = rows(&ids(&case["canvas"]), start, false, page_size);
+        let signals = signal
+            .map(|logits| (0..batch.ids.len(), canvas_network.signal(ops, &logits).unwrap()))
+            .into_iter()
+            .collect();
         let mut states = Vec::new();
         let x = canvas_network
-            .denoise(ops, &batch, signal.as_deref(), &mut cache, &mut |x| {
+            .denoise(ops, &CanvasBatch { batch, signals }, &mut cache, &mut |x| {
                 states.push(ops.host(x)?);
                 Ok(())
             })

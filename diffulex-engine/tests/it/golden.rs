@@ -1,7 +1,10 @@
 //! What the authors' loops generate on the same weights, token for token.
 
+use std::collections::BTreeMap;
+
+use diffulex_engine::sampler::{DrawKey, Randomness};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
-use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingReply};
+use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingEvent, ServingReply, StreamMode};
 
 use crate::harness::{Files, greedy, ids, json, options, prompt, request, run};
 
@@ -277,12 +280,7 @@ fn traces_of_dream_reasoner_equal_the_authors() {
 /// LLaDA2, with a token for id 511, which one answer has: in the golden tokenizer it is a row of the head and no token.
 fn llada2_files() -> Files {
     let mut files = Files::golden("llada2");
-    let mut tokenizer = files.json("tokenizer.json");
-    tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
-        "id": 511, "content": "<511>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-        "special": false
-    }));
-    files.set_json("tokenizer.json", &tokenizer);
+    files.add_token(511);
     files
 }
 
@@ -447,4 +445,106 @@ fn traces_of_d2f_dream_equal_the_authors() {
 #[test]
 fn traces_of_d2f_llada_equal_the_authors() {
     d2f_traces_agree("llada", "d2f_llada");
+}
+
+/// What a recorded generation drew: noise, in the order drawn, and tokens.
+struct Recorded {
+    /// By position: the noise of each step, the canvas' first content before the others.
+    noise: BTreeMap<usize, Vec<u32>>,
+    /// By position: the token chosen at each step.
+    chosen: BTreeMap<usize, Vec<u32>>,
+}
+
+impl Recorded {
+    fn of(trace: &serde_json::Value) -> Self {
+        let start = ids(&trace["prompt"]).len();
+        let mut draws = trace["random_canvases_in_draw_order"].as_array().unwrap().iter().map(ids);
+        let (mut noise, mut chosen) = (BTreeMap::<usize, Vec<u32>>::new(), BTreeMap::<usize, Vec<u32>>::new());
+        let mut canvases = 0;
+        let keep = |canvas: usize, draw: Vec<u32>, kept: &mut BTreeMap<usize, Vec<u32>>| {
+            for (row, token) in draw.iter().enumerate() {
+                kept.entry(start + canvas * draw.len() + row).or_default().push(*token);
+            }
+        };
+        for step in trace["steps"].as_array().unwrap() {
+            let canvas = usize_of(&step["canvas_index"]);
+            if canvas == canvases {
+                canvases += 1;
+                keep(canvas, draws.next().unwrap(), &mut noise);
+            }
+            // One draw follows each step, the last one too.
+            keep(canvas, draws.next().unwrap(), &mut noise);
+            keep(canvas, ids(&step["denoiser_canvas"]), &mut chosen);
+        }
+        assert_eq!(draws.count(), 0, "every draw belongs to a step");
+        Self { noise, chosen }
+    }
+}
+
+impl Randomness for Recorded {
+    fn choose(&self, key: DrawKey, weights: &[(usize, f32)]) -> usize {
+        let token = self.chosen[&key.position][key.step];
+        weights.iter().position(|(id, _)| *id == token as usize).unwrap()
+    }
+
+    fn noise(&self, key: DrawKey, _: usize) -> u32 {
+        self.noise[&key.position][key.step]
+    }
+}
+
+/// DiffusionGemma's generate with its draws: the answer, its steps, and what stood there after each of them.
+#[test]
+fn traces_of_diffusion_gemma_equal_the_authors() {
+    let mut files = Files::golden("diffusion_gemma");
+    // Canvases hold id 511, which is a row of the head and no token of the golden tokenizer: here it is one.
+    files.add_token(511);
+    let traces = json("diffusion_gemma/trace.json");
+    let traces = traces["traces"].as_array().unwrap();
+    assert_eq!(traces.len(), 5);
+    for trace in traces {
+        let params = &trace["params"];
+        let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
+        let stops = ids(&params["eos_token_id"]);
+        let answer = &all[prompt.len()..];
+        let stop = answer.iter().position(|id| stops.contains(id));
+        let want = &answer[..stop.unwrap_or(answer.len())];
+        let number = |name: &str| params[name].as_f64().map(|number| number as f32);
+        let count = |name: &str| params[name].as_u64().map(|number| number as u32);
+        let sampling = SamplingParams {
+            temperature: if trace["denoiser_draw"] == "sampled" { 1.0 } else { 0.0 },
+            max_tokens: count("max_new_tokens").unwrap(),
+            ignore_eos: true,
+            stop_token_ids: stops,
+            decoding: DecodingOverrides {
+                denoising_steps: count("max_denoising_steps"),
+                entropy_bound: number("entropy_bound"),
+                t_min: number("t_min"),
+                t_max: number("t_max"),
+                stability_threshold: count("stability_threshold"),
+                confidence_threshold: number("confidence_threshold"),
+                ..DecodingOverrides::default()
+            },
+            ..SamplingParams::default()
+        };
+        let steps = trace["steps"].as_array().unwrap();
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            let options = EngineOptions { device, prefix_caching: false, ..options() };
+            let engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
+            let mut engine = engine.with_randomness(Box::new(Recorded::of(trace)));
+            let mut asked = request("trace", &prompt, sampling.clone());
+            (asked.stream, asked.stream_mode) = (true, StreamMode::Denoise);
+            let told = run(&mut engine, vec![asked]);
+            let reply = told.reply("trace");
+            assert_eq!(reply.token_ids, want, "{params}");
+            let counts = reply.nfe_counts;
+            // The prompt and finished canvases are encoded in the forwards that denoise the next one.
+            assert_eq!((counts.denoise as usize, counts.prefill, counts.commit), (steps.len(), 0, 0), "{params}");
+            // The last step is told by the answer.
+            for (event, step) in told.0["trace"].iter().zip(&steps[..steps.len() - 1]) {
+                let ServingEvent::BufferSnapshot(snapshot) = event else { panic!("{event:?}") };
+                let canvas = prompt.len() + usize_of(&step["canvas_index"]) * 8 - snapshot.absolute_start as usize;
+                assert_eq!(snapshot.token_ids[canvas..canvas + 8], ids(&step["draft"]), "{params}");
+            }
+        }
+    }
 }

@@ -47,6 +47,16 @@ impl Files {
         Self(files)
     }
 
+    /// Makes a token of a row of the head that is none in the golden tokenizer.
+    pub(crate) fn add_token(&mut self, id: u32) {
+        let mut tokenizer = self.json("tokenizer.json");
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
+            "id": id, "content": format!("<{id}>"), "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": false
+        }));
+        self.set_json("tokenizer.json", &tokenizer);
+    }
+
     /// With an adapter beside the weights.
     pub(crate) fn with_adapter(mut self, folder: &str) -> Self {
         for name in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -142,6 +152,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let joint = EngineOptions { edit_threshold: Some(0.3), max_post_edit_steps: Some(3), ..edit.clone() };
     let early = EngineOptions { add_block_threshold: Some(0.25), ..joint.clone() };
     let remask = EngineOptions { edit_rule: Some("remask".to_owned()), ..edit };
+    // A canvas is 8 positions.
+    let canvases = EngineOptions { denoising_steps: Some(6), entropy_bound: Some(0.5), ..options.clone() };
     let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
@@ -149,6 +161,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
         golden("block_edit", llada2(), &joint, 24, 4),
         golden("block_edit", llada2(), &early, 24, 4),
         golden("block_edit", llada2(), &remask, 24, 4),
+        // Its layers differ in their heads.
+        Subject { page_bytes: 8192, ..golden("diffusion_gemma", Files::golden("diffusion_gemma"), &canvases, 48, 4) },
         golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
         golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),

@@ -87,6 +87,7 @@ impl Toy {
                                 _ => position as u32,
                             },
                             confidence: *self.confidence.get(&position).unwrap_or(&self.otherwise),
+                            likeliest: (position as u32, 1.0),
                             score: *self.confidence.get(&position).unwrap_or(&self.otherwise),
                         })
                         .collect(),

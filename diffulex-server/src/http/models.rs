@@ -50,7 +50,7 @@ fn model(app: &App) -> Model {
         root: app.options.model_place.clone(),
         max_model_len: card.as_ref().map(|card| card.max_model_len),
         diffulex: card.map(|card| Details {
-            mask_token: app.frontend.text().token(card.mask_token_id),
+            mask_token: card.mask_token_id.and_then(|id| app.frontend.text().token(id)),
             card: (*card).clone(),
             max_requests_in_flight: app.frontend.max_in_flight(),
         }),
