@@ -107,5 +107,8 @@ fn add_rows(
         }
     }
     let rows = first_row..batch.ids.len();
+    if let Some(adapter) = request.adapter {
+        batch.adapted.entry(adapter).or_default().extend(rows.clone().map(|row| row as u32));
+    }
     batch.sequences.push(SequenceRows { rows, pages: request.pages.clone(), visible });
 }

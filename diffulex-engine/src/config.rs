@@ -3,7 +3,7 @@
 //! [`EngineOptions`] is the only place with defaults. [`EngineConfig::resolve`] runs once, with the model at hand, and
 //! nothing changes afterwards.
 
-use diffulex_protocol::DecodingOverrides;
+use diffulex_protocol::{AdapterSource, DecodingOverrides};
 use diffulex_strategies::{
     AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, Layout, MultiBlock, MultiBlockConfig,
     Score, SemiAutoregressive, Strategy, StrategyKind,
@@ -128,6 +128,11 @@ pub struct EngineOptions {
     pub device: DeviceChoice,
     /// How to hold weights.
     pub dtype: DtypeChoice,
+    /// Adapters that requests may name, loaded at the start; more may come and go while the engine runs.
+    pub adapters: Vec<AdapterSource>,
+    /// Folder of an adapter to add to the weights as they are loaded; `None`: the one in the model's own folder, if there
+    /// is one.
+    pub merged_adapter: Option<String>,
     /// Threads of the kernels; `None`: one per core, less one for the front end where there are more than two.
     pub threads: Option<u32>,
 }
@@ -162,6 +167,8 @@ impl Default for EngineOptions {
             prefix_caching: true,
             device: DeviceChoice::Auto,
             dtype: DtypeChoice::Auto,
+            adapters: Vec::new(),
+            merged_adapter: None,
             threads: None,
         }
     }

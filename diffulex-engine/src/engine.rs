@@ -9,17 +9,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
 use diffulex_protocol::{
-    EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent, ServingGenerate,
-    ServingInput,
+    AdapterSource, EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent,
+    ServingGenerate, ServingInput,
 };
 use diffulex_strategies::{BlockCandidates, Candidate};
 
+use crate::adapters::AdapterTable;
 use crate::batch::{Forward, Frame, Wanted, draw_key, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
 use crate::emit::{Emitter, Usage};
 use crate::error::{LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
 use crate::load::{Loaded, load};
+use crate::models::AdapterId;
 use crate::runner::Runner;
 use crate::sampler::{Drawn, Randomness, Seeded, Vocabulary, sample};
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
@@ -35,6 +37,7 @@ pub struct Engine {
     card: ModelCard,
     text: TextModel,
     runner: Box<dyn Runner>,
+    adapters: AdapterTable,
     randomness: Box<dyn Randomness>,
     scheduler: Scheduler,
     scheduled: BTreeMap<Ticket, Scheduled>,
@@ -71,11 +74,12 @@ impl Engine {
             kv_pages_total: config.n_pages as u32,
             ..EngineStats::default()
         };
-        Ok(Self {
+        let mut engine = Self {
             config,
             card,
             text,
             runner,
+            adapters: AdapterTable::default(),
             randomness: Box::new(Seeded),
             scheduler,
             scheduled: BTreeMap::new(),
@@ -84,7 +88,11 @@ impl Engine {
             next_ticket: 0,
             stats,
             last_step: Instant::now(),
-        })
+        };
+        for source in &options.adapters {
+            engine.load_adapter(source).map_err(|what| LoadError::of(format!("adapter {:?}", source.name), what))?;
+        }
+        Ok(engine)
     }
 
     /// With chance from elsewhere: what others have drawn, to be drawn again.
@@ -139,6 +147,7 @@ impl Engine {
             ));
         }
         let limits = self.limits(prompt.len(), params.max_tokens as usize)?;
+        let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let strategy = self.config.strategy_for(&params.decoding)?;
         let sequence = Sequence::new(
             &prompt,
@@ -161,10 +170,39 @@ impl Engine {
             has_started: false,
         };
         self.telling.insert(ticket, telling);
-        self.scheduled.insert(ticket, Scheduled::new(sequence));
+        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter));
         self.tickets.insert(request.rid, ticket);
         self.scheduler.enqueue(ticket);
         Ok(())
+    }
+
+    fn adapter(&self, name: &str) -> Result<AdapterId, RequestError> {
+        self.adapters.id_of(name).ok_or_else(|| {
+            let known: Vec<&str> = self.adapters.names().collect();
+            RequestError::invalid("model", format!("no adapter {name:?} is loaded; loaded are {known:?}"))
+        })
+    }
+
+    /// Loads an adapter, which requests may name from then on; the error says why it cannot be.
+    fn load_adapter(&mut self, source: &AdapterSource) -> Result<(), String> {
+        let id = self.adapters.new_id(&source.name)?;
+        let files = ModelFiles::folder(&source.path).map_err(|error| error.to_string())?;
+        self.runner.load_adapter(id, &files).map_err(|error| error.to_string())?;
+        self.adapters.add(source.name.clone(), id);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, name: &str) -> Result<(), String> {
+        let id = self.adapters.remove(name).ok_or_else(|| format!("no adapter {name:?} is loaded"))?;
+        self.drop_if_unused(id);
+        Ok(())
+    }
+
+    fn drop_if_unused(&mut self, id: AdapterId) {
+        let has_requests = self.scheduled.values().any(|request| request.adapter == Some(id));
+        if self.adapters.is_gone(id, has_requests) {
+            self.runner.unload_adapter(id);
+        }
     }
 
     fn limits(&self, prompt_len: usize, max_tokens: usize) -> Result<Limits, RequestError> {
@@ -205,6 +243,9 @@ impl Engine {
     fn forget(&mut self, ticket: Ticket) -> Option<(Scheduled, Telling)> {
         let mut scheduled = self.scheduled.remove(&ticket)?;
         self.scheduler.remove(ticket, &mut scheduled);
+        if let Some(adapter) = scheduled.adapter {
+            self.drop_if_unused(adapter);
+        }
         let telling = self.telling.remove(&ticket)?;
         self.tickets.remove(&telling.rid);
         Some((scheduled, telling))
@@ -247,6 +288,14 @@ impl Engine {
                 }
             }
             ServingCommand::FlushCache => self.scheduler.flush_cache(),
+            ServingCommand::LoadAdapter(source) => {
+                let message = self.load_adapter(&source).err();
+                events.push(ServingEvent::AdapterReply { name: source.name, ok: message.is_none(), message });
+            }
+            ServingCommand::UnloadAdapter { name } => {
+                let message = self.unload_adapter(&name).err();
+                events.push(ServingEvent::AdapterReply { name, ok: message.is_none(), message });
+            }
             ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
                 let message = Some("this engine records no profiles".to_owned());
                 events.push(ServingEvent::ProfileReply { ok: false, message, paths: Vec::new() });

@@ -9,6 +9,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
+use crate::models::AdapterId;
+
 /// Index of a page in the pool.
 pub type PageId = u32;
 
@@ -17,8 +19,10 @@ pub type PageId = u32;
 pub struct PageHash(u64);
 
 impl PageHash {
-    /// The name before the first page.
-    pub const ROOT: Self = Self(0);
+    /// The name before the first page. K/V that an adapter had a part in are found under its id alone.
+    pub fn root(adapter: Option<AdapterId>) -> Self {
+        Self(adapter.map_or(0, |id| u64::from(id) + 1))
+    }
 }
 
 #[derive(Clone, Debug, Default)]
@@ -154,7 +158,7 @@ mod tests {
     fn a_named_page_is_found_by_its_content_only() {
         let mut pool = PagePool::new(2);
         let mut held = vec![pool.take().unwrap()];
-        let hash = pool.hash(PageHash::ROOT, &[1, 2]);
+        let hash = pool.hash(PageHash::root(None), &[1, 2]);
         pool.name(held[0], hash, &[1, 2]);
         assert_eq!(pool.find(hash, &[1, 3]), None, "a collision is not a hit");
         pool.give_back(&mut held);
@@ -174,7 +178,7 @@ mod tests {
             let mut holders: Vec<Vec<PageId>> = vec![Vec::new(); 4];
             for (holder, action) in actions {
                 let ids = [action];
-                let hash = pool.hash(PageHash::ROOT, &ids);
+                let hash = pool.hash(PageHash::root(None), &ids);
                 match action {
                     0 | 1 => holders[holder].extend(pool.take()),
                     2 => pool.give_back(&mut holders[holder]),
@@ -182,7 +186,7 @@ mod tests {
                     4 => pool.forget_free(),
                     _ => {
                         let ids = [3];
-                        let hash = pool.hash(PageHash::ROOT, &ids);
+                        let hash = pool.hash(PageHash::root(None), &ids);
                         let found = pool.find(hash, &ids);
                         if let Some(id) = found {
                             prop_assert!(!holders[holder].contains(&id) || pool.n_free() < 8);

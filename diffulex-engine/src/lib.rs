@@ -3,6 +3,7 @@
 //! Arrows point down only: `engine` over `scheduler`, `sequence`, `batch`, `sampler`, `emit`; these over `kv`, `text`,
 //! `models`; these over `kernels`. Never here: sockets, HTTP, async.
 
+mod adapters;
 pub mod batch;
 pub mod config;
 pub mod emit;

@@ -79,7 +79,8 @@ fn on_device<O: Ops + 'static>(
     };
     // The last block may stick out over the limit, wherever it begins.
     let max_positions = options.max_model_len as usize + MAX_BLOCK_SIZE;
-    let network = models::load(files, &ops, dtype, max_positions, &mut |done, total| {
+    let merged = options.merged_adapter.as_ref().map(ModelFiles::folder).transpose()?;
+    let network = models::load(files, merged.as_ref(), &ops, dtype, max_positions, &mut |done, total| {
         progress(LoadProgress { done, total });
     })?;
     let spec = network.spec().clone();

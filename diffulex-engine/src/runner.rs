@@ -1,8 +1,11 @@
 //! One network on one device, with the KV cache it reads and writes.
 
+use std::collections::BTreeMap;
+
 use crate::error::{LoadError, StepError};
+use crate::files::ModelFiles;
 use crate::kernels::Ops;
-use crate::models::{CanvasBatch, CanvasNetwork, ModelBatch, ModelSpec, Network};
+use crate::models::{self, AdapterId, Adapters, CanvasBatch, CanvasNetwork, LowRank, ModelBatch, ModelSpec, Network};
 
 /// A forward of whatever is loaded, wherever it runs.
 pub trait Runner: Send {
@@ -15,6 +18,12 @@ pub trait Runner: Send {
 
     /// See [`CanvasNetwork::signal`].
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError>;
+
+    /// Loads an adapter under an id that rows may have from now on.
+    fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles) -> Result<(), LoadError>;
+
+    /// Forgets an adapter; no later batch has it.
+    fn unload_adapter(&mut self, id: AdapterId);
 }
 
 /// A network with its device and cache.
@@ -22,6 +31,7 @@ pub struct DeviceRunner<O: Ops> {
     ops: O,
     network: Box<dyn Network<O>>,
     cache: O::Cache,
+    adapters: BTreeMap<AdapterId, LowRank<O>>,
 }
 
 impl<O: Ops> DeviceRunner<O> {
@@ -30,7 +40,7 @@ impl<O: Ops> DeviceRunner<O> {
         let spec = network.spec();
         let cache =
             ops.cache(&spec.cache_shapes(n_pages, page_size)).map_err(|error| LoadError::of("KV cache", error))?;
-        Ok(Self { ops, network, cache })
+        Ok(Self { ops, network, cache, adapters: BTreeMap::new() })
     }
 }
 
@@ -44,11 +54,16 @@ impl<O: Ops> Runner for DeviceRunner<O> {
     }
 
     fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch) -> Result<Vec<f32>, StepError> {
-        let Self { ops, network, cache } = self;
+        let Self { ops, network, cache, adapters: loaded } = self;
+        let mut adapters = Adapters::none();
+        for (id, rows) in &text.adapted {
+            let adapter = loaded.get(id).ok_or_else(|| StepError(format!("adapter {id} is not loaded")))?;
+            adapters.push(rows.clone(), adapter);
+        }
         ops.scope(|| {
             let mut logits = Vec::new();
             if !text.ids.is_empty() {
-                logits = network.forward(ops, text, cache)?;
+                logits = network.forward(ops, text, &adapters, cache)?;
             }
             if !canvases.batch.ids.is_empty() {
                 let x = canvas_network(network.as_ref())?.denoise(ops, canvases, cache, &mut |_| Ok(()))?;
@@ -62,5 +77,15 @@ impl<O: Ops> Runner for DeviceRunner<O> {
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError> {
         let Self { ops, network, .. } = self;
         ops.scope(|| canvas_network(network.as_ref())?.signal(ops, logits))
+    }
+
+    fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles) -> Result<(), LoadError> {
+        let adapter = models::load_adapter(files, &self.ops, self.network.as_ref())?;
+        self.adapters.insert(id, adapter);
+        Ok(())
+    }
+
+    fn unload_adapter(&mut self, id: AdapterId) {
+        self.adapters.remove(&id);
     }
 }

@@ -13,6 +13,7 @@ use diffulex_strategies::Layout;
 
 use crate::config::EngineConfig;
 use crate::kv::{PageHash, PageId, PagePool};
+use crate::models::AdapterId;
 use crate::sequence::Sequence;
 
 /// Order of arrival; older is smaller.
@@ -23,6 +24,8 @@ pub type Ticket = u64;
 pub struct Scheduled {
     /// The request.
     pub sequence: Sequence,
+    /// The adapter its rows have.
+    pub adapter: Option<AdapterId>,
     /// Pages it holds, in order of position.
     pub pages: Vec<PageId>,
     /// Pages at the front that have a name, and the last one's.
@@ -39,11 +42,12 @@ pub struct Scheduled {
 
 impl Scheduled {
     /// A request that holds nothing yet.
-    pub fn new(sequence: Sequence) -> Self {
+    pub fn new(sequence: Sequence, adapter: Option<AdapterId>) -> Self {
         Self {
             sequence,
+            adapter,
             pages: Vec::new(),
-            named: (0, PageHash::ROOT),
+            named: (0, PageHash::root(adapter)),
             last_step: 0,
             signal: Vec::new(),
             cached_tokens: 0,
@@ -194,7 +198,8 @@ impl Scheduler {
         }
         let (ready, _) = sequence.window();
         let n_final = sequence.rows_of(&ready).end;
-        let mut hash = PageHash::ROOT;
+        let root = PageHash::root(request.adapter);
+        let mut hash = root;
         let mut names = Vec::new();
         for ids in sequence.tokens()[..n_final].chunks_exact(self.page_size) {
             hash = self.pool.hash(hash, ids);
@@ -214,14 +219,14 @@ impl Scheduler {
             }
         };
         let n_pages = request.pages.len();
-        request.named = (n_pages, n_pages.checked_sub(1).map_or(PageHash::ROOT, |last| names[last]));
+        request.named = (n_pages, n_pages.checked_sub(1).map_or(root, |last| names[last]));
         request.cached_tokens = (n_pages * self.page_size).min(request.sequence.prompt_len());
         request.sequence.found_in_cache(n_blocks);
     }
 
     fn lose_pages(&mut self, request: &mut Scheduled) {
         self.pool.give_back(&mut request.pages);
-        request.named = (0, PageHash::ROOT);
+        request.named = (0, PageHash::root(request.adapter));
         request.cached_tokens = 0;
         request.sequence.lose_cache();
     }

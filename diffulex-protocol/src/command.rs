@@ -32,6 +32,22 @@ pub enum ServingCommand {
     ProfileStop,
     /// Give up every cached prefix page that no request uses.
     FlushCache,
+    /// Load an adapter, which requests may name from then on.
+    LoadAdapter(AdapterSource),
+    /// Forget an adapter. Requests that run with it finish.
+    UnloadAdapter {
+        /// Which.
+        name: String,
+    },
+}
+
+/// An adapter (LoRA, as PEFT saves it) and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdapterSource {
+    /// What requests call it.
+    pub name: String,
+    /// Its folder on the worker's machine.
+    pub path: String,
 }
 
 impl ServingCommand {
@@ -40,7 +56,12 @@ impl ServingCommand {
         match self {
             Self::Generate(generate) => Some(&generate.rid),
             Self::Abort { rid } => Some(rid),
-            Self::Shutdown { .. } | Self::ProfileStart { .. } | Self::ProfileStop | Self::FlushCache => None,
+            Self::Shutdown { .. }
+            | Self::ProfileStart { .. }
+            | Self::ProfileStop
+            | Self::FlushCache
+            | Self::LoadAdapter(_)
+            | Self::UnloadAdapter { .. } => None,
         }
     }
 }
@@ -64,6 +85,9 @@ pub struct ServingGenerate {
     /// How much a snapshot covers.
     #[serde(default, skip_serializing_if = "SnapshotSpan::is_default")]
     pub snapshot: SnapshotSpan,
+    /// The adapter to answer with; `None` is the model as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<String>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,

@@ -47,6 +47,16 @@ pub enum ServingEvent {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         paths: Vec<String>,
     },
+    /// Outcome of `load_adapter` or `unload_adapter`.
+    AdapterReply {
+        /// The adapter's name.
+        name: String,
+        /// False when `message` says why not.
+        ok: bool,
+        /// Why not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        message: Option<String>,
+    },
     /// A shutdown is complete: nothing follows.
     Goodbye,
 }
@@ -63,6 +73,7 @@ impl ServingEvent {
             | Self::Fatal { .. }
             | Self::Heartbeat { .. }
             | Self::ProfileReply { .. }
+            | Self::AdapterReply { .. }
             | Self::Goodbye => None,
         }
     }

@@ -13,7 +13,9 @@ mod event;
 mod params;
 
 pub use codec::{CodecError, PROTOCOL_VERSION};
-pub use command::{ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
+pub use command::{
+    AdapterSource, ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+};
 pub use event::{
     EngineStats, ErrorCode, EventBatch, FinishReason, Histogram, ModelCard, NfeCounts, NfeCountsTotal, Ready,
     ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,

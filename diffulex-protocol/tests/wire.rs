@@ -89,6 +89,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         stream: true,
         stream_mode: StreamMode::BlockAppend,
         snapshot: SnapshotSpan::Full,
+        adapter: Some("a".to_owned()),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -99,6 +100,8 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         ServingCommand::ProfileStart { profile_prefix: Some("p".to_owned()) },
         ServingCommand::ProfileStop,
         ServingCommand::FlushCache,
+        ServingCommand::LoadAdapter(AdapterSource { name: "a".to_owned(), path: "/p".to_owned() }),
+        ServingCommand::UnloadAdapter { name: "a".to_owned() },
     ];
     let reply = ServingReply {
         rid: "r".to_owned(),
@@ -140,6 +143,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         ServingEvent::Fatal { message: "m".to_owned() },
         ServingEvent::Heartbeat { stats: Box::new(stats) },
         ServingEvent::ProfileReply { ok: false, message: Some("m".to_owned()), paths: vec!["p".to_owned()] },
+        ServingEvent::AdapterReply { name: "a".to_owned(), ok: false, message: Some("m".to_owned()) },
         ServingEvent::Goodbye,
     ];
     (commands, events)
@@ -272,6 +276,7 @@ proptest! {
                 stream,
                 stream_mode: StreamMode::Denoise,
                 snapshot: SnapshotSpan::Window,
+                adapter: None,
                 user: None,
                 created_time: 0.5,
             });

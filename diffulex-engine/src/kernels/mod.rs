@@ -247,6 +247,9 @@ pub trait Ops: Send + Sync {
     /// `x += y`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), StepError>;
 
+    /// `x[rows[i]] += y[i]`; no row is named twice.
+    fn add_rows(&self, x: &mut Self::Tensor, rows: &[u32], y: &Self::Tensor) -> Result<(), StepError>;
+
     /// `x *= factor`.
     fn scale(&self, x: &mut Self::Tensor, factor: f32) -> Result<(), StepError>;
 

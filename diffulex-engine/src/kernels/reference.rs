@@ -109,6 +109,11 @@ impl Ops for ReferenceOps {
         Ok(())
     }
 
+    fn add_rows(&self, x: &mut Tensor, rows: &[u32], y: &Tensor) -> Result<(), StepError> {
+        *x = x.index_add(&Tensor::new(rows, &Device::Cpu)?, y, 0)?;
+        Ok(())
+    }
+
     fn scale(&self, x: &mut Tensor, factor: f32) -> Result<(), StepError> {
         *x = (&*x * f64::from(factor))?;
         Ok(())

@@ -68,6 +68,9 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     let mut sum = ops.select(&x, &(0..n_rows as u32).rev().collect::<Vec<_>>()).unwrap();
     ops.add(&mut sum, &x).unwrap();
     results.push(ops.host(&sum).unwrap());
+    let some: Vec<u32> = (0..n_rows as u32).filter(|row| row % 2 == 0).rev().collect();
+    let added = ops.select(&x, &some).unwrap();
+    ops.add_rows(&mut sum, &some, &added).unwrap();
     ops.scale(&mut sum, 1.5).unwrap();
     ops.soft_cap(&mut sum, 0.7).unwrap();
     results.push(ops.host(&sum).unwrap());

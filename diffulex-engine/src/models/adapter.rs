@@ -1,10 +1,9 @@
-//! A low-rank adapter (LoRA, as PEFT saves it) that lies beside the weights it belongs to, and is added to them.
+//! A low-rank adapter (LoRA) as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! Where a folder holds `adapter_config.json` and `adapter_model.safetensors`, every matrix that has a pair `A [r, in]`,
-//! `B [out, r]` becomes `W + (alpha / r) B A` when it is loaded, as it is in D2F's adapters for Dream and LLaDA. After that
-//! nothing knows of it: a forward costs what it costs without.
+//! It is either merged, when every matrix that has a pair `A [r, in]`, `B [out, r]` becomes `W + (alpha / r) B A` as it is
+//! loaded and a forward costs what it costs without; or its pairs are kept beside the weights (`low_rank`).
 //!
-//! Never here: adapters that change per request.
+//! Never here: which requests have which adapter.
 
 use serde::Deserialize;
 
@@ -28,12 +27,26 @@ pub(super) struct Adapter {
     scale: f32,
 }
 
+/// What is added to a matrix is `b a`.
+pub(super) struct Factors {
+    pub(super) rank: usize,
+    /// `[rank, n_in]`.
+    pub(super) a: Vec<f32>,
+    /// `[n_out, rank]`, times `alpha / rank`.
+    pub(super) b: Vec<f32>,
+}
+
 /// What PEFT puts before every name.
 const PREFIX: &str = "base_model.model.";
 
 impl Adapter {
+    /// The adapter that `files` are.
+    pub(super) fn open(files: &ModelFiles) -> Result<Self, LoadError> {
+        Self::find(files)?.ok_or_else(|| LoadError::of(files.place(), "has no adapter_config.json"))
+    }
+
     /// The adapter among `files`, if there is one.
-    pub(super) fn open(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+    pub(super) fn find(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
         let Some(config) = files.read_json("adapter_config.json")? else { return Ok(None) };
         let here =
             |error: &dyn std::fmt::Display| LoadError::of(files.place(), format!("adapter_config.json: {error}"));
@@ -60,15 +73,8 @@ impl Adapter {
         Ok(Some(Self { checkpoint, rank: r, scale: lora_alpha / r as f32 }))
     }
 
-    /// `weight`, which is the tensor `name` `[n_out, n_in]`, with the adapter added; `None` where it has nothing for it.
-    pub(super) fn merge(
-        &mut self,
-        name: &str,
-        n_out: usize,
-        n_in: usize,
-        weight: WeightData<'_>,
-    ) -> Result<Option<Vec<u8>>, LoadError> {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
+    /// The pair of the tensor `module` `[n_out, n_in]`; `None` where there is none.
+    pub(super) fn factors(&mut self, module: &str, n_out: usize, n_in: usize) -> Result<Option<Factors>, LoadError> {
         // Some versions write the adapter's own name, which is "default".
         let Some(suffix) = ["weight", "default.weight"]
             .into_iter()
@@ -80,12 +86,26 @@ impl Adapter {
             let name = format!("{PREFIX}{module}.lora_{letter}.{suffix}");
             self.checkpoint.take(&name, &shape).map(WeightData::to_f32)
         };
-        let (a, b) = (part("A", [self.rank, n_in])?, part("B", [n_out, self.rank])?);
+        let (a, mut b) = (part("A", [self.rank, n_in])?, part("B", [n_out, self.rank])?);
+        b.iter_mut().for_each(|factor| *factor *= self.scale);
+        Ok(Some(Factors { rank: self.rank, a, b }))
+    }
+
+    /// `weight`, which is the tensor `name` `[n_out, n_in]`, with the adapter added; `None` where it has nothing for it.
+    pub(super) fn merge(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        weight: WeightData<'_>,
+    ) -> Result<Option<Vec<u8>>, LoadError> {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let Some(Factors { rank, a, b }) = self.factors(module, n_out, n_in)? else { return Ok(None) };
         let mut values = weight.to_f32();
-        for (row, factors) in values.chunks_exact_mut(n_in).zip(b.chunks_exact(self.rank)) {
+        for (row, factors) in values.chunks_exact_mut(n_in).zip(b.chunks_exact(rank)) {
             for (factor, direction) in factors.iter().zip(a.chunks_exact(n_in)) {
                 for (value, direction) in row.iter_mut().zip(direction) {
-                    *value += self.scale * factor * direction;
+                    *value += factor * direction;
                 }
             }
         }

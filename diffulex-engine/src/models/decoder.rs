@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::families::Family;
 use super::loader::Loader;
+use super::low_rank::{Adapters, Site};
 use super::{KvHeads, ModelBatch, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::Routing;
@@ -137,18 +138,28 @@ pub(super) struct Names {
 struct Projection<O: Ops> {
     weight: O::Matrix,
     bias: Option<O::Vector>,
+    site: usize,
 }
 
 impl<O: Ops> Projection<O> {
-    fn apply(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        ops.linear(x, &self.weight, self.bias.as_ref())
+    fn apply(&self, ops: &O, x: &O::Tensor, adapters: &Adapters<'_, O>) -> Result<O::Tensor, StepError> {
+        let mut y = ops.linear(x, &self.weight, self.bias.as_ref())?;
+        adapters.add(ops, self.site, x, &mut y)?;
+        Ok(y)
     }
+}
+
+/// An MLP whose projections adapters may change.
+pub(super) struct DenseMlp<O: Ops> {
+    gate: Projection<O>,
+    up: Projection<O>,
+    down: Projection<O>,
 }
 
 /// What follows attention in a layer.
 pub(super) enum FeedForward<O: Ops> {
     /// One MLP for every row.
-    Mlp(GatedMlp<O::Matrix>),
+    Mlp(DenseMlp<O>),
     /// Some of many for each row, and one for all where there is a shared one.
     Experts(Experts<O>),
 }
@@ -164,9 +175,12 @@ pub(super) struct Experts<O: Ops> {
 }
 
 impl<O: Ops> FeedForward<O> {
-    fn apply(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+    fn apply(&self, ops: &O, x: &O::Tensor, adapters: &Adapters<'_, O>) -> Result<O::Tensor, StepError> {
         match self {
-            Self::Mlp(mlp) => mlp.apply(ops, x),
+            Self::Mlp(DenseMlp { gate, up, down }) => {
+                let (gate, up) = (gate.apply(ops, x, adapters)?, up.apply(ops, x, adapters)?);
+                down.apply(ops, &ops.gate(gate, &up, Activation::Silu)?, adapters)
+            }
             Self::Experts(Experts { router, routing, experts, shared }) => {
                 let scores = ops.linear(x, router, None)?;
                 let mut sum = ops.experts(x, &scores, routing, experts)?;
@@ -186,7 +200,7 @@ struct Layer<O: Ops> {
     v: Projection<O>,
     q_norm: Option<O::Vector>,
     k_norm: Option<O::Vector>,
-    o: O::Matrix,
+    o: Projection<O>,
     post_attention_norm: O::Vector,
     feed_forward: FeedForward<O>,
 }
@@ -199,6 +213,7 @@ pub(super) struct Decoder<O: Ops> {
     rope: RopeTable,
     embedding: O::Matrix,
     layers: Vec<Layer<O>>,
+    sites: Vec<Site>,
     norm: O::Vector,
     /// `None` where the embedding is the head.
     head: Option<O::Matrix>,
@@ -244,7 +259,7 @@ impl<O: Ops> Decoder<O> {
                 v,
                 q_norm,
                 k_norm,
-                o: loader.matrix(&weight(&name(names.o)), hidden, q_width)?,
+                o: projection(loader, &weight(&name(names.o)), hidden, q_width)?,
                 post_attention_norm: loader.vector(&weight(&name(names.post_attention_norm)), hidden)?,
                 feed_forward: feed_forward(loader, index, &layer)?,
             });
@@ -268,6 +283,7 @@ impl<O: Ops> Decoder<O> {
             rope: RopeTable::new(config.rope_theta()?, rotary_dim, head_dim, max_positions),
             embedding,
             layers,
+            sites: std::mem::take(&mut loader.sites),
             norm,
             head,
         })
@@ -276,6 +292,17 @@ impl<O: Ops> Decoder<O> {
 
 fn weight(name: &str) -> String {
     format!("{name}.weight")
+}
+
+/// The projection `name`, without bias.
+fn projection<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    name: &str,
+    n_out: usize,
+    n_in: usize,
+) -> Result<Projection<O>, LoadError> {
+    let weight = loader.matrix(name, n_out, n_in)?;
+    Ok(Projection { weight, bias: None, site: loader.site(name, n_out, n_in, 0..n_out) })
 }
 
 /// q, k and v of one layer.
@@ -290,18 +317,27 @@ fn projections<O: Ops>(
     match names.qkv {
         QkvNames::Split { q, k, v } => {
             let mut one = |part: &str, n_out: usize| -> Result<Projection<O>, LoadError> {
-                let matrix = loader.matrix(&format!("{layer}.{part}.weight"), n_out, hidden)?;
+                let projection = projection(loader, &format!("{layer}.{part}.weight"), n_out, hidden)?;
                 let bias =
                     if family.qkv_bias { Some(loader.vector(&format!("{layer}.{part}.bias"), n_out)?) } else { None };
-                Ok(Projection { weight: matrix, bias })
+                Ok(Projection { bias, ..projection })
             };
             Ok([one(q, q_width)?, one(k, kv_width)?, one(v, kv_width)?])
         }
         QkvNames::Fused(name) => {
             let name = format!("{layer}.{name}.weight");
-            let parts = loader.matrices(&name, &[q_width, kv_width, kv_width], hidden)?;
+            let n_outs = [q_width, kv_width, kv_width];
+            let parts = loader.matrices(&name, &n_outs, hidden)?;
             let parts: [O::Matrix; 3] = parts.try_into().map_err(|_| LoadError::of(&name, "has three parts"))?;
-            Ok(parts.map(|weight| Projection { weight, bias: None }))
+            let ends = [q_width, q_width + kv_width, q_width + 2 * kv_width];
+            let [q, k, v] =
+                [0..ends[0], ends[0]..ends[1], ends[1]..ends[2]].map(|outs| loader.site(&name, ends[2], hidden, outs));
+            let [q_weight, k_weight, v_weight] = parts;
+            Ok([(q_weight, q), (k_weight, k), (v_weight, v)].map(|(weight, site)| Projection {
+                weight,
+                bias: None,
+                site,
+            }))
         }
     }
 }
@@ -323,6 +359,21 @@ pub(super) fn load_mlp<O: Ops>(
         down: loader.matrix(&format!("{prefix}.{down}.weight"), hidden, width)?,
         activation: Activation::Silu,
     })
+}
+
+/// The MLP whose tensors begin with `prefix`, called `[gate, up, down]`, as all of a layer's feed-forward.
+pub(super) fn load_dense_mlp<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    prefix: &str,
+    [gate, up, down]: [&str; 3],
+    width: usize,
+    hidden: usize,
+) -> Result<FeedForward<O>, LoadError> {
+    Ok(FeedForward::Mlp(DenseMlp {
+        gate: projection(loader, &format!("{prefix}.{gate}.weight"), width, hidden)?,
+        up: projection(loader, &format!("{prefix}.{up}.weight"), width, hidden)?,
+        down: projection(loader, &format!("{prefix}.{down}.weight"), hidden, width)?,
+    }))
 }
 
 /// The experts of a layer: a tensor per expert and matrix, or, in some newer files, all experts in one tensor with an
@@ -355,10 +406,15 @@ impl<O: Ops> Network<O> for Decoder<O> {
         &self.spec
     }
 
+    fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
     fn hidden(
         &self,
         ops: &O,
         batch: &ModelBatch,
+        adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {
@@ -372,9 +428,9 @@ impl<O: Ops> Network<O> for Decoder<O> {
         observe(&x)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
-            let mut q = layer.q.apply(ops, &normed)?;
-            let mut k = layer.k.apply(ops, &normed)?;
-            let v = layer.v.apply(ops, &normed)?;
+            let mut q = layer.q.apply(ops, &normed, adapters)?;
+            let mut k = layer.k.apply(ops, &normed, adapters)?;
+            let v = layer.v.apply(ops, &normed, adapters)?;
             let q_norm = layer.q_norm.as_ref().map(|weight| (weight, self.eps));
             let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
             ops.norm_rope(&mut q, q_norm, &self.rope, &batch.positions)?;
@@ -382,10 +438,10 @@ impl<O: Ops> Network<O> for Decoder<O> {
             // Stored before anything attends, so that rows of this forward see each other through the cache.
             ops.store(cache, index, &k, &v, &batch.slots)?;
             let attended = ops.attend(&q, cache, index, attention)?;
-            ops.add(&mut x, &ops.linear(&attended, &layer.o, None)?)?;
+            ops.add(&mut x, &layer.o.apply(ops, &attended, adapters)?)?;
 
             let normed = ops.rms_norm(&x, &layer.post_attention_norm, self.eps)?;
-            ops.add(&mut x, &layer.feed_forward.apply(ops, &normed)?)?;
+            ops.add(&mut x, &layer.feed_forward.apply(ops, &normed, adapters)?)?;
             observe(&x)?;
         }
         Ok(x)

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{
-    Decoder, DecoderConfig, FeedForward, MLP_NAMES, Names, QkvNames, load_mlp, parse, refuse, refuse_switches,
+    Decoder, DecoderConfig, MLP_NAMES, Names, QkvNames, load_dense_mlp, parse, refuse, refuse_switches,
 };
 use super::families::Family;
 use super::loader::Loader;
@@ -72,7 +72,7 @@ pub(super) fn load<O: Ops>(
     let MlpConfig { intermediate_size } = parse(config)?;
     let hidden = shared.hidden_size;
     Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, _, layer| {
-        load_mlp(loader, &format!("{layer}.mlp"), MLP_NAMES, intermediate_size, hidden).map(FeedForward::Mlp)
+        load_dense_mlp(loader, &format!("{layer}.mlp"), MLP_NAMES, intermediate_size, hidden)
     })
 }
 
@@ -142,6 +142,6 @@ pub(super) fn load_llada<O: Ops>(
         rotary_dim: None,
     };
     Decoder::load(loader, family, &LLADA_NAMES, &shared, max_positions, |loader, _, layer| {
-        load_mlp(loader, layer, ["ff_proj", "up_proj", "ff_out"], width, config.d_model).map(FeedForward::Mlp)
+        load_dense_mlp(loader, layer, ["ff_proj", "up_proj", "ff_out"], width, config.d_model)
     })
 }

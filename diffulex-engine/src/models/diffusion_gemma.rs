@@ -28,6 +28,7 @@ use serde_json::Value;
 use super::decoder::{MLP_NAMES, load_experts, load_mlp, parse, refuse, refuse_switches};
 use super::families::Family;
 use super::loader::Loader;
+use super::low_rank::Adapters;
 use super::softmax_moe::check_choice;
 use super::{CanvasBatch, CanvasNetwork, KvHeads, ModelBatch, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
@@ -407,6 +408,7 @@ impl<O: Ops> Network<O> for DiffusionGemma<O> {
         &self,
         ops: &O,
         batch: &ModelBatch,
+        _: &Adapters<'_, O>,
         cache: &mut O::Cache,
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {

@@ -19,8 +19,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{
-    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, Names, QkvNames, load_experts, load_mlp, parse, refuse,
-    refuse_switches,
+    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, Names, QkvNames, load_dense_mlp, load_experts, load_mlp,
+    parse, refuse, refuse_switches,
 };
 use super::families::Family;
 use super::loader::Loader;
@@ -108,7 +108,7 @@ pub(super) fn load<O: Ops>(
     Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
         let mlp = format!("{layer}.mlp");
         if index < moe.first_k_dense_replace {
-            return load_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden).map(FeedForward::Mlp);
+            return load_dense_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden);
         }
         let alias = format!("{mlp}.gate.e_score_correction_bias");
         let bias = if loader.checkpoint.contains(&alias) { alias } else { format!("{mlp}.gate.expert_bias") };

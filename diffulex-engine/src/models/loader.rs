@@ -2,8 +2,11 @@
 //!
 //! Never here: what a network computes.
 
+use std::ops::Range;
+
 use super::Checkpoint;
 use super::adapter::Adapter;
+use super::low_rank::Site;
 use crate::error::LoadError;
 use crate::kernels::{Ops, WeightData, WeightType};
 
@@ -15,6 +18,8 @@ pub(super) struct Loader<'a, O: Ops> {
     pub(super) progress: &'a mut dyn FnMut(u64, u64),
     pub(super) n_parameters: u64,
     pub(super) declared: Declared,
+    /// Projections that adapters may change, in the order in which they were loaded.
+    pub(super) sites: Vec<Site>,
     /// Added to the weights it speaks of.
     pub(super) adapter: Option<Adapter>,
 }
@@ -42,6 +47,13 @@ impl Declared {
 }
 
 impl<O: Ops> Loader<'_, O> {
+    /// Makes the outputs `outs` of the tensor `name` a site; returns its index.
+    pub(super) fn site(&mut self, name: &str, n_out: usize, n_in: usize, outs: Range<usize>) -> usize {
+        let module = name.strip_suffix(".weight").unwrap_or(name).to_owned();
+        self.sites.push(Site { module, n_out, n_in, outs });
+        self.sites.len() - 1
+    }
+
     fn count(&mut self, n: usize) {
         self.n_parameters += n as u64;
         (self.progress)(self.n_parameters, self.checkpoint.n_values().max(self.n_parameters));

@@ -13,12 +13,16 @@ mod diffusion_gemma;
 pub mod families;
 mod llada2;
 mod loader;
+mod low_rank;
 mod softmax_moe;
 
 use std::ops::Range;
 
 pub use checkpoint::Checkpoint;
 pub use families::{AttentionKind, Family, LogitAlignment};
+pub use low_rank::{AdapterId, Adapters, LowRank, Site};
+
+use std::collections::BTreeMap;
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
@@ -41,6 +45,8 @@ pub struct ModelBatch {
     pub sequences: Vec<SequenceRows>,
     /// Rows whose logits are wanted.
     pub logit_rows: Vec<u32>,
+    /// Rows that have an adapter.
+    pub adapted: BTreeMap<AdapterId, Vec<u32>>,
 }
 
 /// Whole canvases in one forward.
@@ -102,12 +108,18 @@ pub trait Network<O: Ops>: Send + Sync {
     /// What it is like.
     fn spec(&self) -> &ModelSpec;
 
+    /// Projections that adapters may change.
+    fn sites(&self) -> &[Site] {
+        &[]
+    }
+
     /// The residual stream behind the last layer, of every row. Writes the K/V of every row. `observe` sees the stream
     /// behind the embedding and behind each layer.
     fn hidden(
         &self,
         ops: &O,
         batch: &ModelBatch,
+        adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError>;
@@ -121,8 +133,14 @@ pub trait Network<O: Ops>: Send + Sync {
     }
 
     /// Logits `[batch.logit_rows.len(), vocab_size]` on the host. Writes the K/V of every row.
-    fn forward(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<f32>, StepError> {
-        let x = self.hidden(ops, batch, cache, &mut |_| Ok(()))?;
+    fn forward(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        adapters: &Adapters<'_, O>,
+        cache: &mut O::Cache,
+    ) -> Result<Vec<f32>, StepError> {
+        let x = self.hidden(ops, batch, adapters, cache, &mut |_| Ok(()))?;
         if batch.logit_rows.is_empty() {
             return Ok(Vec::new());
         }
@@ -133,7 +151,7 @@ pub trait Network<O: Ops>: Send + Sync {
     /// The residual stream behind the embedding and behind each layer, for tests.
     fn hidden_states(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<Vec<f32>>, StepError> {
         let mut states = Vec::new();
-        self.hidden(ops, batch, cache, &mut |x| {
+        self.hidden(ops, batch, &Adapters::none(), cache, &mut |x| {
             states.push(ops.host(x)?);
             Ok(())
         })?;
@@ -172,9 +190,11 @@ pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::V
     Ok((family, config))
 }
 
-/// Loads the network of `files` onto the device of `ops`. `progress` hears of weights done and in all.
+/// Loads the network of `files` onto the device of `ops`, with the adapter of `merged`, or else the one among `files`,
+/// added to its weights. `progress` hears of weights done and in all.
 pub fn load<O: Ops + 'static>(
     files: &ModelFiles,
+    merged: Option<&ModelFiles>,
     ops: &O,
     dtype: Option<WeightType>,
     max_positions: usize,
@@ -192,7 +212,8 @@ pub fn load<O: Ops + 'static>(
         progress,
         n_parameters: 0,
         declared: Declared::read(&config),
-        adapter: Adapter::open(files)?,
+        sites: Vec::new(),
+        adapter: merged.map_or_else(|| Adapter::find(files), |files| Adapter::open(files).map(Some))?,
     };
     let loader = &mut loader;
     let network: Result<Box<dyn Network<O>>, LoadError> = match family.network {
@@ -209,6 +230,11 @@ pub fn load<O: Ops + 'static>(
         adapter.refuse_surplus()?;
     }
     Ok(network)
+}
+
+/// Loads the adapter of `files` for `network`.
+pub fn load_adapter<O: Ops>(files: &ModelFiles, ops: &O, network: &dyn Network<O>) -> Result<LowRank<O>, LoadError> {
+    LowRank::load(ops, Adapter::open(files)?, network.sites()).map_err(|error| LoadError::of(files.place(), error))
 }
 
 fn boxed<O: Ops + 'static>(

@@ -15,7 +15,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, load_experts, load_mlp, parse, refuse};
+use super::decoder::{
+    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, load_dense_mlp, load_experts, load_mlp, parse, refuse,
+};
 use super::dense::NAMES;
 use super::families::Family;
 use super::loader::Loader;
@@ -55,7 +57,7 @@ pub(super) fn load_sdar<O: Ops>(
             && moe.decoder_sparse_step > 0
             && (index + 1).is_multiple_of(moe.decoder_sparse_step);
         if !has_experts {
-            return load_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden).map(FeedForward::Mlp);
+            return load_dense_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden);
         }
         Ok(FeedForward::Experts(Experts {
             router: loader.router(&format!("{mlp}.gate.weight"), moe.num_experts, hidden)?,
@@ -124,7 +126,7 @@ pub(super) fn load_llada<O: Ops>(
     Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
         let mlp = format!("{layer}.mlp");
         if moe.moe_layer_freq.get(index) == Some(&0) {
-            return load_mlp(loader, &mlp, MLP_NAMES, moe.dense_intermediate_size, hidden).map(FeedForward::Mlp);
+            return load_dense_mlp(loader, &mlp, MLP_NAMES, moe.dense_intermediate_size, hidden);
         }
         let bias = if moe.moe_router_enable_expert_bias {
             ExpertBias::ChoiceAndWeight(loader.host_vector(&format!("{mlp}.expert_bias"), moe.num_experts)?)

@@ -2,7 +2,7 @@
 
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
-use diffulex_engine::models::{self, ModelBatch};
+use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{LoadError, ModelFiles};
 use safetensors::Dtype;
 
@@ -11,7 +11,7 @@ use crate::harness::{Files, Tensors, safetensors_bytes};
 /// Logits of eight tokens in one block.
 fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
     let ops = CpuOps::new(1)?;
-    let network = models::load(files, &ops, Some(hold), 64, &mut |_, _| {})?;
+    let network = models::load(files, None, &ops, Some(hold), 64, &mut |_, _| {})?;
     let (n, page_size) = (8, 8);
     let batch = ModelBatch {
         ids: (0..n).map(|index| index * 31 % 500).collect(),
@@ -19,9 +19,10 @@ fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
         slots: (0..n).collect(),
         sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
         logit_rows: (0..n).collect(),
+        ..ModelBatch::default()
     };
     let mut cache = ops.cache(&network.spec().cache_shapes(1, page_size)).unwrap();
-    Ok(network.forward(&ops, &batch, &mut cache).unwrap())
+    Ok(network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap())
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {

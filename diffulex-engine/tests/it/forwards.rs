@@ -6,7 +6,7 @@ use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
-use diffulex_engine::models::{self, AttentionKind, CanvasBatch, ModelBatch};
+use diffulex_engine::models::{self, Adapters, AttentionKind, CanvasBatch, ModelBatch};
 use safetensors::SafeTensors;
 
 use crate::harness::{Files, golden, ids, json};
@@ -59,11 +59,14 @@ const ADAPTED: [(&str, &str); 2] = [("dream", "d2f_dream"), ("llada", "d2f_llada
 
 fn forwards_agree<O: Ops + 'static>(ops: &O) {
     let mut n_hidden = 0;
-    let plain =
-        CHECKPOINTS.map(|(checkpoint, inputs)| (ModelFiles::folder(golden(checkpoint)).unwrap(), checkpoint, inputs));
-    let adapted = ADAPTED.map(|(base, adapter)| (Files::golden(base).with_adapter(adapter).leak(), adapter, adapter));
-    for (files, checkpoint, inputs) in plain.into_iter().chain(adapted) {
-        let network = models::load(&files, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+    let folder = |name| ModelFiles::folder(golden(name)).unwrap();
+    let plain = CHECKPOINTS.map(|(checkpoint, inputs)| (folder(checkpoint), None, checkpoint, inputs));
+    let merged =
+        ADAPTED.map(|(base, adapter)| (Files::golden(base).with_adapter(adapter).leak(), None, adapter, adapter));
+    let beside = ADAPTED.map(|(base, adapter)| (folder(base), Some(folder(adapter)), adapter, adapter));
+    for (files, adapter, checkpoint, inputs) in plain.into_iter().chain(merged).chain(beside) {
+        let network = models::load(&files, None, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+        let adapter = adapter.map(|files| models::load_adapter(&files, ops, network.as_ref()).unwrap());
         let bytes = std::fs::read(golden(checkpoint).join("logits.safetensors")).unwrap();
         let oracle = SafeTensors::deserialize(&bytes).unwrap();
         let values = |name: &str| -> Option<Vec<f32>> {
@@ -83,12 +86,20 @@ fn forwards_agree<O: Ops + 'static>(ops: &O) {
                 sequences: vec![SequenceRows { rows: 0..n, visible: visible(&case["attention"], n), pages }],
                 logit_rows: (0..n as u32).collect(),
                 ids: input,
+                ..ModelBatch::default()
             };
             let mut cache = ops.cache(&network.spec().cache_shapes(n_pages, page_size)).unwrap();
             let name = case["logits_key"].as_str().unwrap();
-            let logits = network.forward(ops, &batch, &mut cache).unwrap();
+            let mut adapters = Adapters::none();
+            if let Some(adapter) = &adapter {
+                adapters.push((0..n as u32).collect(), adapter);
+            }
+            let logits = network.forward(ops, &batch, &adapters, &mut cache).unwrap();
             let difference = max_difference(&logits, &values(name).unwrap());
             assert!(difference <= LOGIT_TOLERANCE, "{checkpoint}, {name}: logits differ by {difference}");
+            if adapter.is_some() {
+                continue;
+            }
             let states = network.hidden_states(ops, &batch, &mut cache).unwrap();
             let names = std::iter::once("embed".to_owned()).chain((0..).map(|layer| format!("layer{layer}")));
             for (place, state) in names.zip(&states) {
@@ -128,14 +139,14 @@ fn rows(ids: &[u32], start: usize, is_causal: bool, page_size: usize) -> ModelBa
             visible: (start..end).map(|p| if is_causal { p as u32 + 1 } else { end as u32 }).collect(),
             pages,
         }],
-        logit_rows: Vec::new(),
+        ..ModelBatch::default()
     }
 }
 
 /// Encodes each prompt, then the canvas that was finished, then denoises.
 fn canvases_agree<O: Ops + 'static>(ops: &O) {
     let files = ModelFiles::folder(golden("diffusion_gemma")).unwrap();
-    let network = models::load(&files, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+    let network = models::load(&files, None, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
     let canvas_network = network.canvas().unwrap();
     let read = |file: &str| std::fs::read(golden("diffusion_gemma").join(file)).unwrap();
     let (logits, weights) = (read("logits.safetensors"), read("model.safetensors"));

@@ -1,5 +1,6 @@
 //! The engine as a whole, on a tiny golden checkpoint.
 
+mod adapters;
 mod checkpoints;
 mod determinism;
 mod emission;

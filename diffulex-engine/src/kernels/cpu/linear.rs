@@ -91,8 +91,8 @@ fn pack_rows<W: Copy + Default + Send>(
     let mut panels = vec![[W::default(); PANEL]; n_out.div_ceil(PANEL) * n_words];
     panels.par_chunks_exact_mut(n_words.max(1)).enumerate().for_each(|(panel, vectors)| {
         let first = panel * PANEL;
-        for lane in 0..PANEL.min(n_out - first) {
-            read(first + lane, &mut |k, word| vectors[k][lane] = word);
+        for (lane, out) in (first..n_out.min(first + PANEL)).enumerate() {
+            read(out, &mut |k, word| vectors[k][lane] = word);
         }
     });
     panels

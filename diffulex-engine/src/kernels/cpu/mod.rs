@@ -131,6 +131,15 @@ impl Ops for CpuOps {
         Ok(())
     }
 
+    fn add_rows(&self, x: &mut Rows, rows: &[u32], y: &Rows) -> Result<(), StepError> {
+        for (place, row) in rows.iter().enumerate() {
+            for (x, y) in x.row_mut(*row as usize).iter_mut().zip(y.row(place)) {
+                *x += y;
+            }
+        }
+        Ok(())
+    }
+
     fn scale(&self, x: &mut Rows, factor: f32) -> Result<(), StepError> {
         x.values_mut().iter_mut().for_each(|value| *value *= factor);
         Ok(())

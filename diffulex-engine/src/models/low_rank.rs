@@ -1,0 +1,94 @@
+//! Low-rank adapters (LoRA) that work on some rows of a batch and not on others.
+//!
+//! A network counts its projections as it loads them: each is a [`Site`]. An adapter has a pair `A [r, in]`, `B [out, r]`
+//! for some sites, and where it works a row gets `(alpha / r) B A x` beside `W x`. The rows of an adapter are computed by
+//! themselves, so a request is answered the same whatever adapters its neighbours have.
+//!
+//! Never here: whose rows they are, files (see `adapter`).
+
+use std::ops::Range;
+
+use super::adapter::Adapter;
+use crate::error::{LoadError, StepError};
+use crate::kernels::{Ops, WeightData, WeightType};
+
+/// Names a loaded adapter; never given twice.
+pub type AdapterId = u32;
+
+/// A projection that an adapter may change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Site {
+    /// The tensor's name in the checkpoint, without `.weight`.
+    pub module: String,
+    /// Outputs of the whole tensor.
+    pub n_out: usize,
+    /// Inputs.
+    pub n_in: usize,
+    /// The outputs that are this projection's: all, or a part of a fused tensor.
+    pub outs: Range<usize>,
+}
+
+struct Pair<O: Ops> {
+    /// `[r, n_in]`.
+    a: O::Matrix,
+    /// `[n_out, r]`, times `alpha / r`.
+    b: O::Matrix,
+}
+
+/// An adapter on a device.
+pub struct LowRank<O: Ops> {
+    /// By site.
+    pairs: Vec<Option<Pair<O>>>,
+}
+
+impl<O: Ops> LowRank<O> {
+    /// Loads `adapter` for a network's `sites`; an error names tensors that belong to none of them. Both factors are held
+    /// as 32-bit floats: they are small, and what they add is a difference.
+    pub(super) fn load(ops: &O, mut adapter: Adapter, sites: &[Site]) -> Result<Self, LoadError> {
+        let matrix = |values: &[f32], n_out, n_in| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            ops.matrix(WeightData::F32(&bytes), n_out, n_in, WeightType::F32)
+        };
+        let mut pairs = Vec::with_capacity(sites.len());
+        for Site { module, n_out, n_in, outs } in sites {
+            let Some(factors) = adapter.factors(module, *n_out, *n_in)? else {
+                pairs.push(None);
+                continue;
+            };
+            let (rank, here) = (factors.rank, |error: StepError| LoadError::of(module, error));
+            pairs.push(Some(Pair {
+                a: matrix(&factors.a, rank, *n_in).map_err(here)?,
+                b: matrix(&factors.b[outs.start * rank..outs.end * rank], outs.len(), rank).map_err(here)?,
+            }));
+        }
+        adapter.refuse_surplus()?;
+        Ok(Self { pairs })
+    }
+}
+
+/// The adapters of a batch, each with its rows.
+pub struct Adapters<'a, O: Ops> {
+    adapted: Vec<(Vec<u32>, &'a LowRank<O>)>,
+}
+
+impl<'a, O: Ops> Adapters<'a, O> {
+    /// No row has one.
+    pub fn none() -> Self {
+        Self { adapted: Vec::new() }
+    }
+
+    /// `adapter` works on `rows`, none of which has another.
+    pub fn push(&mut self, rows: Vec<u32>, adapter: &'a LowRank<O>) {
+        self.adapted.push((rows, adapter));
+    }
+
+    /// Adds to `y` what the adapters make of `x` at `site`.
+    pub(super) fn add(&self, ops: &O, site: usize, x: &O::Tensor, y: &mut O::Tensor) -> Result<(), StepError> {
+        for (rows, adapter) in &self.adapted {
+            let Some(Some(Pair { a, b })) = adapter.pairs.get(site) else { continue };
+            let inner = ops.linear(&ops.select(x, rows)?, a, None)?;
+            ops.add_rows(y, rows, &ops.linear(&inner, b, None)?)?;
+        }
+        Ok(())
+    }
+}

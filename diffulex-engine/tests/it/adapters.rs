@@ -1,0 +1,205 @@
+//! Adapters that requests name: each request gets what it would get alone, and what it would get were its adapter merged.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
+use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
+use diffulex_protocol::{AdapterSource, ServingCommand, ServingEvent, ServingGenerate};
+use safetensors::Dtype;
+
+use crate::harness::{Tensors, golden, greedy, options, prompt, request, run, run_with, safetensors_bytes};
+
+/// `(module, n_out, n_in)`.
+type Module = (&'static str, usize, usize);
+
+const MLP: [Module; 2] = [("model.layers.0.mlp.gate_proj", 96, 64), ("model.layers.2.mlp.down_proj", 64, 96)];
+
+/// Writes an adapter of rank 3 with values of about 0.3.
+fn write_adapter(folder: &Path, modules: &[Module]) -> String {
+    let values = |seed: usize, n: usize| -> Vec<u8> {
+        let value = |index: usize| ((index * 7919 + seed * 104_729) % 1000) as f32 / 1000.0 - 0.5;
+        (0..n).flat_map(|index| value(index).to_le_bytes()).collect()
+    };
+    let mut tensors: Tensors = BTreeMap::new();
+    for (index, (module, n_out, n_in)) in modules.iter().enumerate() {
+        let name = |letter| format!("base_model.model.{module}.lora_{letter}.weight");
+        tensors.insert(name("A"), (Dtype::F32, vec![3, *n_in], values(2 * index, 3 * n_in)));
+        tensors.insert(name("B"), (Dtype::F32, vec![*n_out, 3], values(2 * index + 1, 3 * n_out)));
+    }
+    std::fs::write(folder.join("adapter_model.safetensors"), safetensors_bytes(&tensors)).unwrap();
+    let config = r#"{"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["some"]}"#;
+    std::fs::write(folder.join("adapter_config.json"), config).unwrap();
+    folder.display().to_string()
+}
+
+fn source(name: &str, path: &str) -> AdapterSource {
+    AdapterSource { name: name.to_owned(), path: path.to_owned() }
+}
+
+fn d2f() -> String {
+    golden("d2f_dream").display().to_string()
+}
+
+/// Dream decoded as D2F decodes it.
+fn d2f_options() -> EngineOptions {
+    EngineOptions { decoding_strategy: Some("d2f".to_owned()), block_size: Some(4), max_model_len: 96, ..options() }
+}
+
+fn engine(options: &EngineOptions) -> Engine {
+    let tokenized = crate::harness::Files::golden("dream").leak();
+    Engine::load(&tokenized, options, &mut |_| {}).unwrap()
+}
+
+fn with_adapter(rid: &str, index: u32, adapter: Option<&str>) -> ServingGenerate {
+    let adapter = adapter.map(str::to_owned);
+    ServingGenerate { adapter, ..request(rid, &prompt(index, 11 + index as usize), greedy(14)) }
+}
+
+#[test]
+fn an_adapter_answers_as_if_it_were_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let mlp = write_adapter(folder.path(), &MLP);
+    let plain: Vec<_> = (0..3).map(|index| with_adapter(&index.to_string(), index, None)).collect();
+    let base = run(&mut engine(&d2f_options()), plain.clone());
+    for path in [d2f(), mlp] {
+        let merged = EngineOptions { merged_adapter: Some(path.clone()), ..d2f_options() };
+        let merged = run(&mut engine(&merged), plain.clone());
+        let beside = EngineOptions { adapters: vec![source("a", &path)], ..d2f_options() };
+        let requests = (0..3).map(|index| with_adapter(&index.to_string(), index, Some("a"))).collect();
+        let beside = run(&mut engine(&beside), requests);
+        for rid in ["0", "1", "2"] {
+            assert_eq!(beside.reply(rid).token_ids, merged.reply(rid).token_ids, "{path}, request {rid}");
+        }
+        assert!(["0", "1", "2"].iter().any(|rid| base.reply(rid).token_ids != merged.reply(rid).token_ids), "{path}");
+    }
+}
+
+#[test]
+fn a_mixed_batch_gives_each_what_it_would_get_alone() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let q = write_adapter(folders[0].path(), &[("model.layers.1.self_attn.q_proj", 128, 64)]);
+    let mlp = write_adapter(folders[1].path(), &MLP);
+    let options = EngineOptions {
+        adapters: vec![source("q", &q), source("mlp", &mlp)],
+        page_size: 4,
+        block_size: Some(4),
+        ..options()
+    };
+    let sdar = crate::harness::engine;
+    // The same prompt with each: cached prefixes of one are none of the other.
+    let names = [None, Some("q"), Some("mlp"), None, Some("mlp"), Some("q")];
+    let requests: Vec<_> = names
+        .iter()
+        .enumerate()
+        .map(|(index, name)| with_adapter(&index.to_string(), index as u32 / 3, *name))
+        .collect();
+    let mut shared = sdar(&options);
+    let together = run(&mut shared, requests.clone());
+    // Again, now that prefixes are cached, and with pages lost on the way.
+    let again = run_with(&mut shared, requests.clone(), |engine, tick| engine.preempt(&(tick % 6).to_string()));
+    let uncached = EngineOptions { prefix_caching: false, ..options };
+    for request in requests {
+        let rid = request.rid.clone();
+        let alone = run(&mut sdar(&uncached), vec![request]);
+        assert_eq!(together.reply(&rid).token_ids, alone.reply(&rid).token_ids, "request {rid}");
+        assert_eq!(again.reply(&rid).token_ids, alone.reply(&rid).token_ids, "request {rid}");
+    }
+    assert!(shared.stats().prefix_hits > 0, "no prefix was found again");
+    assert_ne!(together.reply("0").token_ids, together.reply("1").token_ids);
+    assert_ne!(together.reply("1").token_ids, together.reply("2").token_ids);
+}
+
+/// What the engine says to a command about an adapter.
+fn outcome(engine: &mut Engine, command: ServingCommand) -> Result<(), String> {
+    match &engine.tick(vec![command])[..] {
+        [ServingEvent::AdapterReply { ok: true, message: None, .. }] => Ok(()),
+        [ServingEvent::AdapterReply { ok: false, message: Some(message), .. }] => Err(message.clone()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn adapters_come_and_go_while_requests_run() {
+    let load = |name: &str, path: &str| ServingCommand::LoadAdapter(source(name, path));
+    let unload = || ServingCommand::UnloadAdapter { name: "a".to_owned() };
+    let mut engine = engine(&d2f_options());
+    let unknown = run(&mut engine, vec![with_adapter("r", 0, Some("a"))]);
+    let error = unknown.error("r");
+    assert_eq!((error.param.as_deref(), error.message.contains("no adapter \"a\" is loaded")), (Some("model"), true));
+    assert!(outcome(&mut engine, unload()).unwrap_err().contains("no adapter \"a\""));
+    assert_eq!(outcome(&mut engine, load("a", &d2f())), Ok(()));
+    assert!(outcome(&mut engine, load("a", &d2f())).unwrap_err().contains("loaded already"));
+    assert!(outcome(&mut engine, load("", &d2f())).unwrap_err().contains("1 to 256 bytes"));
+    assert!(outcome(&mut engine, load("b", "/nowhere")).unwrap_err().contains("/nowhere"));
+
+    let want = run(&mut engine, vec![with_adapter("r", 0, Some("a"))]).reply("r").token_ids.clone();
+    // Unloaded under a running request, and another one loaded under its name.
+    let folder = tempfile::tempdir().unwrap();
+    let mlp = write_adapter(folder.path(), &MLP);
+    let running = run_with(&mut engine, vec![with_adapter("r", 0, Some("a"))], |engine, tick| {
+        if tick == 1 {
+            assert_eq!(outcome_while_running(engine, unload()), 1);
+            assert_eq!(outcome_while_running(engine, load("a", &mlp)), 1);
+        }
+    });
+    assert_eq!(running.reply("r").token_ids, want);
+    let other = run(&mut engine, vec![with_adapter("r", 0, Some("a"))]);
+    assert_ne!(other.reply("r").token_ids, want);
+}
+
+/// As [`outcome`], of an engine whose other events the caller reads off the request's end; the number of good outcomes.
+fn outcome_while_running(engine: &mut Engine, command: ServingCommand) -> usize {
+    let events = engine.tick(vec![command]);
+    assert!(!events.iter().any(ServingEvent::is_terminal));
+    events.iter().filter(|event| matches!(event, ServingEvent::AdapterReply { ok: true, .. })).count()
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    for (module, what) in [
+        (("model.layers.0.self_attn.z_proj", 64, 64), "model.layers.0.self_attn.z_proj.lora_A"),
+        (("model.layers.0.self_attn.o_proj", 63, 64), "expected [64, 3]"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_adapter(folder.path(), &[module]);
+        let options = EngineOptions { adapters: vec![source("a", &path)], ..d2f_options() };
+        let files = crate::harness::Files::golden("dream").leak();
+        let error = Engine::load(&files, &options, &mut |_| {}).err().expect("it does not fit").to_string();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[test]
+fn a_part_of_a_fused_tensor_gets_its_part_of_the_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    let modules = [("model.layers.1.attention.query_key_value", 256, 64), ("model.layers.1.attention.dense", 64, 128)];
+    let adapter = ModelFiles::folder(write_adapter(folder.path(), &modules)).unwrap();
+    let files = ModelFiles::folder(golden("llada2")).unwrap();
+    let ops = CpuOps::new(1).unwrap();
+    let n = 8_u32;
+    let batch = ModelBatch {
+        ids: (0..n).map(|index| index * 31 % 500).collect(),
+        positions: (0..n).collect(),
+        slots: (0..n).collect(),
+        sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
+        logit_rows: (0..n).collect(),
+        ..ModelBatch::default()
+    };
+    let logits = |merged: Option<&ModelFiles>, beside: Option<&ModelFiles>| {
+        let network = models::load(&files, merged, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+        let beside = beside.map(|files| models::load_adapter(files, &ops, network.as_ref()).unwrap());
+        let mut adapters = Adapters::none();
+        if let Some(adapter) = &beside {
+            adapters.push((0..n).collect(), adapter);
+        }
+        let mut cache = ops.cache(&network.spec().cache_shapes(1, 8)).unwrap();
+        network.forward(&ops, &batch, &adapters, &mut cache).unwrap()
+    };
+    let difference = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (base, merged, beside) = (logits(None, None), logits(Some(&adapter), None), logits(None, Some(&adapter)));
+    assert!(difference(&merged, &beside) < 1e-3, "{}", difference(&merged, &beside));
+    assert!(difference(&base, &merged) > 0.1, "the adapter changes nothing");
+}
