@@ -162,7 +162,9 @@ impl ServingEngine for Script {
                 ServingCommand::Shutdown { .. }
                 | ServingCommand::ProfileStart { .. }
                 | ServingCommand::ProfileStop
-                | ServingCommand::FlushCache => {}
+                | ServingCommand::FlushCache
+                | ServingCommand::LoadAdapter(_)
+                | ServingCommand::UnloadAdapter { .. } => {}
             }
         }
         let Some(interval) = self.streams.first().map(|stream| Self::interval(&stream.request)) else { return events };

@@ -124,6 +124,15 @@ pub struct EngineFlags {
     /// Checkpoint folder with config.json, tokenizer.json and safetensors; the demo model otherwise.
     #[arg(long, value_name = "FOLDER")]
     pub model: Option<PathBuf>,
+    /// An adapter (LoRA, as PEFT saves it) that requests name as their model; its folder's name otherwise. Repeatable.
+    #[arg(long, value_name = "[NAME=]FOLDER")]
+    pub lora_path: Option<Vec<String>>,
+    /// Add the one --lora-path to the weights as they are loaded: every request has it, and no forward costs more.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub pre_merge_lora: Option<bool>,
+    /// Diffulex's switch; --lora-path alone does it.
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub use_lora: Option<bool>,
     /// auto, cpu, reference, cuda or cuda:INDEX.
     #[arg(long)]
     pub device: Option<String>,
@@ -287,15 +296,6 @@ pub struct DiffulexFlags {
     /// Only Diffulex's default of 0.
     #[arg(long, hide = true)]
     pub token_stability_threshold: Option<f64>,
-    /// Refused: adapters are not supported.
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub use_lora: Option<bool>,
-    /// Refused: adapters are not supported.
-    #[arg(long, hide = true)]
-    pub lora_path: Option<String>,
-    /// Refused: adapters are not supported.
-    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub pre_merge_lora: Option<bool>,
     /// No effect; /start_profile says that there is no profiler.
     #[arg(long, hide = true)]
     pub profiler: Option<String>,

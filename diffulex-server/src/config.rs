@@ -4,10 +4,11 @@
 //! [`ServerConfig::default`] and the engine's `EngineOptions::default` are the only places with defaults. Never here:
 //! effects.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use diffulex_engine::EngineOptions;
+use diffulex_protocol::AdapterSource;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -231,6 +232,9 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
     let defaults = EngineOptions::default();
     let EngineFlags {
         model: _,
+        lora_path: _,
+        pre_merge_lora: _,
+        use_lora: _,
         device: _,
         device_ids: _,
         dtype: _,
@@ -287,7 +291,10 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
             return Err(ConfigError(format!("{flag}: must be at least 1")));
         }
     }
+    let (adapters, merged_adapter) = adapters(flags)?;
     Ok(EngineOptions {
+        adapters,
+        merged_adapter,
         decoding_strategy: decoding_strategy.clone(),
         block_size: *block_size,
         buffer_size: *buffer_size,
@@ -316,6 +323,42 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         dtype: flags.dtype_choice().map_err(ConfigError)?.unwrap_or(defaults.dtype),
         threads: *threads,
     })
+}
+
+/// Adapters for requests to name, and the one to merge.
+fn adapters(flags: &EngineFlags) -> Result<(Vec<AdapterSource>, Option<String>), ConfigError> {
+    let given = flags.lora_path.iter().flatten().filter(|text| !text.is_empty());
+    let mut adapters: Vec<AdapterSource> = Vec::new();
+    for text in given {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) => (name.to_owned(), path),
+            None => {
+                let name = Path::new(text).file_name().map(|name| name.to_string_lossy().into_owned());
+                (name.unwrap_or_default(), text.as_str())
+            }
+        };
+        if name.is_empty() || path.is_empty() {
+            return Err(ConfigError(format!("--lora-path: expected NAME=FOLDER or FOLDER, got {text:?}")));
+        }
+        if adapters.iter().any(|known| known.name == name) {
+            return Err(ConfigError(format!("--lora-path: two adapters are called {name:?}; give NAME=FOLDER")));
+        }
+        adapters.push(AdapterSource { name, path: path.to_owned() });
+    }
+    let wants_any = flags.use_lora == Some(true) || flags.pre_merge_lora == Some(true);
+    if wants_any && adapters.is_empty() {
+        return Err(ConfigError("--use-lora and --pre-merge-lora need a --lora-path".to_owned()));
+    }
+    if flags.use_lora == Some(false) && !adapters.is_empty() {
+        return Err(ConfigError("--use-lora=false contradicts --lora-path".to_owned()));
+    }
+    if flags.pre_merge_lora != Some(true) {
+        return Ok((adapters, None));
+    }
+    match adapters.as_slice() {
+        [one] => Ok((Vec::new(), Some(one.path.clone()))),
+        more => Err(ConfigError(format!("--pre-merge-lora merges one adapter; --lora-path names {}", more.len()))),
+    }
 }
 
 /// The flags, each one not given on the command line taken out of the file.
@@ -378,7 +421,6 @@ enum Meaning {
 
 fn meaning_of(flag: &str) -> Option<Meaning> {
     use Meaning::{NoOp, RefusedUnless};
-    const ADAPTERS: &str = "adapters are not supported";
     const ONE_PROCESS: &str = "there is one engine process and no process group";
     const NO_TORCH: &str = "there is no PyTorch here, and kernels need no such choice";
     const NO_PROFILER: &str = "there is no profiler; /start_profile will say so";
@@ -404,8 +446,6 @@ fn meaning_of(flag: &str) -> Option<Meaning> {
         "auto_max_nfe_tpf_floor" => RefusedUnless(&["1", "1.0"], "max_nfe is not chosen automatically; send it"),
         "kv_cache_layout" => RefusedUnless(&["unified"], "there is one layout"),
         "token_stability_threshold" => RefusedUnless(&["0", "0.0"], "no strategy here edits by a threshold"),
-        "use_lora" | "pre_merge_lora" => RefusedUnless(&["false"], ADAPTERS),
-        "lora_path" => RefusedUnless(&[""], ADAPTERS),
         "profiler"
         | "torch_profiler_dir"
         | "profiler_record_shapes"
@@ -537,7 +577,7 @@ mod tests {
             ["--tensor-parallel-size", "2"],
             ["--kv-cache-layout", "distinct"],
             ["--auto-max-nfe-warmup-steps", "6"],
-            ["--lora-path", "/x"],
+            ["--use-lora", "--pre-merge-lora"],
             ["--remask-threshold", "1.3"],
         ] {
             assert!(resolve(&line).is_err(), "{line:?}");
@@ -551,6 +591,26 @@ mod tests {
     fn explicit_mask_id_reaches_the_engine() {
         assert_eq!(resolve(&["--mask-token-id", "7"]).expect("resolves").config.engine.mask_token_id, Some(7));
         assert_eq!(resolve(&[]).expect("resolves").config.engine.mask_token_id, None);
+    }
+
+    #[test]
+    fn adapters_have_names_of_their_own() {
+        let engine = |line: &[&str]| resolve(line).map(|resolved| resolved.config.engine);
+        let options = engine(&["--lora-path", "a=/x/y", "--lora-path", "/x/z", "--use-lora"]).expect("resolves");
+        let named: Vec<_> =
+            options.adapters.iter().map(|source| (source.name.as_str(), source.path.as_str())).collect();
+        assert_eq!(named, [("a", "/x/y"), ("z", "/x/z")]);
+        let merged = engine(&["--lora-path", "a=/x/y", "--pre-merge-lora"]).expect("resolves");
+        assert_eq!((merged.adapters, merged.merged_adapter), (Vec::new(), Some("/x/y".to_owned())));
+        for line in [
+            &["--lora-path", "/x/a", "--lora-path", "/y/a"][..],
+            &["--lora-path", "a=/x", "--lora-path", "b=/y", "--pre-merge-lora"],
+            &["--lora-path", "=/x"],
+            &["--lora-path", "a="],
+            &["--lora-path", "/x", "--use-lora=false"],
+        ] {
+            assert!(resolve(line).is_err(), "{line:?}");
+        }
     }
 
     #[test]

@@ -235,6 +235,7 @@ pub fn frontend_options(config: &ServerConfig) -> FrontendOptions {
         request_timeout: (!request_timeout.is_zero()).then_some(request_timeout),
         startup_timeout: ServerConfig::duration(config.startup_timeout_seconds),
         heartbeat_timeout: ServerConfig::duration(config.engine_heartbeat_timeout_seconds),
+        adapters: config.engine.adapters.clone(),
     }
 }
 

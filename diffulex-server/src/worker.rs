@@ -137,7 +137,9 @@ impl Worker<'_> {
             | ServingCommand::Abort { .. }
             | ServingCommand::ProfileStart { .. }
             | ServingCommand::ProfileStop
-            | ServingCommand::FlushCache => true,
+            | ServingCommand::FlushCache
+            | ServingCommand::LoadAdapter(_)
+            | ServingCommand::UnloadAdapter { .. } => true,
         });
         Ok(commands)
     }

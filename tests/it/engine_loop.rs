@@ -86,7 +86,7 @@ impl ServingEngine for Script {
                 ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
                     events.push(ServingEvent::ProfileReply { ok: true, message: None, paths: vec!["a.json".into()] });
                 }
-                ServingCommand::FlushCache => {}
+                ServingCommand::FlushCache | ServingCommand::LoadAdapter(_) | ServingCommand::UnloadAdapter { .. } => {}
             }
         }
         if !commands.is_empty() {
@@ -162,6 +162,7 @@ async fn fixture() -> Fixture {
         request_timeout: None,
         startup_timeout: DEADLINE,
         heartbeat_timeout: DEADLINE,
+        adapters: Vec::new(),
     };
     Fixture { engine: EngineLoop::start(factory, text, options).await.unwrap(), log, n_alive }
 }
@@ -174,6 +175,7 @@ impl Fixture {
             stream: true,
             stream_mode: StreamMode::BlockAppend,
             snapshot: SnapshotSpan::Window,
+            adapter: None,
             user: None,
             n_choices: 1,
         };
@@ -361,6 +363,7 @@ async fn an_engine_that_cannot_be_made_is_an_error_at_the_start() {
         request_timeout: None,
         startup_timeout: DEADLINE,
         heartbeat_timeout: DEADLINE,
+        adapters: Vec::new(),
     };
     let error = EngineLoop::start(factory, text, options).await.err().unwrap();
     assert!(error.contains("no such model"), "{error}");

@@ -6,6 +6,7 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
 
+mod adapters;
 mod api;
 mod command_line;
 mod engine_loop;

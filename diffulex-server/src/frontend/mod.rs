@@ -5,11 +5,11 @@
 //! A request ends exactly once: by the engine's reply or error, or here when the worker is lost or time is up.
 //! Never here: HTTP, sockets, processes.
 
+mod adapters;
 mod request_state;
 mod supervisor;
 
-use std::collections::HashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -19,12 +19,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{RequestError, TextModel};
 use diffulex_protocol::{
-    ChatMessage, EngineStats, ErrorCode, EventBatch, ModelCard, Prompt, SamplingParams, ServingCommand, ServingEvent,
-    ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+    AdapterSource, ChatMessage, EngineStats, ErrorCode, EventBatch, ModelCard, Prompt, SamplingParams, ServingCommand,
+    ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
 };
 use futures::Stream;
 use tokio::sync::{Semaphore, oneshot, watch};
 
+pub use adapters::AdapterOutcome;
+use adapters::AdapterRegistry;
 use request_state::RequestState;
 pub use request_state::StreamEvent;
 pub use supervisor::{WorkerHandle, WorkerParts, WorkerStarter};
@@ -56,6 +58,8 @@ pub struct FrontendOptions {
     pub startup_timeout: Duration,
     /// Silence after which a worker counts as stuck.
     pub heartbeat_timeout: Duration,
+    /// Adapters that every worker is started with.
+    pub adapters: Vec<AdapterSource>,
 }
 
 /// Where the worker is in its life.
@@ -92,6 +96,8 @@ pub struct Submission {
     pub stream_mode: StreamMode,
     /// How much a snapshot covers.
     pub snapshot: SnapshotSpan,
+    /// The adapter to answer with.
+    pub adapter: Option<String>,
     /// The client's own tag.
     pub user: Option<String>,
     /// Answers wanted; each is a request of its own with the next seed.
@@ -152,6 +158,7 @@ struct Shared {
     completions: Mutex<VecDeque<Instant>>,
     tokenising: Semaphore,
     profile_waiter: Mutex<Option<oneshot::Sender<ProfileOutcome>>>,
+    adapters: AdapterRegistry,
 }
 
 /// The worker as last heard of.
@@ -173,6 +180,7 @@ impl Frontend {
     ) -> std::io::Result<Self> {
         let (status, _) = watch::channel(WorkerStatus::Starting);
         let shared = Arc::new(Shared {
+            adapters: AdapterRegistry::new(options.adapters.clone()),
             options,
             text,
             telemetry,
@@ -223,6 +231,7 @@ impl Frontend {
                 stream: submission.stream,
                 stream_mode: submission.stream_mode,
                 snapshot: submission.snapshot,
+                adapter: submission.adapter.clone(),
                 user: submission.user.clone(),
                 created_time,
             };
@@ -348,6 +357,34 @@ impl Frontend {
         *lock(&self.shared.profile_waiter) = Some(waiter);
         self.shared.send_control(command)?;
         // Dropped without a word when another profile command comes in between or the worker dies.
+        Ok(outcome.await.unwrap_or_else(|_| Err("the worker did not answer".to_owned())))
+    }
+
+    /// Name and folder of each adapter that requests may name, by name.
+    pub fn adapters(&self) -> BTreeMap<String, String> {
+        self.shared.adapters.served()
+    }
+
+    /// True if requests may name the adapter `name`.
+    pub fn has_adapter(&self, name: &str) -> bool {
+        self.shared.adapters.is_served(name)
+    }
+
+    /// Loads an adapter, and waits for the worker's word.
+    pub async fn load_adapter(&self, source: AdapterSource) -> Result<AdapterOutcome, SubmitError> {
+        let name = source.name.clone();
+        self.command_adapter(&name, ServingCommand::LoadAdapter(source)).await
+    }
+
+    /// Unloads an adapter, and waits for the worker's word. Requests that run with it finish.
+    pub async fn unload_adapter(&self, name: String) -> Result<AdapterOutcome, SubmitError> {
+        self.command_adapter(&name, ServingCommand::UnloadAdapter { name: name.clone() }).await
+    }
+
+    async fn command_adapter(&self, name: &str, command: ServingCommand) -> Result<AdapterOutcome, SubmitError> {
+        self.shared.card_of_running_worker()?;
+        let outcome = self.shared.adapters.expect(name, command.clone());
+        self.shared.send_control(command)?;
         Ok(outcome.await.unwrap_or_else(|_| Err("the worker did not answer".to_owned())))
     }
 
@@ -539,6 +576,10 @@ impl Shared {
                             // Nobody waits any more: the client left.
                             let _ = waiter.send(outcome);
                         }
+                        None
+                    }
+                    ServingEvent::AdapterReply { name, ok, message } => {
+                        self.adapters.settle(&name, if ok { Ok(()) } else { Err(message.unwrap_or_default()) });
                         None
                     }
                     // The supervisor has read these before it let the batch come here.

@@ -157,6 +157,7 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
 fn dismiss(shared: &Shared, handle: Box<dyn super::WorkerHandle>, ended: Ended) -> Ended {
     shared.worker_view_mut().commands = None;
     *super::lock(&shared.profile_waiter) = None;
+    shared.adapters.worker_lost();
     match ended {
         Ended::Asked => {
             shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
@@ -197,7 +198,8 @@ fn news_of(batch: &mut EventBatch) -> News {
             | ServingEvent::Reply(_)
             | ServingEvent::Error(_)
             | ServingEvent::Heartbeat { .. }
-            | ServingEvent::ProfileReply { .. } => {}
+            | ServingEvent::ProfileReply { .. }
+            | ServingEvent::AdapterReply { .. } => {}
         }
     }
     news
@@ -215,6 +217,9 @@ fn welcome(shared: &Shared, incarnation: u64, ready: &Ready, commands: &Arc<dyn 
         return Err(format!("the worker answers to start {}, expected {incarnation}", ready.boot_nonce));
     }
     commands.wait_connected(CONNECT_DEADLINE).map_err(|error| error.to_string())?;
+    for command in shared.adapters.missed() {
+        commands.send(command).map_err(|error| error.to_string())?;
+    }
     {
         let mut view = shared.worker_view_mut();
         view.commands = Some(Arc::clone(commands));

@@ -1,4 +1,5 @@
-//! What an operator asks of a running server: `/start_profile`, `/stop_profile`, `/abort_request`, `/flush_cache`.
+//! What an operator asks of a running server: `/start_profile`, `/stop_profile`, `/abort_request`, `/flush_cache`,
+//! `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`.
 //!
 //! Every answer is the engine's own word, not a hope. Never here: shutting down, which is a signal's business.
 
@@ -7,7 +8,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use diffulex_protocol::ServingCommand;
+use diffulex_protocol::{AdapterSource, ServingCommand};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -71,4 +72,47 @@ pub(super) async fn abort_request(
 pub(super) async fn flush_cache(State(app): State<App>) -> Result<Response, ApiError> {
     app.frontend.flush_cache()?;
     Ok(Json(json!({"status": "ok"})).into_response())
+}
+
+/// vLLM's fields.
+#[derive(Debug, Deserialize)]
+struct LoadAdapterBody {
+    lora_name: String,
+    lora_path: String,
+}
+
+/// Loads an adapter from a folder of the server's machine; requests may name it as their model from then on.
+pub(super) async fn load_adapter(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
+    let body: LoadAdapterBody = body::json(&headers, request, app.options.body, body::Dialect::OpenAi).await?;
+    let LoadAdapterBody { lora_name: name, lora_path: path } = body;
+    let refused = |message, param| ApiError::new(StatusCode::BAD_REQUEST, "adapter_refused", message).with_param(param);
+    if app.options.is_served(&name) {
+        return Err(refused(format!("{name:?} is the model's own name"), "lora_name"));
+    }
+    let outcome = app.frontend.load_adapter(AdapterSource { name: name.clone(), path }).await?;
+    outcome.map_err(|message| refused(message, "lora_path"))?;
+    Ok(Json(json!({"status": "ok", "lora_name": name})).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+struct UnloadAdapterBody {
+    lora_name: String,
+}
+
+/// Unloads an adapter; requests that run with it finish.
+pub(super) async fn unload_adapter(
+    State(app): State<App>,
+    headers: HeaderMap,
+    request: Body,
+) -> Result<Response, ApiError> {
+    let body: UnloadAdapterBody = body::json(&headers, request, app.options.body, body::Dialect::OpenAi).await?;
+    let name = body.lora_name;
+    app.frontend.unload_adapter(name.clone()).await?.map_err(|message| {
+        ApiError::new(StatusCode::NOT_FOUND, "adapter_not_found", message).with_param("lora_name")
+    })?;
+    Ok(Json(json!({"status": "ok", "lora_name": name})).into_response())
 }

@@ -18,7 +18,7 @@ use super::error::ApiError;
 use super::generate::SnapshotFields;
 use super::request::GenerationBody;
 use super::sse::{self, Framer, Frames, Spacing};
-use super::{App, respond_checked_model};
+use super::{App, AskedModel, asked_model};
 use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// The route.
@@ -28,7 +28,7 @@ pub(super) async fn chat_completions(
     request: Body,
 ) -> Result<Response, ApiError> {
     let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::OpenAi).await?;
-    let model = respond_checked_model(&app, body.model.take())?;
+    let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
     // Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
     let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
     let is_stream = body.stream.unwrap_or(false);
@@ -40,6 +40,7 @@ pub(super) async fn chat_completions(
         stream: is_stream,
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
+        adapter,
         user: body.user.take(),
     };
     let streams = app.frontend.submit(submission).await?;

@@ -48,7 +48,7 @@ impl ApiError {
 
     /// A model that is not the served one.
     pub(super) fn unknown_model(model: &str, served: &str) -> Self {
-        let message = format!("the model {model:?} is not served here; this server serves {served:?}");
+        let message = format!("the model {model:?} is not served here; this server serves {served}");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 

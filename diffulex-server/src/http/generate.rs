@@ -15,13 +15,13 @@ use super::body::{self, Dialect};
 use super::error::ApiError;
 use super::request::GenerationBody;
 use super::sse::{self, Framer, Frames, Spacing};
-use super::{App, respond_checked_model};
+use super::{App, AskedModel, asked_model};
 use crate::frontend::{StreamEvent, Submission};
 
 /// The route.
 pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
     let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
-    let model = respond_checked_model(&app, body.model.take())?;
+    let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
     if body.n_choices()? > 1 {
         return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
     }
@@ -33,6 +33,7 @@ pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request
         stream: is_stream,
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
+        adapter,
         user: body.user.take(),
         n_choices: 1,
     };

@@ -69,6 +69,7 @@ pub(super) async fn health_generate(State(app): State<App>) -> Result<Response, 
         stream: false,
         stream_mode: StreamMode::BlockAppend,
         snapshot: SnapshotSpan::Window,
+        adapter: None,
         user: None,
         n_choices: 1,
     };

@@ -88,6 +88,8 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/stop_profile", post(admin::stop_profile))
         .route("/abort_request", post(admin::abort_request))
         .route("/flush_cache", post(admin::flush_cache))
+        .route("/v1/load_lora_adapter", post(admin::load_adapter))
+        .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
         .merge(playground::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
@@ -104,13 +106,28 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
     })
 }
 
-/// The model's name in the reply: as the client wrote it, when it is served.
-fn respond_checked_model(app: &App, asked: Option<String>) -> Result<String, ApiError> {
+/// What a request's `model` names.
+struct AskedModel {
+    /// As the client wrote it, for the reply.
+    name: String,
+    /// Where it is an adapter.
+    adapter: Option<String>,
+}
+
+fn asked_model(app: &App, asked: Option<String>) -> Result<AskedModel, ApiError> {
     match asked {
-        None => Ok(app.options.model_name.clone()),
-        Some(name) if app.options.is_served(&name) => Ok(name),
-        Some(name) => Err(ApiError::unknown_model(&name, &app.options.model_name)),
+        None => Ok(AskedModel { name: app.options.model_name.clone(), adapter: None }),
+        Some(name) if app.options.is_served(&name) => Ok(AskedModel { name, adapter: None }),
+        Some(name) if app.frontend.has_adapter(&name) => Ok(AskedModel { adapter: Some(name.clone()), name }),
+        Some(name) => Err(unknown_model(app, &name)),
     }
+}
+
+fn unknown_model(app: &App, name: &str) -> ApiError {
+    let adapters = app.frontend.adapters();
+    let served: Vec<&str> =
+        std::iter::once(app.options.model_name.as_str()).chain(adapters.keys().map(String::as_str)).collect();
+    ApiError::unknown_model(name, &served.join(", "))
 }
 
 async fn unknown_route(request: Request) -> ApiError {

@@ -9,13 +9,13 @@ use diffulex_protocol::ModelCard;
 use serde::Serialize;
 use serde_json::json;
 
-use super::App;
 use super::error::ApiError;
+use super::{App, unknown_model};
 
 #[derive(Serialize)]
 struct ModelList {
     object: &'static str,
-    data: [Model; 1],
+    data: Vec<Model>,
 }
 
 #[derive(Serialize)]
@@ -25,6 +25,9 @@ struct Model {
     created: u64,
     owned_by: &'static str,
     root: String,
+    /// The model an adapter changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
     max_model_len: Option<u32>,
     /// Absent while the model loads for the first time.
     diffulex: Option<Details>,
@@ -48,6 +51,7 @@ fn model(app: &App) -> Model {
         created: app.options.started_at,
         owned_by: "diffulex",
         root: app.options.model_place.clone(),
+        parent: None,
         max_model_len: card.as_ref().map(|card| card.max_model_len),
         diffulex: card.map(|card| Details {
             mask_token: card.mask_token_id.and_then(|id| app.frontend.text().token(id)),
@@ -57,17 +61,27 @@ fn model(app: &App) -> Model {
     }
 }
 
-/// The list of one.
+/// The model with an adapter, as vLLM lists it.
+fn adapted(app: &App, name: String, folder: String) -> Model {
+    let base = model(app);
+    Model { id: name, root: folder, parent: Some(base.id.clone()), ..base }
+}
+
+/// The model, then its adapters by name.
 pub(super) async fn list(State(app): State<App>) -> Response {
-    Json(ModelList { object: "list", data: [model(&app)] }).into_response()
+    let adapters = app.frontend.adapters().into_iter().map(|(name, folder)| adapted(&app, name, folder));
+    Json(ModelList { object: "list", data: std::iter::once(model(&app)).chain(adapters).collect() }).into_response()
 }
 
 /// One by name or alias.
 pub(super) async fn one(State(app): State<App>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    if !app.options.is_served(&id) {
-        return Err(ApiError::unknown_model(&id, &app.options.model_name));
+    if app.options.is_served(&id) {
+        return Ok(Json(model(&app)).into_response());
     }
-    Ok(Json(model(&app)).into_response())
+    match app.frontend.adapters().remove(&id) {
+        Some(folder) => Ok(Json(adapted(&app, id, folder)).into_response()),
+        None => Err(unknown_model(&app, &id)),
+    }
 }
 
 /// The build.

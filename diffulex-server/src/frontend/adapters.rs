@@ -1,0 +1,140 @@
+//! Adapters as the front end knows them: which requests may name, and who waits for the worker's word about one.
+//!
+//! A worker that is started again has those it was started with; [`AdapterRegistry::missed`] is what it must be told.
+//!
+//! Never here: how they are sent, weights.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+use diffulex_protocol::{AdapterSource, ServingCommand};
+use tokio::sync::oneshot;
+
+/// Why the worker would not.
+pub type AdapterOutcome = Result<(), String>;
+
+/// The adapters of a server.
+#[derive(Debug)]
+pub(super) struct AdapterRegistry {
+    /// What every worker is started with.
+    at_start: Vec<AdapterSource>,
+    /// By name: folder.
+    served: Mutex<BTreeMap<String, String>>,
+    /// By name: the command that was sent, and who waits.
+    pending: Mutex<HashMap<String, (ServingCommand, oneshot::Sender<AdapterOutcome>)>>,
+}
+
+impl AdapterRegistry {
+    pub(super) fn new(at_start: Vec<AdapterSource>) -> Self {
+        let served = at_start.iter().map(|source| (source.name.clone(), source.path.clone())).collect();
+        Self { at_start, served: Mutex::new(served), pending: Mutex::default() }
+    }
+
+    /// Name and folder of each, by name.
+    pub(super) fn served(&self) -> BTreeMap<String, String> {
+        super::lock(&self.served).clone()
+    }
+
+    pub(super) fn is_served(&self, name: &str) -> bool {
+        super::lock(&self.served).contains_key(name)
+    }
+
+    /// Notes that `command` about the adapter `name` is on its way. Whoever waited for an earlier one hears that it was
+    /// overtaken.
+    pub(super) fn expect(&self, name: &str, command: ServingCommand) -> oneshot::Receiver<AdapterOutcome> {
+        let (sender, outcome) = oneshot::channel();
+        let overtaken = super::lock(&self.pending).insert(name.to_owned(), (command, sender));
+        if let Some((_, waiter)) = overtaken {
+            let _ = waiter.send(Err(format!("another command about adapter {name:?} came in between")));
+        }
+        outcome
+    }
+
+    /// The worker's word about the adapter `name`.
+    pub(super) fn settle(&self, name: &str, outcome: AdapterOutcome) {
+        let Some((command, waiter)) = super::lock(&self.pending).remove(name) else {
+            // A worker that was started again was told what it had missed; what it refuses now is gone.
+            if let Err(message) = outcome {
+                tracing::warn!(name, message, "an adapter could not be restored and is no longer served");
+                super::lock(&self.served).remove(name);
+            }
+            return;
+        };
+        if outcome.is_ok() {
+            let mut served = super::lock(&self.served);
+            match command {
+                ServingCommand::LoadAdapter(source) => served.insert(source.name, source.path),
+                _ => served.remove(name),
+            };
+        }
+        // Nobody waits any more: the client left.
+        let _ = waiter.send(outcome);
+    }
+
+    /// The worker is gone: nobody will answer.
+    pub(super) fn worker_lost(&self) {
+        for (_, (_, waiter)) in super::lock(&self.pending).drain() {
+            let _ = waiter.send(Err("the worker did not answer".to_owned()));
+        }
+    }
+
+    /// What a new worker must be told to serve what is served.
+    pub(super) fn missed(&self) -> Vec<ServingCommand> {
+        let served = self.served();
+        let is_current = |source: &&AdapterSource| served.get(&source.name) == Some(&source.path);
+        let gone = self.at_start.iter().filter(|source| !is_current(source));
+        let unload = gone.map(|source| ServingCommand::UnloadAdapter { name: source.name.clone() });
+        let is_new = |(name, path): &(&String, &String)| {
+            !self.at_start.iter().any(|source| source.name == **name && source.path == **path)
+        };
+        let load = served
+            .iter()
+            .filter(is_new)
+            .map(|(name, path)| ServingCommand::LoadAdapter(AdapterSource { name: name.clone(), path: path.clone() }));
+        unload.chain(load).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(name: &str, path: &str) -> AdapterSource {
+        AdapterSource { name: name.to_owned(), path: path.to_owned() }
+    }
+
+    #[test]
+    fn a_new_worker_is_told_what_changed_since_the_start() {
+        let registry = AdapterRegistry::new(vec![source("kept", "/k"), source("dropped", "/d"), source("moved", "/m")]);
+        assert_eq!(registry.missed(), Vec::new());
+        let load = |name: &str, path: &str| ServingCommand::LoadAdapter(source(name, path));
+        let unload = |name: &str| ServingCommand::UnloadAdapter { name: name.to_owned() };
+        for (name, command) in [
+            ("dropped", unload("dropped")),
+            ("moved", unload("moved")),
+            ("moved", load("moved", "/elsewhere")),
+            ("added", load("added", "/a")),
+        ] {
+            let mut outcome = registry.expect(name, command);
+            registry.settle(name, Ok(()));
+            assert_eq!(outcome.try_recv(), Ok(Ok(())));
+        }
+        let mut refused = registry.expect("refused", load("refused", "/r"));
+        registry.settle("refused", Err("no".to_owned()));
+        assert_eq!(refused.try_recv(), Ok(Err("no".to_owned())));
+        assert!(!registry.is_served("refused"));
+        let want = vec![unload("dropped"), unload("moved"), load("added", "/a"), load("moved", "/elsewhere")];
+        assert_eq!(registry.missed(), want);
+        // A folder that is gone by then.
+        registry.settle("added", Err("no folder".to_owned()));
+        assert!(!registry.is_served("added"));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_is_gone() {
+        let registry = AdapterRegistry::new(Vec::new());
+        let mut outcome = registry.expect("a", ServingCommand::LoadAdapter(source("a", "/a")));
+        registry.worker_lost();
+        assert!(outcome.try_recv().expect("an answer").is_err());
+    }
+}
