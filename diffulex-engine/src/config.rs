@@ -104,6 +104,10 @@ pub struct EngineOptions {
     pub remask_threshold: Option<f32>,
     /// Entropy, in nats, that accepted tokens may sum up to.
     pub entropy_bound: Option<f32>,
+    /// Of the accept rule of that name, above 0.
+    pub factor: Option<f32>,
+    /// What softens the choice of positions under a time schedule; 0 takes the best.
+    pub alg_temp: Option<f32>,
     /// What the temperature of a canvas falls to.
     pub t_min: Option<f32>,
     /// The temperature of a canvas at its first step.
@@ -154,6 +158,8 @@ impl Default for EngineOptions {
             max_post_edit_steps: None,
             remask_threshold: None,
             entropy_bound: None,
+            factor: None,
+            alg_temp: None,
             t_min: None,
             t_max: None,
             stability_threshold: None,
@@ -188,6 +194,8 @@ impl EngineOptions {
             max_post_edit_steps: self.max_post_edit_steps,
             remask_threshold: self.remask_threshold,
             entropy_bound: self.entropy_bound,
+            factor: self.factor,
+            alg_temp: self.alg_temp,
             t_min: self.t_min,
             t_max: self.t_max,
             stability_threshold: self.stability_threshold,
@@ -323,7 +331,11 @@ impl EngineConfig {
             // Dream's usual setting for chats (its README's `alg="entropy"`).
             StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {
                 block_size: max_model_len,
-                accept: AcceptRule::TimeSchedule { score: Score::NegativeEntropy, denoising_steps: None },
+                accept: AcceptRule::TimeSchedule {
+                    score: Score::NegativeEntropy,
+                    denoising_steps: None,
+                    alg_temp: 0.0,
+                },
             }),
             StrategyKind::D2f => Strategy::D2f(D2f::new(block_size, buffer_size)),
             StrategyKind::CanvasRenoise => Strategy::CanvasRenoise(CanvasRenoise {
@@ -445,6 +457,8 @@ fn canvas(base: &CanvasRenoise, overrides: &DecodingOverrides) -> Result<CanvasR
         ("decoding.accept_rule", overrides.accept_rule.as_deref().is_some_and(|name| name != base.accept.name())),
         ("decoding.accept_threshold", overrides.accept_threshold.is_some()),
         ("decoding.semi_complete_threshold", overrides.semi_complete_threshold.is_some()),
+        ("decoding.factor", overrides.factor.is_some()),
+        ("decoding.alg_temp", overrides.alg_temp.is_some()),
     ] {
         if is_set {
             let setting = param.trim_start_matches("decoding.");
@@ -557,65 +571,41 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
     let name = overrides.accept_rule.as_deref().unwrap_or(base.name());
     let accept_threshold =
         overrides.accept_threshold.or(base.accept_threshold()).unwrap_or(MultiBlockConfig::ACCEPT_THRESHOLD);
-    let base_steps = match base {
-        AcceptRule::Static { denoising_steps }
-        | AcceptRule::Dynamic { denoising_steps, .. }
-        | AcceptRule::Sequential { denoising_steps }
-        | AcceptRule::TimeSchedule { denoising_steps: Some(denoising_steps), .. } => denoising_steps,
-        AcceptRule::TimeSchedule { denoising_steps: None, .. } => block_size,
-        AcceptRule::Threshold { .. }
-        | AcceptRule::ThresholdKeep { .. }
-        | AcceptRule::GatedThreshold { .. }
-        | AcceptRule::EntropyBound { .. } => block_size,
-    };
-    let denoising_steps = overrides.denoising_steps.map_or(base_steps, |steps| steps as usize);
+    let steps = overrides.denoising_steps.map(|steps| steps as usize).or(base.denoising_steps());
+    let denoising_steps = steps.unwrap_or(block_size);
     if !(1..=block_size).contains(&denoising_steps) {
         return Err(RequestError::invalid(
             "decoding.denoising_steps",
             format!("denoising_steps must be in 1..={block_size}, the block size; got {denoising_steps}"),
         ));
     }
-    let base_semi = match base {
-        AcceptRule::GatedThreshold { semi_complete_threshold, .. } => semi_complete_threshold,
-        AcceptRule::Threshold { .. }
-        | AcceptRule::ThresholdKeep { .. }
-        | AcceptRule::Static { .. }
-        | AcceptRule::Dynamic { .. }
-        | AcceptRule::Sequential { .. }
-        | AcceptRule::TimeSchedule { .. }
-        | AcceptRule::EntropyBound { .. } => MultiBlockConfig::SEMI_COMPLETE_THRESHOLD,
+    let base_semi = if let AcceptRule::GatedThreshold { semi_complete_threshold, .. } = base {
+        semi_complete_threshold
+    } else {
+        MultiBlockConfig::SEMI_COMPLETE_THRESHOLD
     };
     let semi_complete_threshold = overrides.semi_complete_threshold.unwrap_or(base_semi);
-    let time = |score| {
-        let base_steps = match base {
-            AcceptRule::TimeSchedule { denoising_steps, .. } => denoising_steps,
-            AcceptRule::Threshold { .. }
-            | AcceptRule::ThresholdKeep { .. }
-            | AcceptRule::GatedThreshold { .. }
-            | AcceptRule::Static { .. }
-            | AcceptRule::Dynamic { .. }
-            | AcceptRule::Sequential { .. }
-            | AcceptRule::EntropyBound { .. } => None,
-        };
-        let denoising_steps = overrides.denoising_steps.map(|steps| steps as usize).or(base_steps);
-        Ok(AcceptRule::TimeSchedule { score, denoising_steps })
-    };
-    let base_bound = match base {
-        AcceptRule::EntropyBound { entropy_bound } => entropy_bound,
-        AcceptRule::Threshold { .. }
-        | AcceptRule::ThresholdKeep { .. }
-        | AcceptRule::GatedThreshold { .. }
-        | AcceptRule::Static { .. }
-        | AcceptRule::Dynamic { .. }
-        | AcceptRule::Sequential { .. }
-        | AcceptRule::TimeSchedule { .. } => CanvasRenoise::ENTROPY_BOUND,
-    };
-    if overrides.entropy_bound.is_some() && name != "entropy_bound" {
-        return Err(RequestError::invalid(
-            "decoding.entropy_bound",
-            format!("the accept rule {name} has no entropy_bound"),
-        ));
+    for (param, is_set, rules) in [
+        ("decoding.entropy_bound", overrides.entropy_bound.is_some(), &["entropy_bound"][..]),
+        ("decoding.factor", overrides.factor.is_some(), &["factor"]),
+        ("decoding.alg_temp", overrides.alg_temp.is_some(), &["maskgit_plus", "topk_margin", "entropy"]),
+    ] {
+        if is_set && !rules.contains(&name) {
+            let setting = param.trim_start_matches("decoding.");
+            return Err(RequestError::invalid(param, format!("the accept rule {name} has no {setting}")));
+        }
     }
+    let time = |score| {
+        let base_temp = if let AcceptRule::TimeSchedule { alg_temp, .. } = base { alg_temp } else { 0.0 };
+        let alg_temp = overrides.alg_temp.unwrap_or(base_temp);
+        Ok(AcceptRule::TimeSchedule { score, denoising_steps: steps, alg_temp })
+    };
+    let base_bound = if let AcceptRule::EntropyBound { entropy_bound } = base {
+        entropy_bound
+    } else {
+        CanvasRenoise::ENTROPY_BOUND
+    };
+    let base_factor = if let AcceptRule::Factor { factor } = base { factor } else { AcceptRule::FACTOR };
     match name {
         "threshold" => Ok(AcceptRule::Threshold { accept_threshold }),
         "threshold_keep" => Ok(AcceptRule::ThresholdKeep { accept_threshold }),
@@ -623,6 +613,12 @@ fn accept_rule(base: AcceptRule, overrides: &DecodingOverrides, block_size: usiz
         "static" => Ok(AcceptRule::Static { denoising_steps }),
         "dynamic" => Ok(AcceptRule::Dynamic { accept_threshold, denoising_steps }),
         "sequential" => Ok(AcceptRule::Sequential { denoising_steps }),
+        "relative" => Ok(AcceptRule::Relative { accept_threshold }),
+        "random" => Ok(AcceptRule::Random { denoising_steps }),
+        "origin" => Ok(AcceptRule::Origin { denoising_steps: steps }),
+        "factor" => Ok(AcceptRule::Factor { factor: overrides.factor.unwrap_or(base_factor) }),
+        "hierarchy" => Ok(AcceptRule::Hierarchy { accept_threshold }),
+        "leftmost_prefix" => Ok(AcceptRule::LeftmostPrefix { accept_threshold }),
         "maskgit_plus" => time(Score::Probability),
         "topk_margin" => time(Score::Margin),
         "entropy" => time(Score::NegativeEntropy),

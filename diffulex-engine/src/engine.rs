@@ -403,7 +403,8 @@ impl Engine {
             };
             let Drawn { token, confidence, likeliest, score } = drawn;
             let current = sequence.draft(key.position);
-            let candidate = Candidate { row: wanted.row, current, token, confidence, likeliest, score };
+            let chance = self.randomness.chance(key);
+            let candidate = Candidate { row: wanted.row, current, token, confidence, likeliest, score, chance };
             match blocks.last_mut() {
                 Some(last) if last.block == wanted.block => last.candidates.push(candidate),
                 Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),

@@ -26,6 +26,11 @@ pub trait Randomness: Send {
 
     /// A token below `n_tokens`, each as likely as any other, and independent of what is chosen.
     fn noise(&self, key: DrawKey, n_tokens: usize) -> u32;
+
+    /// A number in [0, 1) for rules that leave to chance which position is written, independent of both.
+    fn chance(&self, key: DrawKey) -> f32 {
+        DrawKey { seed: key.seed.wrapping_add(CHANCE), ..key }.uniform() as f32
+    }
 }
 
 /// What a server uses: numbers mixed from the key.
@@ -34,6 +39,9 @@ pub struct Seeded;
 
 /// Added to the seed where noise is drawn; any number does.
 const NOISE: u64 = 0x6E6F_6973_6521;
+
+/// The same for what is left to chance.
+const CHANCE: u64 = 0x6368_616E_6365;
 
 impl Randomness for Seeded {
     fn choose(&self, key: DrawKey, weights: &[(usize, f32)]) -> usize {

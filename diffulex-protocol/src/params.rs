@@ -99,6 +99,12 @@ pub struct DecodingOverrides {
     /// Entropy, in nats, that accepted tokens may sum up to before the last one; 0 or more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entropy_bound: Option<f32>,
+    /// Of the accept rule of that name, above 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f32>,
+    /// What softens the choice of positions under a time schedule; 0 takes the best.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alg_temp: Option<f32>,
     /// What the temperature of a canvas falls to, in (0, 2].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub t_min: Option<f32>,
@@ -127,6 +133,8 @@ impl DecodingOverrides {
         within("decoding.edit_threshold", self.edit_threshold, 0.0, 1.0, false)?;
         within("decoding.remask_threshold", self.remask_threshold, 0.0, 1.0, false)?;
         within("decoding.entropy_bound", self.entropy_bound, 0.0, f32::MAX, false)?;
+        within("decoding.factor", self.factor, 0.0, f32::MAX, true)?;
+        within("decoding.alg_temp", self.alg_temp, 0.0, f32::MAX, false)?;
         within("decoding.t_min", self.t_min, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.t_max", self.t_max, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.confidence_threshold", self.confidence_threshold, 0.0, f32::MAX, false)?;

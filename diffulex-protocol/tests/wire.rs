@@ -75,6 +75,8 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             max_post_edit_steps: Some(2),
             remask_threshold: Some(0.5),
             entropy_bound: Some(0.5),
+            factor: Some(0.5),
+            alg_temp: Some(0.5),
             t_min: Some(0.5),
             t_max: Some(0.5),
             stability_threshold: Some(2),

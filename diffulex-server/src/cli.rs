@@ -187,6 +187,12 @@ pub struct EngineFlags {
     /// Entropy in nats that accepted tokens may sum up to, of the accept rule entropy_bound.
     #[arg(long, value_parser = finite::<f32>, value_name = "NATS")]
     pub entropy_bound: Option<f32>,
+    /// What is multiplied with 1 / (n + 1) to say how unsure the n-th token may be, of the accept rule factor.
+    #[arg(long, value_parser = finite::<f32>, value_name = "FACTOR")]
+    pub factor: Option<f32>,
+    /// What softens the choice of positions under maskgit_plus, topk_margin and entropy; 0 takes the best.
+    #[arg(long, value_parser = finite::<f32>, value_name = "TEMP")]
+    pub alg_temp: Option<f32>,
     /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
     #[arg(long, value_parser = finite::<f32>, value_name = "T")]
     pub t_min: Option<f32>,

@@ -1,6 +1,6 @@
 //! Accept rules: which candidates of a block are written in this step.
 //!
-//! Numbered as in the literature survey the project follows (R1, R2, R3, R5, R6, R7, R9, R12). Position ties go to the lowest row.
+//! Numbered as in the literature survey the project follows, R1 to R13. Position ties go to the lowest row.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,11 @@ pub enum AcceptRule {
         /// In [0, 1], inclusive.
         semi_complete_threshold: f32,
     },
+    /// R4, dInfer: all above the threshold, and otherwise all that are about as sure as the best one.
+    Relative {
+        /// In [0, 1], inclusive.
+        accept_threshold: f32,
+    },
     /// R5, SDAR low_confidence_static: a fixed number per step, the most confident first.
     Static {
         /// Steps a block is spread over, at least 1.
@@ -46,37 +51,82 @@ pub enum AcceptRule {
         /// Steps a block is spread over, at least 1.
         denoising_steps: usize,
     },
+    /// R8, LLaDA's `random`: the scheduled number, whichever.
+    Random {
+        /// Steps a block is spread over, at least 1.
+        denoising_steps: usize,
+    },
+    /// R8, Dream's `origin`: each by itself, with the probability that its time has come; all that is left at the last
+    /// step.
+    Origin {
+        /// Steps in all; `None`: one per position.
+        denoising_steps: Option<usize>,
+    },
     /// R9, Dream: as many as time has passed, the highest scores first; all that is left at the last step.
     TimeSchedule {
         /// What ranks them.
         score: Score,
         /// Steps in all; `None`: one per position.
         denoising_steps: Option<usize>,
+        /// 0: the highest scores. Above: drawn without replacement, each as likely as `exp(score / alg_temp)` says.
+        alg_temp: f32,
+    },
+    /// R10, Fast-dLLM's factor: the surest first, as long as the n-th is at least `1 - factor / (n + 1)` sure; always the
+    /// best one.
+    Factor {
+        /// Above 0.
+        factor: f32,
+    },
+    /// R11, dInfer: all above the threshold, the best one of each run of neighbouring masks if it is more than 0.4 sure,
+    /// and always the best of all.
+    Hierarchy {
+        /// In [0, 1], exclusive.
+        accept_threshold: f32,
     },
     /// R12, DiffusionGemma: the surest first, as long as the entropies of those before sum up to the bound at most.
     EntropyBound {
         /// In nats, 0 or more, inclusive.
         entropy_bound: f32,
     },
+    /// R13, DMax: from the first mask on, left to right, up to the first that is not sure; always the first.
+    LeftmostPrefix {
+        /// In [0, 1], inclusive.
+        accept_threshold: f32,
+    },
 }
+
+/// How sure the best of a run of masks must be under R11 (`low_threshold` of dInfer's hierarchy decoder).
+const RUN_THRESHOLD: f32 = 0.4;
+
+/// How much less sure than the best one counts as about as sure under R4 (dInfer).
+const NEAR: f32 = 1e-5;
 
 /// Where Dream's time ends (`eps` of diffusion_generate).
 const LAST_TIME: f32 = 1e-3;
 
 impl AcceptRule {
     /// The names `accept_rule` takes.
-    pub const NAMES: [&'static str; 10] = [
+    pub const NAMES: [&'static str; 16] = [
         "threshold",
         "threshold_keep",
         "gated_threshold",
+        "relative",
         "static",
         "dynamic",
         "sequential",
+        "random",
+        "origin",
         "maskgit_plus",
         "topk_margin",
         "entropy",
+        "factor",
+        "hierarchy",
         "entropy_bound",
+        "leftmost_prefix",
     ];
+
+    /// The factor of R10 (Fast-dLLM's paper reports 1.0).
+    pub const FACTOR: f32 = 1.0;
 
     /// The rule's name.
     pub fn name(&self) -> &'static str {
@@ -84,6 +134,12 @@ impl AcceptRule {
             Self::Threshold { .. } => "threshold",
             Self::ThresholdKeep { .. } => "threshold_keep",
             Self::GatedThreshold { .. } => "gated_threshold",
+            Self::Relative { .. } => "relative",
+            Self::Random { .. } => "random",
+            Self::Origin { .. } => "origin",
+            Self::Factor { .. } => "factor",
+            Self::Hierarchy { .. } => "hierarchy",
+            Self::LeftmostPrefix { .. } => "leftmost_prefix",
             Self::Static { .. } => "static",
             Self::Dynamic { .. } => "dynamic",
             Self::Sequential { .. } => "sequential",
@@ -100,10 +156,36 @@ impl AcceptRule {
             Self::Threshold { accept_threshold }
             | Self::ThresholdKeep { accept_threshold }
             | Self::GatedThreshold { accept_threshold, .. }
+            | Self::Relative { accept_threshold }
+            | Self::Hierarchy { accept_threshold }
+            | Self::LeftmostPrefix { accept_threshold }
             | Self::Dynamic { accept_threshold, .. } => Some(*accept_threshold),
-            Self::Static { .. } | Self::Sequential { .. } | Self::TimeSchedule { .. } | Self::EntropyBound { .. } => {
-                None
-            }
+            Self::Static { .. }
+            | Self::Sequential { .. }
+            | Self::Random { .. }
+            | Self::Origin { .. }
+            | Self::TimeSchedule { .. }
+            | Self::Factor { .. }
+            | Self::EntropyBound { .. } => None,
+        }
+    }
+
+    /// The steps it spreads a block over, where somebody said how many.
+    pub fn denoising_steps(&self) -> Option<usize> {
+        match self {
+            Self::Static { denoising_steps }
+            | Self::Dynamic { denoising_steps, .. }
+            | Self::Sequential { denoising_steps }
+            | Self::Random { denoising_steps } => Some(*denoising_steps),
+            Self::Origin { denoising_steps } | Self::TimeSchedule { denoising_steps, .. } => *denoising_steps,
+            Self::Threshold { .. }
+            | Self::ThresholdKeep { .. }
+            | Self::GatedThreshold { .. }
+            | Self::Relative { .. }
+            | Self::Factor { .. }
+            | Self::Hierarchy { .. }
+            | Self::EntropyBound { .. }
+            | Self::LeftmostPrefix { .. } => None,
         }
     }
 
@@ -115,15 +197,21 @@ impl AcceptRule {
             Self::Threshold { .. }
             | Self::ThresholdKeep { .. }
             | Self::GatedThreshold { .. }
+            | Self::Relative { .. }
             | Self::Static { .. }
             | Self::Dynamic { .. }
-            | Self::Sequential { .. } => Score::Probability,
+            | Self::Sequential { .. }
+            | Self::Random { .. }
+            | Self::Origin { .. }
+            | Self::Factor { .. }
+            | Self::Hierarchy { .. }
+            | Self::LeftmostPrefix { .. } => Score::Probability,
         }
     }
 
     /// Whether it may let a step pass without writing anything, and still come to an end.
     pub fn may_pause(&self) -> bool {
-        matches!(self, Self::TimeSchedule { .. })
+        matches!(self, Self::TimeSchedule { .. } | Self::Origin { .. })
     }
 
     /// The candidates to write now, ascending by row.
@@ -132,20 +220,53 @@ impl AcceptRule {
         let above = |threshold: f32| -> Vec<Candidate> {
             candidates.iter().copied().filter(|candidate| candidate.confidence > threshold).collect()
         };
+        let at_least = |threshold: f32| -> Vec<Candidate> {
+            candidates.iter().copied().filter(|candidate| candidate.confidence >= threshold).collect()
+        };
         match *self {
             Self::Threshold { accept_threshold } => {
                 let sure = above(accept_threshold);
                 if sure.is_empty() { best_scored(candidates, 1) } else { sure }
             }
             Self::ThresholdKeep { accept_threshold } => {
-                let sure: Vec<Candidate> =
-                    candidates.iter().copied().filter(|candidate| candidate.confidence >= accept_threshold).collect();
+                let sure = at_least(accept_threshold);
                 if sure.is_empty() { best_scored(candidates, 1) } else { sure }
             }
             Self::GatedThreshold { accept_threshold, semi_complete_threshold } => {
                 let sure = above(accept_threshold);
                 let may_force = block.previous.is_none_or(|previous| previous.share() >= semi_complete_threshold);
                 if sure.is_empty() && may_force { best_scored(candidates, 1) } else { sure }
+            }
+            Self::Relative { accept_threshold } => {
+                let best = candidates.iter().map(|candidate| candidate.confidence).fold(0.0, f32::max);
+                at_least(accept_threshold.min(best - NEAR))
+            }
+            Self::Random { denoising_steps } => {
+                best_by(candidates, quota(block, denoising_steps), |candidate| candidate.chance)
+            }
+            Self::Origin { denoising_steps } => {
+                let n_steps = denoising_steps.unwrap_or(block.progress.block_size);
+                let share = share_due(block.step, n_steps);
+                candidates.iter().copied().filter(|candidate| candidate.chance < share).collect()
+            }
+            Self::Factor { factor } => {
+                let mut confidences: Vec<f32> = candidates.iter().map(|candidate| candidate.confidence).collect();
+                confidences.sort_by(|a, b| b.total_cmp(a));
+                let is_sure = |(n, confidence): &(usize, f32)| *n == 1 || *confidence >= 1.0 - factor / (n + 1) as f32;
+                best_scored(candidates, (1..).zip(confidences).take_while(is_sure).count())
+            }
+            Self::Hierarchy { accept_threshold } => {
+                let mut taken = above(accept_threshold);
+                let runs = candidates.chunk_by(|left, right| left.row + 1 == right.row);
+                let leaders = runs.flat_map(|run| best_scored(run, 1)).filter(|best| best.confidence > RUN_THRESHOLD);
+                taken.extend(leaders.chain(best_scored(candidates, 1)));
+                taken.sort_by_key(|candidate| candidate.row);
+                taken.dedup_by_key(|candidate| candidate.row);
+                taken
+            }
+            Self::LeftmostPrefix { accept_threshold } => {
+                let n_sure = candidates.iter().take_while(|candidate| candidate.confidence >= accept_threshold).count();
+                candidates[..n_sure.max(1)].to_vec()
             }
             Self::Static { denoising_steps } => best_scored(candidates, quota(block, denoising_steps)),
             Self::Dynamic { accept_threshold, denoising_steps } => {
@@ -158,9 +279,16 @@ impl AcceptRule {
                 let first = candidates.first().map_or(0, |candidate| candidate.row);
                 candidates.iter().copied().filter(|candidate| candidate.row < first + quota).collect()
             }
-            Self::TimeSchedule { denoising_steps, .. } => {
+            Self::TimeSchedule { denoising_steps, alg_temp, .. } => {
                 let n_steps = denoising_steps.unwrap_or(block.progress.block_size);
-                best_scored(candidates, due(candidates.len(), block.step, n_steps))
+                let n_due = due(candidates.len(), block.step, n_steps);
+                if alg_temp == 0.0 {
+                    return best_scored(candidates, n_due);
+                }
+                // The highest of scores with Gumbel noise are a sample without replacement (Kool, van Hoof, Welling 2019).
+                best_by(candidates, n_due, |candidate| {
+                    candidate.score / alg_temp - (-candidate.chance.max(f32::MIN_POSITIVE).ln()).ln()
+                })
             }
             Self::EntropyBound { entropy_bound } => {
                 let mut scores: Vec<f32> = candidates.iter().map(|candidate| candidate.score).collect();
@@ -189,8 +317,13 @@ fn quota(block: &BlockView<'_>, denoising_steps: usize) -> usize {
 /// How many of `n_masked` Dream's time, running from 1 to [`LAST_TIME`] in equal steps, has come for. In f32 and in the
 /// order of torch.linspace, since it is rounded down.
 fn due(n_masked: usize, step: usize, n_steps: usize) -> usize {
+    (n_masked as f32 * share_due(step, n_steps)) as usize
+}
+
+/// The share of what is masked that Dream's time has come for; 1 at the last step.
+fn share_due(step: usize, n_steps: usize) -> f32 {
     if step + 1 >= n_steps {
-        return n_masked;
+        return 1.0;
     }
     let time = |index: usize| {
         let width = (LAST_TIME - 1.0) / n_steps as f32;
@@ -200,14 +333,18 @@ fn due(n_masked: usize, step: usize, n_steps: usize) -> usize {
             LAST_TIME - width * (n_steps - index) as f32
         }
     };
-    (n_masked as f32 * (1.0 - time(step + 1) / time(step))) as usize
+    1.0 - time(step + 1) / time(step)
 }
 
 /// The `n` with the highest scores, ties to the lowest row, ascending by row.
 pub(crate) fn best_scored(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
+    best_by(candidates, n, |candidate| candidate.score)
+}
+
+fn best_by(candidates: &[Candidate], n: usize, key: impl Fn(&Candidate) -> f32) -> Vec<Candidate> {
     let mut ranked = candidates.to_vec();
     // A stable sort keeps the lower row first among equals.
-    ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
+    ranked.sort_by(|a, b| key(b).total_cmp(&key(a)));
     ranked.truncate(n);
     ranked.sort_by_key(|candidate| candidate.row);
     ranked
@@ -230,6 +367,8 @@ mod tests {
                 confidence: *confidence,
                 likeliest: (7, *confidence),
                 score: *confidence,
+                // Descending by row.
+                chance: 1.0 - (row as f32 + 0.5) / confidences.len() as f32,
             })
             .collect();
         let block_size = confidences.len();
@@ -293,6 +432,90 @@ mod tests {
     }
 
     #[test]
+    fn relative_takes_near_ties_with_the_best() {
+        let rule = AcceptRule::Relative { accept_threshold: 0.9 };
+        assert_eq!(rows(rule, &[0.95, 0.9, 0.2], 0, None), [0, 1]);
+        assert_eq!(rows(rule, &[0.5, 0.499_995, 0.49, 0.3], 0, None), [0, 1]);
+    }
+
+    #[test]
+    fn chance_decides_where_the_rule_says_so() {
+        let confidences = [0.9, 0.8, 0.7, 0.6];
+        let random = AcceptRule::Random { denoising_steps: 2 };
+        // Chances are 0.875, 0.625, 0.375, 0.125.
+        assert_eq!(rows(random, &confidences, 0, None), [0, 1]);
+        let origin = AcceptRule::Origin { denoising_steps: Some(2) };
+        // Half of the time is over, all but a thousandth of it.
+        assert_eq!(rows(origin, &confidences, 0, None), [2, 3]);
+        assert_eq!(rows(origin, &confidences, 1, None), [0, 1, 2, 3]);
+        let cold = AcceptRule::TimeSchedule { score: Score::Probability, denoising_steps: Some(1), alg_temp: 0.0 };
+        assert_eq!(rows(cold, &confidences, 0, None), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn alg_temp_draws_as_its_softmax_says() {
+        let rule = AcceptRule::TimeSchedule { score: Score::Probability, denoising_steps: Some(2), alg_temp: 0.5 };
+        let mut firsts = 0;
+        let n = 4000;
+        for index in 0..n {
+            // Two numbers that fill the square evenly (Roberts 2018), and two candidates of which one is due.
+            let chance = |step: f64| ((f64::from(index) * step) % 1.0) as f32;
+            let candidate = |row, score, chance| Candidate {
+                row,
+                current: None,
+                token: 7,
+                confidence: score,
+                likeliest: (7, score),
+                score,
+                chance,
+            };
+            // The third is there so that one of them is due, and has no chance itself.
+            let candidates =
+                [candidate(0, 0.8, chance(0.754_877)), candidate(1, 0.3, chance(0.569_84)), candidate(2, -1e6, 0.5)];
+            let block = BlockView {
+                progress: Progress { n_filled: 0, n_drafts: 0, block_size: 3 },
+                previous: None,
+                step: 0,
+                full_steps: 0,
+                unchanged_steps: 0,
+                candidates: &candidates,
+            };
+            let taken = rule.accept(&block);
+            assert_eq!(taken.len(), 1);
+            firsts += usize::from(taken[0].row == 0);
+        }
+        // exp(0.8 / 0.5) against exp(0.3 / 0.5).
+        let want = 1.0 / (1.0 + (-1.0f64).exp());
+        assert!((firsts as f64 / f64::from(n) - want).abs() < 0.01, "{firsts} of {n}, expected {want}");
+    }
+
+    #[test]
+    fn factor_takes_as_many_as_their_number_allows() {
+        let rule = AcceptRule::Factor { factor: 1.0 };
+        // At least 2/3 for the second, 3/4 for the third, 4/5 for the fourth.
+        assert_eq!(rows(rule, &[0.3, 0.2, 0.1], 0, None), [0]);
+        assert_eq!(rows(rule, &[0.7, 0.9, 0.1], 0, None), [0, 1]);
+        assert_eq!(rows(rule, &[0.8, 0.9, 0.76, 0.75], 0, None), [0, 1, 2]);
+    }
+
+    #[test]
+    fn hierarchy_takes_the_best_of_each_run() {
+        let rule = AcceptRule::Hierarchy { accept_threshold: 0.9 };
+        // Runs 0-1, 3 and 5-7; the last one's best is not sure enough.
+        assert_eq!(rows(rule, &[0.5, 0.6, 0.0, 0.41, 0.0, 0.3, 0.39, 0.2], 0, None), [1, 3]);
+        assert_eq!(rows(rule, &[0.95, 0.92, 0.0, 0.3], 0, None), [0, 1]);
+        assert_eq!(rows(rule, &[0.2, 0.3, 0.0, 0.1], 0, None), [1]);
+    }
+
+    #[test]
+    fn leftmost_prefix_stops_at_the_first_that_is_unsure() {
+        let rule = AcceptRule::LeftmostPrefix { accept_threshold: 0.45 };
+        assert_eq!(rows(rule, &[0.5, 0.4, 0.7, 0.3], 0, None), [0]);
+        assert_eq!(rows(rule, &[0.0, 0.45, 0.7, 0.3], 0, None), [1, 2]);
+        assert_eq!(rows(rule, &[0.1, 0.9], 0, None), [0]);
+    }
+
+    #[test]
     fn time_writes_nothing_at_first_and_everything_at_last() {
         let counts = |n: usize, n_steps: usize| -> Vec<usize> {
             let mut left = n;
@@ -321,6 +544,7 @@ mod tests {
                 confidence: 0.5,
                 likeliest: (7, 0.5),
                 score: -entropies[row],
+                chance: 0.0,
             })
             .collect();
         let block = BlockView {

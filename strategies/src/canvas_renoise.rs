@@ -109,6 +109,7 @@ mod tests {
                 confidence: 0.5,
                 likeliest: (*likeliest, 0.6),
                 score: -entropy,
+                chance: 0.0,
             })
             .collect();
         canvas.step(&BlockView {

@@ -105,6 +105,7 @@ mod tests {
                 confidence: *confidence,
                 likeliest: (*token, *confidence),
                 score: *confidence,
+                chance: 0.0,
             })
             .collect();
         let n_filled = rows.iter().filter(|(current, ..)| current.is_some()).count();

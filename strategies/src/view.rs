@@ -15,6 +15,8 @@ pub struct Candidate {
     pub likeliest: (u32, f32),
     /// What rules rank by: the [`Score`] that the strategy asked for.
     pub score: f32,
+    /// A number in [0, 1), drawn for this position and step alone.
+    pub chance: f32,
 }
 
 /// What candidates may be ranked by.

@@ -2,7 +2,7 @@
 
 use diffulex_engine::{Engine, EngineOptions, ServingEngine};
 use diffulex_protocol::{DecodingOverrides, SamplingParams};
-use diffulex_strategies::Layout;
+use diffulex_strategies::{AcceptRule, Layout};
 
 use crate::harness::{engine, greedy, options, prompt, request, run, run_with, subjects};
 
@@ -230,5 +230,40 @@ fn overrides_of_one_request_do_not_touch_another() {
     let told = run(&mut engine, sent);
     for ((rid, ..), want) in requests.iter().zip(&want) {
         assert_eq!(&told.reply(rid).token_ids, want);
+    }
+}
+
+/// Strategies that take every accept rule.
+const RULED: [&str; 3] = ["multi_bd", "semi_ar", "diffusion_generate"];
+
+#[test]
+fn every_accept_rule_comes_to_an_end_and_is_the_same_in_company() {
+    let requests = &many(6)[..];
+    for subject in subjects().iter().filter(|subject| RULED.contains(&subject.strategy)) {
+        for rule in AcceptRule::NAMES {
+            let options = EngineOptions { accept_rule: Some(rule.to_owned()), ..subject.options.clone() };
+            let alone = one_by_one(subject.engine(&without_prefixes(&options)), requests);
+            let (strategy, company) = (subject.strategy, together(&mut subject.engine(&options), requests));
+            assert_eq!(company, alone, "{rule} of {strategy}");
+        }
+    }
+}
+
+#[test]
+fn the_seed_decides_what_is_left_to_chance() {
+    let subjects = subjects();
+    let of = |strategy| subjects.iter().find(|subject| subject.strategy == strategy).unwrap();
+    let alg_temp = DecodingOverrides { alg_temp: Some(1.0), ..DecodingOverrides::default() };
+    let rule = |name: &str| DecodingOverrides { accept_rule: Some(name.to_owned()), ..DecodingOverrides::default() };
+    for (strategy, decoding) in
+        [("semi_ar", rule("random")), ("diffusion_generate", rule("origin")), ("diffusion_generate", alg_temp)]
+    {
+        let answer = |seed| {
+            let params = SamplingParams { seed: Some(seed), decoding: decoding.clone(), ..greedy(24) };
+            let told = run(&mut of(strategy).engine(&of(strategy).options), vec![request("r", &prompt(1, 9), params)]);
+            told.reply("r").token_ids.clone()
+        };
+        assert_eq!(answer(1), answer(1), "{decoding:?}");
+        assert!((2..6).any(|seed| answer(seed) != answer(1)), "{decoding:?}");
     }
 }

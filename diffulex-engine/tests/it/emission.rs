@@ -84,6 +84,7 @@ fn stream(
                             confidence,
                             likeliest: (7, confidence),
                             score: confidence,
+                            chance: 0.0,
                         }
                     })
                     .collect(),

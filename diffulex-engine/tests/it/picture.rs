@@ -89,6 +89,7 @@ impl Toy {
                             confidence: *self.confidence.get(&position).unwrap_or(&self.otherwise),
                             likeliest: (position as u32, 1.0),
                             score: *self.confidence.get(&position).unwrap_or(&self.otherwise),
+                            chance: 0.0,
                         })
                         .collect(),
                 })
