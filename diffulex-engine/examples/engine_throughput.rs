@@ -62,6 +62,7 @@ fn round(engine: &mut Engine, size: usize) -> Round {
             stream: false,
             stream_mode: Default::default(),
             snapshot: Default::default(),
+            suffix: None,
             adapter: None,
             user: None,
             created_time: 0.0,

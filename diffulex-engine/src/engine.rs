@@ -12,7 +12,7 @@ use diffulex_protocol::{
     AdapterSource, EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent,
     ServingGenerate, ServingInput,
 };
-use diffulex_strategies::{BlockCandidates, Candidate};
+use diffulex_strategies::{BlockCandidates, Candidate, Layout};
 
 use crate::adapters::AdapterTable;
 use crate::batch::{Forward, Frame, Wanted, draw_key, lay_out};
@@ -139,14 +139,9 @@ impl Engine {
             ServingInput::Prompt { prompt: Prompt::Text(text) } => self.text.encode(text)?,
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
         };
-        if let Some(id) = prompt.iter().find(|id| **id >= self.card.vocab_size) {
-            let vocab_size = self.card.vocab_size;
-            return Err(RequestError::invalid(
-                "prompt",
-                format!("token id {id} is outside the vocabulary of {vocab_size}"),
-            ));
-        }
-        let limits = self.limits(prompt.len(), params.max_tokens as usize)?;
+        self.check_ids("prompt", &prompt)?;
+        let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(suffix))?;
+        let limits = self.limits(prompt.len(), suffix.len(), params.max_tokens as usize)?;
         let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let strategy = self.config.strategy_for(&params.decoding)?;
         let sequence = Sequence::new(
@@ -158,7 +153,8 @@ impl Engine {
             params.clone(),
             strategy,
             self.config.alignment,
-        );
+        )
+        .followed_by(&suffix);
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.stats.prompt_tokens += prompt.len() as u64;
@@ -205,8 +201,43 @@ impl Engine {
         }
     }
 
-    fn limits(&self, prompt_len: usize, max_tokens: usize) -> Result<Limits, RequestError> {
+    fn check_ids(&self, param: &'static str, ids: &[u32]) -> Result<(), RequestError> {
+        let vocab_size = self.card.vocab_size;
+        match ids.iter().find(|id| **id >= vocab_size) {
+            Some(id) => {
+                Err(RequestError::invalid(param, format!("token id {id} is outside the vocabulary of {vocab_size}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn suffix(&self, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
+        let ids = match suffix {
+            Prompt::Ids(ids) => ids.clone(),
+            Prompt::Text(text) => self.text.encode(text)?,
+        };
+        if !ids.is_empty() && self.config.strategy.layout() != Layout::WholeAnswer {
+            let name = self.config.strategy.name();
+            let message = format!(
+                "suffix needs a model that sees what follows the gap; this one is decoded by {name}, block after block"
+            );
+            return Err(RequestError::invalid("suffix", message));
+        }
+        self.check_ids("suffix", &ids)?;
+        Ok(ids)
+    }
+
+    fn limits(&self, prompt_len: usize, suffix_len: usize, max_tokens: usize) -> Result<Limits, RequestError> {
         let max_model_len = self.config.max_model_len;
+        if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
+            return Err(RequestError::invalid(
+                "suffix",
+                format!(
+                    "prompt and suffix have {prompt_len} and {suffix_len} tokens; with at least one between them, the limit of {max_model_len} is passed"
+                ),
+            ));
+        }
+        let max_model_len = max_model_len - suffix_len.min(max_model_len);
         if prompt_len == 0 {
             return Err(RequestError::invalid("prompt", "prompt is empty"));
         }
@@ -225,7 +256,7 @@ impl Engine {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
         let strategy = &self.config.strategy;
-        let n_positions = strategy.layout().extent(prompt_len, limits.end, strategy.block_size());
+        let n_positions = strategy.layout().extent(prompt_len, limits.end, strategy.block_size()) + suffix_len;
         let n_pages = n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {
             return Err(RequestError::too_large(

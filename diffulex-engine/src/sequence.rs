@@ -163,6 +163,18 @@ impl Sequence {
         sequence
     }
 
+    /// With `suffix` behind the answer's last position, where every position sees it and nothing is written. Only where all
+    /// of the answer is there from the start.
+    #[must_use]
+    pub fn followed_by(mut self, suffix: &[u32]) -> Self {
+        assert!(suffix.is_empty() || self.layout() == Layout::WholeAnswer, "nothing sees what follows");
+        self.tokens.extend(suffix);
+        self.inputs.extend(suffix.iter().copied().map(Input::Token));
+        self.states.resize(self.tokens.len(), PositionState::Prompt);
+        self.confidences.resize(self.tokens.len(), 1.0);
+        self
+    }
+
     /// Positions of a block.
     pub fn block_size(&self) -> usize {
         self.strategy.block_size()

@@ -85,6 +85,9 @@ pub struct ServingGenerate {
     /// How much a snapshot covers.
     #[serde(default, skip_serializing_if = "SnapshotSpan::is_default")]
     pub snapshot: SnapshotSpan,
+    /// What follows the answer, for models that see it. Text or token ids, used as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suffix: Option<Prompt>,
     /// The adapter to answer with; `None` is the model as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,

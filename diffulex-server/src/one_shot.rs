@@ -62,6 +62,7 @@ fn submission(args: &GenerateArgs, is_shown: bool) -> Submission {
         stream: is_shown,
         stream_mode: StreamMode::Denoise,
         snapshot: SnapshotSpan::Window,
+        suffix: None,
         adapter: None,
         user: None,
         n_choices: 1,

@@ -175,6 +175,7 @@ impl Fixture {
             stream: true,
             stream_mode: StreamMode::BlockAppend,
             snapshot: SnapshotSpan::Window,
+            suffix: None,
             adapter: None,
             user: None,
             n_choices: 1,

@@ -186,6 +186,7 @@ pub(crate) fn request(rid: &str, prompt: &[u32], params: SamplingParams) -> Serv
         stream: false,
         stream_mode: StreamMode::BlockAppend,
         snapshot: SnapshotSpan::Window,
+        suffix: None,
         adapter: None,
         user: None,
         created_time: 0.0,

@@ -8,6 +8,7 @@ mod families;
 mod forwards;
 mod golden;
 mod harness;
+mod infilling;
 mod picture;
 mod requests;
 mod text;

@@ -96,6 +96,8 @@ pub struct Submission {
     pub stream_mode: StreamMode,
     /// How much a snapshot covers.
     pub snapshot: SnapshotSpan,
+    /// What follows the answer.
+    pub suffix: Option<Prompt>,
     /// The adapter to answer with.
     pub adapter: Option<String>,
     /// The client's own tag.
@@ -215,6 +217,10 @@ impl Frontend {
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let ids = self.tokenise(submission.input).await?;
         check_prompt(&ids, &submission.sampling_params, &card)?;
+        let suffix = match submission.suffix {
+            Some(prompt) => Some(self.tokenise(ServingInput::Prompt { prompt }).await?),
+            None => None,
+        };
 
         let first_seed = submission.sampling_params.seed.unwrap_or_else(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -231,6 +237,7 @@ impl Frontend {
                 stream: submission.stream,
                 stream_mode: submission.stream_mode,
                 snapshot: submission.snapshot,
+                suffix: suffix.clone().map(Prompt::Ids),
                 adapter: submission.adapter.clone(),
                 user: submission.user.clone(),
                 created_time,

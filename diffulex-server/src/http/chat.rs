@@ -40,6 +40,7 @@ pub(super) async fn chat_completions(
         stream: is_stream,
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
+        suffix: None,
         adapter,
         user: body.user.take(),
     };

@@ -38,6 +38,7 @@ pub(super) async fn completions(
         stream: is_stream,
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
+        suffix: body.take_suffix(),
         adapter,
         user: body.user.take(),
     };

@@ -33,6 +33,7 @@ pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request
         stream: is_stream,
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
+        suffix: body.take_suffix(),
         adapter,
         user: body.user.take(),
         n_choices: 1,

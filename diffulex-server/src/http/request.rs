@@ -20,6 +20,8 @@ pub(super) struct GenerationBody {
     pub(super) model: Option<String>,
     /// Text or ids (`/generate`, completions).
     pub(super) prompt: Option<PromptField>,
+    /// Text or ids that follow the answer (`/generate`, completions).
+    suffix: Option<Prompt>,
     /// The conversation (chat).
     pub(super) messages: Option<Vec<MessageField>>,
     /// Progress as server-sent events.
@@ -52,7 +54,6 @@ pub(super) struct GenerationBody {
     decoding: Option<DecodingOverrides>,
 
     // Known to OpenAI, vLLM or sglang-omni, and not supported.
-    suffix: Option<Value>,
     echo: Option<Value>,
     best_of: Option<Value>,
     top_logprobs: Option<Value>,
@@ -218,8 +219,19 @@ impl GenerationBody {
         }
     }
 
+    /// What follows the answer; an empty text or list is nothing.
+    pub(super) fn take_suffix(&mut self) -> Option<Prompt> {
+        self.suffix.take().filter(|suffix| match suffix {
+            Prompt::Text(text) => !text.is_empty(),
+            Prompt::Ids(ids) => !ids.is_empty(),
+        })
+    }
+
     /// The conversation; an error when there is none.
     pub(super) fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
+        if self.take_suffix().is_some() {
+            return Err(ApiError::invalid("suffix", "a chat has no suffix; /v1/completions and /generate take one"));
+        }
         let messages = self.messages.take().unwrap_or_default();
         if messages.is_empty() {
             return Err(ApiError::invalid("messages", "messages must not be empty"));
@@ -228,11 +240,6 @@ impl GenerationBody {
     }
 
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        if self.suffix.as_ref().is_some_and(|suffix| !asks_for_nothing(suffix)) {
-            let message = "suffix needs a model that reads what follows the gap; the loaded model is block-causal: a block \
-                           never sees a later one";
-            return Err(ApiError::invalid("suffix", message));
-        }
         let fields = [
             ("echo", &self.echo),
             ("best_of", &self.best_of),
@@ -387,7 +394,6 @@ mod tests {
             (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
             (r#"{"modalities": ["text", "audio"]}"#, "modalities"),
             (r#"{"top_logprobs": 3}"#, "top_logprobs"),
-            (r#"{"suffix": "x"}"#, "suffix"),
             (r#"{"temperature": 3}"#, "temperature"),
             (r#"{"top_k": -7}"#, "top_k"),
         ] {
