@@ -89,8 +89,8 @@ fn add_rows(
     let first_row = batch.ids.len();
     let positions = sequence.rows_of(&blocks);
     let mut visible = Vec::with_capacity(positions.len());
-    for position in positions.clone() {
-        batch.ids.push(match sequence.inputs()[position] {
+    for (position, input) in positions.clone().zip(sequence.inputs(&blocks)) {
+        batch.ids.push(match input {
             Input::Token(token) => token,
             Input::Noise => frame.randomness.noise(draw_key(sequence, position), frame.vocab_size),
         });

@@ -5,8 +5,8 @@
 
 use diffulex_protocol::{AdapterSource, DecodingOverrides};
 use diffulex_strategies::{
-    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, Layout, MultiBlock, MultiBlockConfig,
-    Score, SemiAutoregressive, Strategy, StrategyKind,
+    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, Layout, MultiBlock,
+    MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +82,10 @@ pub struct EngineOptions {
     pub block_size: Option<u32>,
     /// Blocks in flight.
     pub buffer_size: Option<u32>,
+    /// Positions of a sub-block.
+    pub sub_block_size: Option<u32>,
+    /// Forward one sub-block where the K/V of the others, as they were, will do.
+    pub block_cache: Option<bool>,
     /// The mask token.
     pub mask_token_id: Option<u32>,
     /// Accept rule by name.
@@ -147,6 +151,8 @@ impl Default for EngineOptions {
             decoding_strategy: None,
             block_size: None,
             buffer_size: None,
+            sub_block_size: None,
+            block_cache: None,
             mask_token_id: None,
             accept_rule: None,
             accept_threshold: None,
@@ -241,30 +247,24 @@ const BLOCK_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
 pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
 
 impl EngineConfig {
-    /// The strategies a family can be decoded by, its authors' first. The error says which one is missing.
-    pub fn strategies_of(family: &Family) -> Result<&'static [StrategyKind], String> {
-        use StrategyKind::{BlockEdit, D2f, DiffusionGenerate, MultiBlock, SemiAutoregressive};
-        let missing = match (family.attention, family.alignment) {
+    /// The strategies a family can be decoded by, its authors' first.
+    fn strategies_of(family: &Family) -> &'static [StrategyKind] {
+        use StrategyKind::{
+            BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, FastDllmV2, MultiBlock, SemiAutoregressive,
+        };
+        match (family.attention, family.alignment) {
             // 2.1 alone was trained to replace its tokens, and nothing in its files tells it from 2.0.
             (AttentionKind::BlockCausal, LogitAlignment::Same) if family.network == NetworkKind::Llada2 => {
-                return Ok(&[MultiBlock, BlockEdit]);
+                &[MultiBlock, BlockEdit]
             }
-            (AttentionKind::BlockCausal, LogitAlignment::Same) => return Ok(&[MultiBlock]),
+            (AttentionKind::BlockCausal, LogitAlignment::Same) => &[MultiBlock],
+            (AttentionKind::BlockCausal, LogitAlignment::Next) => &[FastDllmV2],
             // Nobody has trained D2F's adapters for LLaDA-MoE.
-            (AttentionKind::Full, _) if family.network == NetworkKind::MoeLlada => return Ok(&[SemiAutoregressive]),
-            (AttentionKind::Full, LogitAlignment::Same) => return Ok(&[SemiAutoregressive, D2f]),
-            (AttentionKind::Full, LogitAlignment::Next) => return Ok(&[DiffusionGenerate, D2f]),
-            (AttentionKind::BlockCausal, LogitAlignment::Next) => {
-                "block diffusion whose logits speak of the next position"
-            }
-            (AttentionKind::Canvas, LogitAlignment::Same | LogitAlignment::Next) => {
-                return Ok(&[StrategyKind::CanvasRenoise]);
-            }
-        };
-        Err(format!(
-            "{} is decoded by {missing}; its network is here, this strategy is not; there are multi_bd, block_edit, semi_ar, diffusion_generate, d2f and diffusion_gemma",
-            family.architecture,
-        ))
+            (AttentionKind::Full, _) if family.network == NetworkKind::MoeLlada => &[SemiAutoregressive],
+            (AttentionKind::Full, LogitAlignment::Same) => &[SemiAutoregressive, D2f],
+            (AttentionKind::Full, LogitAlignment::Next) => &[DiffusionGenerate, D2f],
+            (AttentionKind::Canvas, LogitAlignment::Same | LogitAlignment::Next) => &[CanvasRenoise],
+        }
     }
 
     /// The options as they act for a model. The error names the option and what would work.
@@ -290,14 +290,16 @@ impl EngineConfig {
         if options.buffer_size.is_some() && !kind.has_pipeline() {
             return Err(not_a_setting("buffer size", kind));
         }
-        let buffer_size = match kind {
-            StrategyKind::D2f => D2f::BUFFER_SIZE,
-            StrategyKind::MultiBlock
-            | StrategyKind::BlockEdit
-            | StrategyKind::SemiAutoregressive
-            | StrategyKind::DiffusionGenerate
-            | StrategyKind::CanvasRenoise => MultiBlockConfig::BUFFER_SIZE,
-        };
+        if kind != StrategyKind::FastDllmV2 {
+            for (name, is_set) in
+                [("sub-block size", options.sub_block_size.is_some()), ("block cache", options.block_cache.is_some())]
+            {
+                if is_set {
+                    return Err(not_a_setting(name, kind));
+                }
+            }
+        }
+        let buffer_size = if kind == StrategyKind::D2f { D2f::BUFFER_SIZE } else { MultiBlockConfig::BUFFER_SIZE };
         let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
         if !(1..=16).contains(&buffer_size) {
@@ -347,6 +349,19 @@ impl EngineConfig {
                 stability_threshold: CanvasRenoise::STABILITY_THRESHOLD,
                 confidence_threshold: CanvasRenoise::CONFIDENCE_THRESHOLD,
             }),
+            StrategyKind::FastDllmV2 => {
+                let default = FastDllmV2::SUB_BLOCK_SIZE.min(block_size);
+                let sub_block_size = options.sub_block_size.map_or(default, |size| size as usize);
+                if sub_block_size == 0 || !block_size.is_multiple_of(sub_block_size) {
+                    return Err(format!("sub-block size {sub_block_size} does not divide the block size {block_size}"));
+                }
+                Strategy::FastDllmV2(FastDllmV2 {
+                    block_size,
+                    sub_block_size,
+                    block_cache: options.block_cache.unwrap_or_default(),
+                    accept: AcceptRule::Threshold { accept_threshold },
+                })
+            }
         };
         let decoding = options.decoding();
         decoding.validate().map_err(|(_, message)| message)?;
@@ -377,10 +392,13 @@ impl EngineConfig {
         }
         let max_num_batched_tokens = options.max_num_batched_tokens as usize;
         let (least, what) = match layout {
-            Layout::BlockCausal => (
-                (2 * buffer_size + 2) * block_size,
-                format!("a window of {buffer_size} blocks of {block_size} and as many to encode"),
-            ),
+            Layout::BlockCausal => {
+                let n_blocks = strategy.buffer_size();
+                (
+                    (2 * n_blocks + 2) * block_size,
+                    format!("a window of {n_blocks} blocks of {block_size} and as many to encode"),
+                )
+            }
             Layout::PromptFirst => (
                 max_model_len + 2 * block_size,
                 format!("the longest prompt, which is encoded whole, and two blocks of {block_size}"),
@@ -431,7 +449,7 @@ impl EngineConfig {
 
     /// The strategy that `options` name, or else the model's own.
     fn strategy_kind(options: &EngineOptions, spec: &ModelSpec) -> Result<StrategyKind, String> {
-        let kinds = Self::strategies_of(spec.family)?;
+        let kinds = Self::strategies_of(spec.family);
         let Some(name) = options.decoding_strategy.as_deref() else {
             // The only adapters published for these families make another kind of model of them.
             let is_d2f = spec.is_adapted && kinds.contains(&StrategyKind::D2f);
@@ -545,6 +563,16 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
             Strategy::BlockEdit(BlockEdit { blocks: pipeline(blocks)?, edit: edit_rule(*edit, overrides)? })
         }
         Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks)? }),
+        Strategy::FastDllmV2(fast_dllm_v2) => {
+            let accept = accept()?;
+            // Schedules count a block's steps and positions; here they would have to count a sub-block's.
+            if !matches!(accept, AcceptRule::Threshold { .. }) {
+                let (rule, kind) = (accept.name(), base.kind());
+                let message = format!("accept rule {rule} is no rule of {}, which has threshold", kind.name());
+                return Err(RequestError::invalid("decoding.accept_rule", message));
+            }
+            Strategy::FastDllmV2(FastDllmV2 { accept, ..fast_dllm_v2.clone() })
+        }
         Strategy::SemiAutoregressive(semi_autoregressive) => {
             Strategy::SemiAutoregressive(SemiAutoregressive { accept: accept()?, ..semi_autoregressive.clone() })
         }

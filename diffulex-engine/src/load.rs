@@ -38,9 +38,6 @@ pub(crate) fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
     let started = Instant::now();
-    // Before the weights are read: some families have a network and no strategy.
-    let (family, _) = models::read_config(files)?;
-    EngineConfig::strategies_of(family).map_err(|what| LoadError::of(files.place(), what))?;
     let text = TextModel::load(files)?;
     let (config, spec, runner, device) = match options.device {
         DeviceChoice::Reference => {

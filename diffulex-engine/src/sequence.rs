@@ -11,7 +11,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{BlockCandidates, BlockView, Edit, Input, Layout, Progress, Proposal, Score, Strategy};
+use diffulex_strategies::{
+    BlockCandidates, BlockView, Edit, Focus, Input, Layout, Progress, Proposal, Score, Strategy,
+};
 
 use crate::error::RequestError;
 use crate::models::LogitAlignment;
@@ -47,8 +49,19 @@ pub enum BlockStatus {
     Cached,
 }
 
+/// K/V of an `Active` block that a strategy may build on when it forwards a part of it only.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Scratch {
+    /// Its rows were never forwarded together.
+    Never,
+    /// They were, from these inputs, and that is what the cache has of all but the part forwarded since.
+    Kept(Vec<Input>),
+    /// That went with the pages; the inputs tell how to write it again.
+    Lost(Vec<Input>),
+}
+
 /// A block that has been opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     /// Where it is on its way.
     pub status: BlockStatus,
@@ -58,24 +71,26 @@ pub struct Block {
     pub full_steps: usize,
     /// Steps in a row, up to the last one, that left every token of it as it was.
     pub unchanged_steps: usize,
+    /// What is in the cache of it before its tokens are final.
+    pub scratch: Scratch,
 }
 
 impl Block {
     fn new(status: BlockStatus) -> Self {
-        Self { status, steps: 0, full_steps: 0, unchanged_steps: 0 }
+        Self { status, steps: 0, full_steps: 0, unchanged_steps: 0, scratch: Scratch::Never }
     }
 }
 
 /// What a forward of a request is for; decides which counter it is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardKind {
-    /// At least one block was denoised.
+    /// Rows of at least one block were denoised.
     Denoise,
     /// K/V lost in a preemption were written again.
     Rebuild,
-    /// Prompt blocks were encoded.
+    /// Prompt blocks were encoded; the answer's first token may come with them.
     Prefill,
-    /// Finished blocks were encoded.
+    /// Finished blocks were encoded; a token of the next one may come with them.
     Commit,
 }
 
@@ -228,11 +243,6 @@ impl Sequence {
         &self.tokens
     }
 
-    /// What the network reads at every opened position.
-    pub fn inputs(&self) -> &[Input] {
-        &self.inputs
-    }
-
     /// What is known of every opened position.
     pub fn states(&self) -> &[PositionState] {
         &self.states
@@ -290,7 +300,14 @@ impl Sequence {
     pub fn rows_of(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
             Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
-                let rows = self.block_start(blocks.start)..self.block_start(blocks.end);
+                let start = self.block_start(blocks.start);
+                let rows = match blocks.clone().next_back() {
+                    Some(last) => {
+                        start + self.focus(blocks.start).forwarded.start
+                            ..self.block_start(last) + self.focus(last).forwarded.end
+                    }
+                    None => start..start,
+                };
                 // What speaks of a mask in the first row goes along, with the K/V it has already.
                 let is_masked = self.states.get(rows.start) == Some(&PositionState::Masked);
                 let lead = if is_masked { rows.start - self.speaker(rows.start) } else { 0 };
@@ -306,6 +323,46 @@ impl Sequence {
             LogitAlignment::Same => position,
             // A prompt is never empty, so there is one before.
             LogitAlignment::Next => position - 1,
+        }
+    }
+
+    /// What the network reads in the rows of `blocks`.
+    pub fn inputs(&self, blocks: &Range<usize>) -> Vec<Input> {
+        let rows = self.rows_of(blocks);
+        let mut inputs = self.inputs[rows.clone()].to_vec();
+        for index in blocks.clone() {
+            if let Some(written) = self.restored(index) {
+                let start = self.block_start(index) - rows.start;
+                inputs[start..start + written.len()].copy_from_slice(written);
+            }
+        }
+        inputs
+    }
+
+    /// Which rows of block `index` the next step is about.
+    fn focus(&self, index: usize) -> Focus {
+        let whole = Focus::whole(self.block_range(index).len());
+        match self.blocks[index].status {
+            BlockStatus::Ready | BlockStatus::Cached => Focus { decided: 0..0, ..whole },
+            // What the strategy goes on from has to be there first.
+            BlockStatus::Active if self.restored(index).is_some() => Focus { decided: 0..0, ..whole },
+            BlockStatus::Active => self.strategy_focus(index),
+        }
+    }
+
+    fn strategy_focus(&self, index: usize) -> Focus {
+        let states = &self.states[self.block_range(index)];
+        let masked: Vec<bool> = states.iter().map(|state| *state == PositionState::Masked).collect();
+        self.strategy.focus(&masked, self.blocks[index].scratch != Scratch::Never)
+    }
+
+    /// What block `index` has to be written again from before the strategy can go on, if it has to.
+    fn restored(&self, index: usize) -> Option<&[Input]> {
+        match &self.blocks[index].scratch {
+            Scratch::Lost(written) => {
+                (self.strategy_focus(index).forwarded.len() < written.len()).then_some(written.as_slice())
+            }
+            Scratch::Never | Scratch::Kept(_) => None,
         }
     }
 
@@ -421,9 +478,12 @@ impl Sequence {
         self.blocks.push(Block::new(BlockStatus::Active));
     }
 
-    /// Positions of block `index` that are not decided.
+    /// Positions of block `index` that are not decided and that the next step is about.
     pub fn undecided(&self, index: usize) -> Vec<usize> {
-        self.block_range(index).filter(|position| !self.states[*position].is_decided()).collect()
+        let start = self.block_start(index);
+        let decided = self.focus(index).decided;
+        let positions = start + decided.start..start + decided.end;
+        positions.filter(|position| !self.states[*position].is_decided()).collect()
     }
 
     /// The draft at `position`, if there is one.
@@ -446,16 +506,24 @@ impl Sequence {
             if block.status == BlockStatus::Cached {
                 block.status = BlockStatus::Ready;
             }
+            block.scratch = match std::mem::replace(&mut block.scratch, Scratch::Never) {
+                Scratch::Kept(written) | Scratch::Lost(written) => Scratch::Lost(written),
+                Scratch::Never => Scratch::Never,
+            };
         }
     }
 
     /// What a forward over `blocks` is for.
     pub fn forward_kind(&self, blocks: &Range<usize>) -> ForwardKind {
-        if self.blocks[blocks.clone()].iter().any(|block| block.status == BlockStatus::Active) {
+        let denoises = |index: usize| {
+            let Focus { forwarded, decided } = self.focus(index);
+            !forwarded.is_empty() && !decided.is_empty()
+        };
+        if blocks.clone().any(denoises) {
             ForwardKind::Denoise
-        } else if blocks.start < self.rebuild_end {
+        } else if blocks.start < self.rebuild_end || blocks.clone().any(|index| self.restored(index).is_some()) {
             ForwardKind::Rebuild
-        } else if blocks.start < self.n_prompt_blocks() {
+        } else if self.rows_of(blocks).start < self.block_start(self.n_prompt_blocks()) {
             ForwardKind::Prefill
         } else {
             ForwardKind::Commit
@@ -494,18 +562,12 @@ impl Sequence {
             };
             proposals.push((*index, self.strategy.step(&view)));
         }
-        let mut n_changes = 0;
-        for block in &mut self.blocks[blocks.clone()] {
-            if block.status == BlockStatus::Ready {
-                block.status = BlockStatus::Cached;
-                n_changes += 1;
-            }
-        }
         let settles = |index: usize, proposal: &Proposal| proposal.settles && self.progress(index).is_complete();
-        n_changes += proposals
+        let n_proposed: usize = proposals
             .iter()
             .map(|(index, proposal)| proposal.edits.len() + usize::from(settles(*index, proposal)))
-            .sum::<usize>();
+            .sum();
+        let n_changes = n_proposed + self.note_written(blocks);
         let is_idle = n_changes == 0 && !self.strategy.accept().may_pause();
         self.n_idle_steps = if is_idle { self.n_idle_steps + 1 } else { 0 };
         if self.n_idle_steps >= MAX_IDLE_STEPS {
@@ -529,6 +591,30 @@ impl Sequence {
         self.settle(&proposals, &mut change);
         self.note_stop();
         Ok(change)
+    }
+
+    /// Takes note of the K/V that a forward over `blocks` wrote. Returns how many blocks are nearer to their end by that.
+    fn note_written(&mut self, blocks: Range<usize>) -> usize {
+        let mut n_changes = 0;
+        for index in blocks {
+            let range = self.block_range(index);
+            match self.blocks[index].status {
+                BlockStatus::Ready => {
+                    self.blocks[index].status = BlockStatus::Cached;
+                    n_changes += 1;
+                }
+                BlockStatus::Active => {
+                    let restored = self.restored(index).map(<[Input]>::to_vec);
+                    n_changes += usize::from(restored.is_some());
+                    if self.focus(index).forwarded.len() == range.len() {
+                        let written = restored.unwrap_or_else(|| self.inputs[range].to_vec());
+                        self.blocks[index].scratch = Scratch::Kept(written);
+                    }
+                }
+                BlockStatus::Cached => {}
+            }
+        }
+        n_changes
     }
 
     /// The best candidate for a mask of the first block that has one.
@@ -606,6 +692,7 @@ impl Sequence {
             let is_final =
                 proposal.is_some_and(|proposal| proposal.edits.is_empty()) && self.n_cached_blocks() == index;
             self.blocks[index].status = if is_final { BlockStatus::Cached } else { BlockStatus::Ready };
+            self.blocks[index].scratch = Scratch::Never;
             change.block_steps.push(self.blocks[index].steps);
         }
     }

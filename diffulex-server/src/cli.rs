@@ -154,6 +154,12 @@ pub struct EngineFlags {
     /// Blocks in flight at most.
     #[arg(long, value_name = "N")]
     pub buffer_size: Option<u32>,
+    /// Positions of a sub-block, a divisor of the block size; fast_dllm_v2 only.
+    #[arg(long, value_name = "N")]
+    pub sub_block_size: Option<u32>,
+    /// Forward one sub-block where the K/V of the others, as they were, will do; fast_dllm_v2 only.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub block_cache: Option<bool>,
     /// The mask token's id; the model's own otherwise.
     #[arg(long, value_name = "ID")]
     pub mask_token_id: Option<u32>,

@@ -12,6 +12,7 @@
 //! - [`diffusion_generate`]: Dream's schedule over time.
 //! - [`block_edit`]: blocks whose tokens may be replaced until they settle. [`revise`]: the edit rules.
 //! - [`canvas_renoise`]: DiffusionGemma's canvases of random tokens.
+//! - [`fast_dllm_v2`]: sub-blocks, and a token of the next block with each commit.
 //! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
@@ -20,6 +21,7 @@ pub mod canvas_renoise;
 pub mod d2f;
 pub mod diffusion_generate;
 pub mod edit;
+pub mod fast_dllm_v2;
 pub mod layout;
 pub mod multi_block;
 pub mod revise;
@@ -33,9 +35,10 @@ pub use canvas_renoise::CanvasRenoise;
 pub use d2f::D2f;
 pub use diffusion_generate::DiffusionGenerate;
 pub use edit::{Edit, Input, Proposal};
+pub use fast_dllm_v2::FastDllmV2;
 pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use revise::EditRule;
 pub use semi_autoregressive::SemiAutoregressive;
 pub use strategy::{Strategy, StrategyKind};
-pub use view::{BlockCandidates, BlockView, Candidate, Progress, Score};
+pub use view::{BlockCandidates, BlockView, Candidate, Focus, Progress, Score};

@@ -8,10 +8,11 @@ use crate::canvas_renoise::CanvasRenoise;
 use crate::d2f::D2f;
 use crate::diffusion_generate::DiffusionGenerate;
 use crate::edit::{Edit, Proposal};
+use crate::fast_dllm_v2::FastDllmV2;
 use crate::layout::Layout;
 use crate::multi_block::MultiBlock;
 use crate::semi_autoregressive::SemiAutoregressive;
-use crate::view::{BlockView, Candidate, Progress};
+use crate::view::{BlockView, Candidate, Focus, Progress};
 
 /// The strategies, without settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub enum StrategyKind {
     D2f,
     /// See [`CanvasRenoise`].
     CanvasRenoise,
+    /// See [`FastDllmV2`].
+    FastDllmV2,
 }
 
 impl StrategyKind {
@@ -40,6 +43,7 @@ impl StrategyKind {
             Self::DiffusionGenerate => "diffusion_generate",
             Self::D2f => "d2f",
             Self::CanvasRenoise => "diffusion_gemma",
+            Self::FastDllmV2 => "fast_dllm_v2",
         }
     }
 
@@ -47,14 +51,14 @@ impl StrategyKind {
     pub fn has_pipeline(self) -> bool {
         match self {
             Self::MultiBlock | Self::BlockEdit | Self::D2f => true,
-            Self::SemiAutoregressive | Self::DiffusionGenerate | Self::CanvasRenoise => false,
+            Self::SemiAutoregressive | Self::DiffusionGenerate | Self::FastDllmV2 | Self::CanvasRenoise => false,
         }
     }
 
     /// What it needs of memory and masks.
     pub fn layout(self) -> Layout {
         match self {
-            Self::MultiBlock | Self::BlockEdit => Layout::BlockCausal,
+            Self::MultiBlock | Self::BlockEdit | Self::FastDllmV2 => Layout::BlockCausal,
             Self::D2f => Layout::PromptFirst,
             Self::SemiAutoregressive | Self::DiffusionGenerate => Layout::WholeAnswer,
             Self::CanvasRenoise => Layout::Canvases,
@@ -84,6 +88,9 @@ pub enum Strategy {
     /// `diffusion_gemma`.
     #[serde(rename = "diffusion_gemma")]
     CanvasRenoise(CanvasRenoise),
+    /// `fast_dllm_v2`.
+    #[serde(rename = "fast_dllm_v2")]
+    FastDllmV2(FastDllmV2),
 }
 
 impl Strategy {
@@ -96,6 +103,7 @@ impl Strategy {
             Self::DiffusionGenerate(_) => StrategyKind::DiffusionGenerate,
             Self::D2f(_) => StrategyKind::D2f,
             Self::CanvasRenoise(_) => StrategyKind::CanvasRenoise,
+            Self::FastDllmV2(_) => StrategyKind::FastDllmV2,
         }
     }
 
@@ -117,6 +125,7 @@ impl Strategy {
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
             Self::D2f(d2f) => d2f.pipeline.config().block_size,
             Self::CanvasRenoise(canvas_renoise) => canvas_renoise.block_size,
+            Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.block_size,
         }
     }
 
@@ -124,7 +133,7 @@ impl Strategy {
     pub fn buffer_size(&self) -> usize {
         match self {
             Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().buffer_size,
-            Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => 1,
+            Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) | Self::FastDllmV2(_) => 1,
             Self::D2f(d2f) => d2f.pipeline.config().buffer_size,
             Self::CanvasRenoise(_) => CanvasRenoise::BUFFER_SIZE,
         }
@@ -138,6 +147,7 @@ impl Strategy {
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
             Self::D2f(d2f) => d2f.pipeline.config().accept,
             Self::CanvasRenoise(canvas_renoise) => canvas_renoise.accept,
+            Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.accept,
         }
     }
 
@@ -150,6 +160,7 @@ impl Strategy {
             // All of them are open from the start.
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
             Self::D2f(d2f) => d2f.pipeline.opens_block(n_live, newest, context_is_cached),
+            Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.opens_block(n_live, newest),
             Self::CanvasRenoise(canvas_renoise) => canvas_renoise.opens_block(n_live, newest),
         }
     }
@@ -161,8 +172,23 @@ impl Strategy {
             | Self::BlockEdit(_)
             | Self::SemiAutoregressive(_)
             | Self::DiffusionGenerate(_)
-            | Self::D2f(_) => 1.0,
+            | Self::D2f(_)
+            | Self::FastDllmV2(_) => 1.0,
             Self::CanvasRenoise(canvas_renoise) => canvas_renoise.temperature(step),
+        }
+    }
+
+    /// Which rows of a block with masks the next step is about. `masked` has one per row; `is_written` tells that all
+    /// rows were forwarded together before: what is left out now is seen as it was then.
+    pub fn focus(&self, masked: &[bool], is_written: bool) -> Focus {
+        match self {
+            Self::MultiBlock(_)
+            | Self::BlockEdit(_)
+            | Self::SemiAutoregressive(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::CanvasRenoise(_) => Focus::whole(masked.len()),
+            Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.focus(masked, is_written),
         }
     }
 
@@ -175,6 +201,7 @@ impl Strategy {
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.step(block),
             Self::D2f(d2f) => d2f.pipeline.step(block),
             Self::CanvasRenoise(canvas_renoise) => canvas_renoise.step(block),
+            Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.step(block),
         }
     }
 
@@ -182,9 +209,11 @@ impl Strategy {
     pub fn force(&self, candidate: Candidate) -> Proposal {
         let edit = match self {
             Self::BlockEdit(_) | Self::CanvasRenoise(_) => Edit::draft(candidate),
-            Self::MultiBlock(_) | Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) | Self::D2f(_) => {
-                Edit::fill(candidate)
-            }
+            Self::MultiBlock(_)
+            | Self::SemiAutoregressive(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::FastDllmV2(_) => Edit::fill(candidate),
         };
         Proposal { edits: vec![edit], settles: false }
     }

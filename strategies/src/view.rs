@@ -1,5 +1,7 @@
 //! What a rule may look at.
 
+use std::ops::Range;
+
 /// What the network would write at one position that is not decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -60,6 +62,22 @@ impl Progress {
     }
 }
 
+/// Which rows of a block a step is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Focus {
+    /// Rows that are forwarded; none: only what speaks of the first row is, in the block before.
+    pub forwarded: Range<usize>,
+    /// Rows up for a decision, as far as they are not decided.
+    pub decided: Range<usize>,
+}
+
+impl Focus {
+    /// All rows of a block of `block_size`.
+    pub fn whole(block_size: usize) -> Self {
+        Self { forwarded: 0..block_size, decided: 0..block_size }
+    }
+}
+
 /// A block as it was before this step, and what the network says of its masked positions.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockView<'a> {
@@ -73,7 +91,7 @@ pub struct BlockView<'a> {
     pub full_steps: usize,
     /// Steps in a row, up to the last one, that left every token of it as it was.
     pub unchanged_steps: usize,
-    /// One per position that is not decided, ascending by row, at least one.
+    /// One per undecided position that the step is about, ascending by row, at least one.
     pub candidates: &'a [Candidate],
 }
 
@@ -82,6 +100,6 @@ pub struct BlockView<'a> {
 pub struct BlockCandidates {
     /// Index of the block in its request.
     pub block: usize,
-    /// One per position that is not decided, ascending by row.
+    /// One per undecided position that the step is about, ascending by row.
     pub candidates: Vec<Candidate>,
 }

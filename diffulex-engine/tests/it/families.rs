@@ -131,19 +131,26 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
             EngineOptions { edit_threshold: Some(1.5), ..named("block_edit") },
             "edit_threshold must be in [0, 1]",
         ),
+        ("sdar", EngineOptions { block_cache: Some(true), ..options() }, "block cache is no setting of multi_bd"),
+        (
+            "fast_dllm_v2",
+            EngineOptions { sub_block_size: Some(3), ..options() },
+            "sub-block size 3 does not divide the block size 8",
+        ),
+        (
+            "fast_dllm_v2",
+            EngineOptions { accept_rule: Some("static".to_owned()), ..options() },
+            "static is no rule of fast_dllm_v2, which has threshold",
+        ),
+        (
+            "fast_dllm_v2",
+            EngineOptions { buffer_size: Some(2), ..options() },
+            "buffer size is no setting of fast_dllm_v2",
+        ),
     ] {
         let message = refused(checkpoint, options);
         assert!(message.contains(said), "{message}");
     }
-}
-
-#[test]
-fn families_without_a_strategy_are_refused_with_what_is_missing() {
-    let message = refused(Files::golden("fast_dllm_v2"));
-    assert!(
-        message.contains("logits speak of the next position") && message.contains("there are multi_bd"),
-        "{message}"
-    );
 }
 
 #[test]

@@ -3,22 +3,19 @@
 use std::collections::BTreeMap;
 
 use diffulex_engine::sampler::{DrawKey, Randomness};
-use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
+use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ServingEngine};
 use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingEvent, ServingReply, StreamMode};
 
 use crate::harness::{Files, greedy, ids, json, options, prompt, request, run};
 
 /// An engine that recorded confidences can be compared with: no prefix of one run is found by the next.
 fn engine_on(files: Files, device: DeviceChoice, block_size: usize, buffer_size: Option<u32>) -> Engine {
-    let options = EngineOptions {
-        device,
-        block_size: Some(block_size as u32),
-        buffer_size,
-        // Some checkpoints leave it to the family's table, which speaks of the released vocabulary.
-        mask_token_id: Some(MASK),
-        prefix_caching: false,
-        ..options()
-    };
+    engine_with(files, EngineOptions { device, block_size: Some(block_size as u32), buffer_size, ..options() })
+}
+
+fn engine_with(files: Files, options: EngineOptions) -> Engine {
+    // Some checkpoints leave the mask to the family's table, which speaks of the released vocabulary.
+    let options = EngineOptions { mask_token_id: Some(MASK), prefix_caching: false, ..options };
     Engine::load(&files.leak(), &options, &mut |_| {}).unwrap()
 }
 
@@ -545,6 +542,46 @@ fn traces_of_diffusion_gemma_equal_the_authors() {
                 let canvas = prompt.len() + usize_of(&step["canvas_index"]) * 8 - snapshot.absolute_start as usize;
                 assert_eq!(snapshot.token_ids[canvas..canvas + 8], ids(&step["draft"]), "{params}");
             }
+        }
+    }
+}
+
+#[test]
+fn traces_of_fast_dllm_v2_equal_the_authors() {
+    let traces = json("fast_dllm_v2/trace.json");
+    let traces = traces["traces"].as_array().unwrap();
+    assert_eq!(traces.len(), 4);
+    for trace in traces {
+        let params = &trace["params"];
+        let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
+        let want = &all[prompt.len()..];
+        let block_size = usize_of(&params["block_size"]);
+        let steps = trace["steps"].as_array().unwrap();
+        assert_eq!(steps.len(), usize_of(&trace["nfe"]));
+        let n_commits = steps.iter().filter(|step| step["kind"] == "commit").count() as u32;
+        let n_rows: usize = steps.iter().map(|step| ids(&step["input_ids"]).len()).sum();
+        // As everywhere, a prompt's front is encoded in the forward that denoises its tail, if it has one.
+        let n_fronts = u32::from(prompt.len() >= block_size);
+        let n_prefills = if prompt.len().is_multiple_of(block_size) { n_fronts } else { 0 };
+        let mut sampling = greedy(want.len() as u32);
+        sampling.decoding.accept_threshold = params["threshold"].as_f64().map(|threshold| threshold as f32);
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            let options = EngineOptions {
+                device,
+                block_size: Some(block_size as u32),
+                sub_block_size: params["small_block_size"].as_u64().map(|size| size as u32),
+                block_cache: params["use_block_cache"].as_bool(),
+                ..options()
+            };
+            let mut engine = engine_with(Files::golden("fast_dllm_v2"), options);
+            run(&mut engine, vec![request("rows", &prompt, sampling.clone())]);
+            assert_eq!(engine.stats().rows, n_rows as u64, "{params}");
+            let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
+            assert_eq!(reply.token_ids, want, "{params}");
+            let counts = reply.nfe_counts;
+            let n_denoise = steps.len() as u32 - n_commits;
+            let wanted = (n_denoise, n_prefills, n_commits - n_fronts);
+            assert_eq!((counts.denoise, counts.prefill, counts.commit), wanted, "{params}");
         }
     }
 }

@@ -137,6 +137,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let page_bytes = |n_kv_heads: u64| 3 * 2 * n_kv_heads * 16 * 4 * 8;
     let options = EngineOptions { max_model_len: 96, ..options() };
     let of_four = EngineOptions { block_size: Some(4), ..options.clone() };
+    let sub_blocks = EngineOptions { sub_block_size: Some(4), ..options.clone() };
+    let cached = EngineOptions { sub_block_size: Some(4), block_cache: Some(true), ..options.clone() };
     let golden = |strategy, files: Files, options: &EngineOptions, least_rows, n_kv_heads| Subject {
         strategy,
         files: files.leak(),
@@ -167,6 +169,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
         golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),
         golden("d2f", d2f("llada", "d2f_llada"), &of_four, 104, 4),
+        golden("fast_dllm_v2", Files::golden("fast_dllm_v2"), &sub_blocks, 32, 2),
+        golden("fast_dllm_v2", Files::golden("fast_dllm_v2"), &cached, 32, 2),
     ]
 }
 

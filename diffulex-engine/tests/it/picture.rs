@@ -9,7 +9,8 @@ use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, BlockEdit, Candidate, D2f, EditRule, MultiBlock, MultiBlockConfig, Strategy,
+    AcceptRule, BlockCandidates, BlockEdit, Candidate, D2f, EditRule, FastDllmV2, MultiBlock, MultiBlockConfig,
+    Strategy,
 };
 
 const MASK: u32 = 500;
@@ -224,6 +225,24 @@ fn blocks_behind_a_prompt_that_is_one_block_begin_where_it_ends() {
         ]
     );
     assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 7));
+}
+
+#[test]
+fn a_commit_brings_the_first_token_of_the_next_block() {
+    let mut toy = Toy::new(6, 1, 8);
+    toy.make = |MultiBlockConfig { block_size, .. }| {
+        let accept = AcceptRule::Threshold { accept_threshold: 0.9 };
+        Strategy::FastDllmV2(FastDllmV2 { block_size, sub_block_size: 2, block_cache: false, accept })
+    };
+    let (picture, sequence, _) = toy.run();
+    assert_eq!(
+        picture,
+        ["d |..gh|", "c |..gh|i___|", "d |..gh|ij__|", "d |..gh|ijkl|", "c |..gh|ijkl|m___|", "d |..gh|ijkl|mn__|",]
+    );
+    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 6));
+    // An aligned prompt brings one, too.
+    toy.prompt_len = 8;
+    assert_eq!(toy.run().0[..2], ["p |i___|", "d |ij__|"]);
 }
 
 #[test]
