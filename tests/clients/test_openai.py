@@ -74,7 +74,7 @@ class OpenAIClient(unittest.TestCase):
         self.assertEqual(reply.usage.total_tokens, reply.usage.prompt_tokens + reply.usage.completion_tokens)
 
     def test_streamed_chunks_join_to_the_reply_in_both_modes(self):
-        whole = self.ask("count from 1 to 9", max_tokens=48).choices[0].message.content
+        reply = self.ask("count from 1 to 9", max_tokens=48).choices[0]
         for mode in ("block_append", "denoise"):
             chunks = list(
                 self.ask(
@@ -86,9 +86,9 @@ class OpenAIClient(unittest.TestCase):
                 )
             )
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-            self.assertEqual(text, whole, mode)
+            self.assertEqual(text, reply.message.content, mode)
             self.assertEqual(chunks[0].choices[0].delta.role, "assistant")
-            self.assertEqual([c.choices[0].finish_reason for c in chunks if c.choices][-1], "stop")
+            self.assertEqual([c.choices[0].finish_reason for c in chunks if c.choices][-1], reply.finish_reason)
             self.assertGreater(chunks[-1].usage.completion_tokens, 0)
             if mode == "denoise":
                 snapshots = [chunk for chunk in chunks if getattr(chunk, "event", None) == "buffer_snapshot"]
