@@ -217,6 +217,10 @@ impl AcceptRule {
     /// The candidates to write now, ascending by row.
     pub fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         let candidates = block.candidates;
+        // A block without masks may still have drafts to revise.
+        if candidates.is_empty() {
+            return Vec::new();
+        }
         let above = |threshold: f32| -> Vec<Candidate> {
             candidates.iter().copied().filter(|candidate| candidate.confidence > threshold).collect()
         };
