@@ -6,7 +6,7 @@ use std::ops::Range;
 use diffulex_strategies::Input;
 
 use crate::kernels::SequenceRows;
-use crate::models::{CanvasBatch, ModelBatch};
+use crate::models::{Blend, CanvasBatch, ModelBatch};
 use crate::sampler::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Span, Ticket};
 use crate::sequence::Sequence;
@@ -93,6 +93,11 @@ fn add_rows(
         batch.ids.push(match input {
             Input::Token(token) => token,
             Input::Noise => frame.randomness.noise(draw_key(sequence, position), frame.vocab_size),
+            Input::Blend { token, share } => {
+                let row = batch.ids.len() as u32;
+                batch.blends.push(Blend { row, share, other: sequence.mask_token_id() });
+                token
+            }
         });
         batch.positions.push(position as u32);
         let page = request.pages[position / page_size];

@@ -6,7 +6,7 @@
 use diffulex_protocol::{AdapterSource, DecodingOverrides};
 use diffulex_strategies::{
     AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, Layout, MultiBlock,
-    MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind,
+    MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind, TokenMerge,
 };
 use serde::{Deserialize, Serialize};
 
@@ -250,12 +250,12 @@ impl EngineConfig {
     /// The strategies a family can be decoded by, its authors' first.
     fn strategies_of(family: &Family) -> &'static [StrategyKind] {
         use StrategyKind::{
-            BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, FastDllmV2, MultiBlock, SemiAutoregressive,
+            BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, FastDllmV2, MultiBlock, SemiAutoregressive, TokenMerge,
         };
         match (family.attention, family.alignment) {
-            // 2.1 alone was trained to replace its tokens, and nothing in its files tells it from 2.0.
+            // 2.1 was trained to replace its tokens and DMax to read blends; nothing in their files tells them from 2.0.
             (AttentionKind::BlockCausal, LogitAlignment::Same) if family.network == NetworkKind::Llada2 => {
-                &[MultiBlock, BlockEdit]
+                &[MultiBlock, BlockEdit, TokenMerge]
             }
             (AttentionKind::BlockCausal, LogitAlignment::Same) => &[MultiBlock],
             (AttentionKind::BlockCausal, LogitAlignment::Next) => &[FastDllmV2],
@@ -310,17 +310,22 @@ impl EngineConfig {
             return Err(format!("page size {page_size} is not one of {BLOCK_SIZES:?}"));
         }
         let accept_threshold = family.accept_threshold;
-        let blocks = MultiBlock::new(MultiBlockConfig {
-            block_size,
-            buffer_size,
-            add_block_threshold: MultiBlockConfig::ADD_BLOCK_THRESHOLD,
-            accept: AcceptRule::Threshold { accept_threshold },
-            fuse_prefill: false,
-        });
+        let blocks = |accept| {
+            MultiBlock::new(MultiBlockConfig {
+                block_size,
+                buffer_size,
+                add_block_threshold: MultiBlockConfig::ADD_BLOCK_THRESHOLD,
+                accept,
+                fuse_prefill: false,
+            })
+        };
         let strategy = match kind {
-            StrategyKind::MultiBlock => Strategy::MultiBlock(blocks),
+            StrategyKind::MultiBlock => Strategy::MultiBlock(blocks(AcceptRule::Threshold { accept_threshold })),
+            StrategyKind::TokenMerge => Strategy::TokenMerge(TokenMerge {
+                blocks: blocks(AcceptRule::LeftmostPrefix { accept_threshold: TokenMerge::ACCEPT_THRESHOLD }),
+            }),
             StrategyKind::BlockEdit => Strategy::BlockEdit(BlockEdit {
-                blocks,
+                blocks: blocks(AcceptRule::Threshold { accept_threshold }),
                 edit: EditRule::Joint {
                     edit_threshold: EditRule::EDIT_THRESHOLD,
                     max_post_edit_steps: EditRule::MAX_POST_EDIT_STEPS,
@@ -473,6 +478,7 @@ impl EngineConfig {
 fn canvas(base: &CanvasRenoise, overrides: &DecodingOverrides) -> Result<CanvasRenoise, RequestError> {
     for (param, is_set) in [
         ("decoding.accept_rule", overrides.accept_rule.as_deref().is_some_and(|name| name != base.accept.name())),
+        ("decoding.edit_rule", overrides.edit_rule.as_deref().is_some_and(|name| name != CanvasRenoise::EDIT_RULE)),
         ("decoding.accept_threshold", overrides.accept_threshold.is_some()),
         ("decoding.semi_complete_threshold", overrides.semi_complete_threshold.is_some()),
         ("decoding.factor", overrides.factor.is_some()),
@@ -480,7 +486,8 @@ fn canvas(base: &CanvasRenoise, overrides: &DecodingOverrides) -> Result<CanvasR
     ] {
         if is_set {
             let setting = param.trim_start_matches("decoding.");
-            let message = format!("{setting} does not apply: diffusion_gemma accepts by entropy_bound");
+            let message =
+                format!("{setting} does not apply: diffusion_gemma accepts by entropy_bound and edits by renoise");
             return Err(RequestError::invalid(param, message));
         }
     }
@@ -537,7 +544,7 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
     let (is_edited, is_canvas) = (kind == StrategyKind::BlockEdit, kind == StrategyKind::CanvasRenoise);
     for (param, applies) in [
         ("decoding.add_block_threshold", overrides.add_block_threshold.is_none() || kind.has_pipeline()),
-        ("decoding.edit_rule", overrides.edit_rule.is_none() || is_edited),
+        ("decoding.edit_rule", overrides.edit_rule.is_none() || is_edited || is_canvas),
         ("decoding.edit_threshold", overrides.edit_threshold.is_none() || is_edited),
         ("decoding.max_post_edit_steps", overrides.max_post_edit_steps.is_none() || is_edited),
         ("decoding.remask_threshold", overrides.remask_threshold.is_none() || is_edited),
@@ -562,6 +569,7 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
         Strategy::BlockEdit(BlockEdit { blocks, edit }) => {
             Strategy::BlockEdit(BlockEdit { blocks: pipeline(blocks)?, edit: edit_rule(*edit, overrides)? })
         }
+        Strategy::TokenMerge(TokenMerge { blocks }) => Strategy::TokenMerge(TokenMerge { blocks: pipeline(blocks)? }),
         Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks)? }),
         Strategy::FastDllmV2(fast_dllm_v2) => {
             let accept = accept()?;

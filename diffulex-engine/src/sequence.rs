@@ -243,6 +243,11 @@ impl Sequence {
         &self.tokens
     }
 
+    /// The token that stands where nothing is decided.
+    pub fn mask_token_id(&self) -> u32 {
+        self.mask_token_id
+    }
+
     /// What is known of every opened position.
     pub fn states(&self) -> &[PositionState] {
         &self.states

@@ -32,6 +32,8 @@ pub struct CanvasRenoise {
 }
 
 impl CanvasRenoise {
+    /// The name of what happens to tokens that do not go back; it has no settings.
+    pub const EDIT_RULE: &'static str = "renoise";
     /// `entropy_bound`.
     pub const ENTROPY_BOUND: f32 = 0.1;
     /// `max_denoising_steps`.

@@ -9,6 +9,14 @@ pub enum Input {
     Token(u32),
     /// A token drawn at random from the whole vocabulary, another one at each step.
     Noise,
+    /// Something between a token and the mask: their embeddings' sum by weight, as long as the sum of their lengths by
+    /// weight.
+    Blend {
+        /// The token.
+        token: u32,
+        /// Its weight, in [0, 1]; the rest is the mask's.
+        share: f32,
+    },
 }
 
 /// A change of one position of a block.

@@ -13,6 +13,7 @@
 //! - [`block_edit`]: blocks whose tokens may be replaced until they settle. [`revise`]: the edit rules.
 //! - [`canvas_renoise`]: DiffusionGemma's canvases of random tokens.
 //! - [`fast_dllm_v2`]: sub-blocks, and a token of the next block with each commit.
+//! - [`token_merge`]: DMax, whose tokens harden step by step.
 //! - [`strategy`]: all of them as one type. [`layout`]: what they need of the engine.
 
 pub mod accept;
@@ -27,6 +28,7 @@ pub mod multi_block;
 pub mod revise;
 pub mod semi_autoregressive;
 pub mod strategy;
+pub mod token_merge;
 pub mod view;
 
 pub use accept::AcceptRule;
@@ -41,4 +43,5 @@ pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use revise::EditRule;
 pub use semi_autoregressive::SemiAutoregressive;
 pub use strategy::{Strategy, StrategyKind};
+pub use token_merge::TokenMerge;
 pub use view::{BlockCandidates, BlockView, Candidate, Focus, Progress, Score};

@@ -12,6 +12,7 @@ use crate::fast_dllm_v2::FastDllmV2;
 use crate::layout::Layout;
 use crate::multi_block::MultiBlock;
 use crate::semi_autoregressive::SemiAutoregressive;
+use crate::token_merge::TokenMerge;
 use crate::view::{BlockView, Candidate, Focus, Progress};
 
 /// The strategies, without settings.
@@ -21,6 +22,8 @@ pub enum StrategyKind {
     MultiBlock,
     /// See [`BlockEdit`].
     BlockEdit,
+    /// See [`TokenMerge`].
+    TokenMerge,
     /// See [`SemiAutoregressive`].
     SemiAutoregressive,
     /// See [`DiffusionGenerate`].
@@ -39,6 +42,7 @@ impl StrategyKind {
         match self {
             Self::MultiBlock => "multi_bd",
             Self::BlockEdit => "block_edit",
+            Self::TokenMerge => "dmax",
             Self::SemiAutoregressive => "semi_ar",
             Self::DiffusionGenerate => "diffusion_generate",
             Self::D2f => "d2f",
@@ -50,7 +54,7 @@ impl StrategyKind {
     /// Whether it keeps several blocks in flight, and so has the settings of [`MultiBlock`].
     pub fn has_pipeline(self) -> bool {
         match self {
-            Self::MultiBlock | Self::BlockEdit | Self::D2f => true,
+            Self::MultiBlock | Self::BlockEdit | Self::TokenMerge | Self::D2f => true,
             Self::SemiAutoregressive | Self::DiffusionGenerate | Self::FastDllmV2 | Self::CanvasRenoise => false,
         }
     }
@@ -58,7 +62,7 @@ impl StrategyKind {
     /// What it needs of memory and masks.
     pub fn layout(self) -> Layout {
         match self {
-            Self::MultiBlock | Self::BlockEdit | Self::FastDllmV2 => Layout::BlockCausal,
+            Self::MultiBlock | Self::BlockEdit | Self::TokenMerge | Self::FastDllmV2 => Layout::BlockCausal,
             Self::D2f => Layout::PromptFirst,
             Self::SemiAutoregressive | Self::DiffusionGenerate => Layout::WholeAnswer,
             Self::CanvasRenoise => Layout::Canvases,
@@ -76,6 +80,9 @@ pub enum Strategy {
     /// `block_edit`.
     #[serde(rename = "block_edit")]
     BlockEdit(BlockEdit),
+    /// `dmax`.
+    #[serde(rename = "dmax")]
+    TokenMerge(TokenMerge),
     /// `semi_ar`.
     #[serde(rename = "semi_ar")]
     SemiAutoregressive(SemiAutoregressive),
@@ -99,6 +106,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(_) => StrategyKind::MultiBlock,
             Self::BlockEdit(_) => StrategyKind::BlockEdit,
+            Self::TokenMerge(_) => StrategyKind::TokenMerge,
             Self::SemiAutoregressive(_) => StrategyKind::SemiAutoregressive,
             Self::DiffusionGenerate(_) => StrategyKind::DiffusionGenerate,
             Self::D2f(_) => StrategyKind::D2f,
@@ -120,7 +128,9 @@ impl Strategy {
     /// Positions of a block.
     pub fn block_size(&self) -> usize {
         match self {
-            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().block_size,
+            Self::MultiBlock(blocks)
+            | Self::BlockEdit(BlockEdit { blocks, .. })
+            | Self::TokenMerge(TokenMerge { blocks }) => blocks.config().block_size,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
             Self::D2f(d2f) => d2f.pipeline.config().block_size,
@@ -132,7 +142,9 @@ impl Strategy {
     /// Blocks that are denoised at once, at most.
     pub fn buffer_size(&self) -> usize {
         match self {
-            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().buffer_size,
+            Self::MultiBlock(blocks)
+            | Self::BlockEdit(BlockEdit { blocks, .. })
+            | Self::TokenMerge(TokenMerge { blocks }) => blocks.config().buffer_size,
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) | Self::FastDllmV2(_) => 1,
             Self::D2f(d2f) => d2f.pipeline.config().buffer_size,
             Self::CanvasRenoise(_) => CanvasRenoise::BUFFER_SIZE,
@@ -142,7 +154,9 @@ impl Strategy {
     /// Its accept rule.
     pub fn accept(&self) -> AcceptRule {
         match self {
-            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => blocks.config().accept,
+            Self::MultiBlock(blocks)
+            | Self::BlockEdit(BlockEdit { blocks, .. })
+            | Self::TokenMerge(TokenMerge { blocks }) => blocks.config().accept,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
             Self::D2f(d2f) => d2f.pipeline.config().accept,
@@ -154,9 +168,9 @@ impl Strategy {
     /// Whether another block may open; see [`MultiBlock::opens_block`].
     pub fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
         match self {
-            Self::MultiBlock(blocks) | Self::BlockEdit(BlockEdit { blocks, .. }) => {
-                blocks.opens_block(n_live, newest, context_is_cached)
-            }
+            Self::MultiBlock(blocks)
+            | Self::BlockEdit(BlockEdit { blocks, .. })
+            | Self::TokenMerge(TokenMerge { blocks }) => blocks.opens_block(n_live, newest, context_is_cached),
             // All of them are open from the start.
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
             Self::D2f(d2f) => d2f.pipeline.opens_block(n_live, newest, context_is_cached),
@@ -170,6 +184,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(_)
             | Self::BlockEdit(_)
+            | Self::TokenMerge(_)
             | Self::SemiAutoregressive(_)
             | Self::DiffusionGenerate(_)
             | Self::D2f(_)
@@ -184,6 +199,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(_)
             | Self::BlockEdit(_)
+            | Self::TokenMerge(_)
             | Self::SemiAutoregressive(_)
             | Self::DiffusionGenerate(_)
             | Self::D2f(_)
@@ -197,6 +213,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(multi_block) => multi_block.step(block),
             Self::BlockEdit(block_edit) => block_edit.step(block),
+            Self::TokenMerge(token_merge) => token_merge.step(block),
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.step(block),
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.step(block),
             Self::D2f(d2f) => d2f.pipeline.step(block),
@@ -208,7 +225,7 @@ impl Strategy {
     /// Writes one candidate whatever the rules say, for a watchdog that finds no progress.
     pub fn force(&self, candidate: Candidate) -> Proposal {
         let edit = match self {
-            Self::BlockEdit(_) | Self::CanvasRenoise(_) => Edit::draft(candidate),
+            Self::BlockEdit(_) | Self::TokenMerge(_) | Self::CanvasRenoise(_) => Edit::draft(candidate),
             Self::MultiBlock(_)
             | Self::SemiAutoregressive(_)
             | Self::DiffusionGenerate(_)

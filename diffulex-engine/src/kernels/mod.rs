@@ -195,6 +195,9 @@ impl<M> GatedMlp<M> {
     }
 }
 
+/// A blend that is shorter than this is left as it is: it points nowhere. DMax adds it to the length instead.
+const LEAST_BLEND: f32 = 1e-6;
+
 /// Norm of each head before rotation (qk-norm): its weight `[head_dim]` and epsilon.
 pub type HeadNorm<'a, O> = Option<(&'a <O as Ops>::Vector, f32)>;
 
@@ -229,6 +232,10 @@ pub trait Ops: Send + Sync {
 
     /// Rows of `table` by id: `[ids.len(), n_in]`.
     fn embed(&self, table: &Self::Matrix, ids: &[u32]) -> Result<Self::Tensor, StepError>;
+
+    /// Some rows become blends with others: for the `i`th of `blends`, `(row, share)`, `share x[row] + (1 - share) others[i]`,
+    /// brought to the length `share |x[row]| + (1 - share) |others[i]|`.
+    fn blend(&self, x: &mut Self::Tensor, others: &Self::Tensor, blends: &[(u32, f32)]) -> Result<(), StepError>;
 
     /// `softmax(logits) table` per row: `[n_rows, n_in]`, where `logits` is `[n_rows, n_out]`.
     fn embed_mixed(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError>;

@@ -3,7 +3,9 @@
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
 use super::routing::Routing;
-use super::{Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use super::{
+    Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData, WeightType,
+};
 use crate::error::StepError;
 
 /// candle on the CPU.
@@ -83,6 +85,22 @@ impl Ops for ReferenceOps {
 
     fn embed(&self, table: &ReferenceMatrix, ids: &[u32]) -> Result<Tensor, StepError> {
         Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
+    }
+
+    fn blend(&self, x: &mut Tensor, others: &Tensor, blends: &[(u32, f32)]) -> Result<(), StepError> {
+        let length = |row: &Tensor| -> Result<f64, StepError> {
+            Ok(f64::from(row.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?))
+        };
+        let mut rows = x.chunk(x.dim(0)?, 0)?;
+        for (index, (row, share)) in blends.iter().enumerate() {
+            let (token, other) = (&rows[*row as usize], others.narrow(0, index, 1)?);
+            let share = f64::from(*share);
+            let blend = ((token * share)? + (&other * (1.0 - share))?)?;
+            let wanted = share * length(token)? + (1.0 - share) * length(&other)?;
+            rows[*row as usize] = (&blend * (wanted / length(&blend)?.max(f64::from(LEAST_BLEND))))?;
+        }
+        *x = Tensor::cat(&rows, 0)?;
+        Ok(())
     }
 
     fn embed_mixed(&self, table: &ReferenceMatrix, logits: &Tensor) -> Result<Tensor, StepError> {

@@ -78,6 +78,10 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
         let sum = ops.select(&sum, &(0..n_rows as u32).collect::<Vec<_>>()).unwrap();
         results.push(ops.host(&ops.gate(sum, &x, activation).unwrap()).unwrap());
     }
+    let blends: Vec<(u32, f32)> = (0..n_rows as u32).step_by(2).map(|row| (row, row as f32 / n_rows as f32)).collect();
+    let others = tensor(ops, &values(seed + 9, blends.len() * n_in), n_in);
+    ops.blend(&mut sum, &others, &blends).unwrap();
+    results.push(ops.host(&sum).unwrap());
     let mut logits = ops.tensor(&values(seed + 8, n_rows * n_out), n_out).unwrap();
     ops.scale(&mut logits, 5.0).unwrap();
     results.push(ops.host(&ops.embed_mixed(&weight, &logits).unwrap()).unwrap());

@@ -425,6 +425,11 @@ impl<O: Ops> Network<O> for Decoder<O> {
             scale: 1.0 / (self.rope.head_dim as f32).sqrt(),
         };
         let mut x = ops.embed(&self.embedding, &batch.ids)?;
+        if !batch.blends.is_empty() {
+            let others: Vec<u32> = batch.blends.iter().map(|blend| blend.other).collect();
+            let blends: Vec<(u32, f32)> = batch.blends.iter().map(|blend| (blend.row, blend.share)).collect();
+            ops.blend(&mut x, &ops.embed(&self.embedding, &others)?, &blends)?;
+        }
         observe(&x)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;

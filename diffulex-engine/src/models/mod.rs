@@ -47,6 +47,19 @@ pub struct ModelBatch {
     pub logit_rows: Vec<u32>,
     /// Rows that have an adapter.
     pub adapted: BTreeMap<AdapterId, Vec<u32>>,
+    /// Rows that are not the embedding of their token alone.
+    pub blends: Vec<Blend>,
+}
+
+/// A row between two embeddings; see [`Ops::blend`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Blend {
+    /// Which row.
+    pub row: u32,
+    /// Share of its token's embedding, in [0, 1].
+    pub share: f32,
+    /// The token whose embedding is the rest.
+    pub other: u32,
 }
 
 /// Whole canvases in one forward.

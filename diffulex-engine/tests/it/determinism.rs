@@ -69,7 +69,9 @@ fn batch_page_size_threads_and_budget_change_nothing() {
 #[test]
 fn commits_that_ride_along_change_nothing() {
     let requests = many(9);
-    for subject in subjects().into_iter().filter(|subject| ["multi_bd", "block_edit"].contains(&subject.strategy)) {
+    for subject in
+        subjects().into_iter().filter(|subject| ["multi_bd", "block_edit", "dmax"].contains(&subject.strategy))
+    {
         let in_flight = |n| {
             let options =
                 EngineOptions { buffer_size: Some(n), add_block_threshold: Some(1.0), ..subject.options.clone() };

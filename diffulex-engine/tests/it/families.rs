@@ -110,7 +110,7 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
             EngineOptions { add_block_threshold: Some(1.5), ..options() },
             "add_block_threshold must be in [0, 1], got 1.5",
         ),
-        ("llada2", named("semi_ar"), "multi_bd or block_edit"),
+        ("llada2", named("semi_ar"), "multi_bd or block_edit or dmax"),
         (
             "llada2",
             EngineOptions { edit_threshold: Some(0.5), ..options() },

@@ -156,6 +156,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let remask = EngineOptions { edit_rule: Some("remask".to_owned()), ..edit };
     // A canvas is 8 positions.
     let canvases = EngineOptions { denoising_steps: Some(6), entropy_bound: Some(0.5), ..options.clone() };
+    let merged =
+        EngineOptions { decoding_strategy: Some("dmax".to_owned()), accept_threshold: Some(0.3), ..of_four.clone() };
     let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
@@ -163,6 +165,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
         golden("block_edit", llada2(), &joint, 24, 4),
         golden("block_edit", llada2(), &early, 24, 4),
         golden("block_edit", llada2(), &remask, 24, 4),
+        golden("dmax", llada2(), &merged, 24, 4),
         // Its layers differ in their heads.
         Subject { page_bytes: 8192, ..golden("diffusion_gemma", Files::golden("diffusion_gemma"), &canvases, 48, 4) },
         golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),

@@ -12,3 +12,4 @@ mod infilling;
 mod picture;
 mod requests;
 mod text;
+mod token_merge;

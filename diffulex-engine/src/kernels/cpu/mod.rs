@@ -10,7 +10,9 @@ mod vector;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::routing::Routing;
-use super::{Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, Ops, RopeTable, WeightData, WeightType};
+use super::{
+    Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData, WeightType,
+};
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
 pub use linear::PackedMatrix;
@@ -99,6 +101,20 @@ impl Ops for CpuOps {
             table.unpack_row(*id as usize, out.row_mut(row));
         }
         Ok(out)
+    }
+
+    fn blend(&self, x: &mut Rows, others: &Rows, blends: &[(u32, f32)]) -> Result<(), StepError> {
+        let length = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>().sqrt();
+        for (index, (row, share)) in blends.iter().enumerate() {
+            let (row, other) = (x.row_mut(*row as usize), others.row(index));
+            let wanted = share * length(row) + (1.0 - share) * length(other);
+            for (value, other) in row.iter_mut().zip(other) {
+                *value = share * *value + (1.0 - share) * other;
+            }
+            let factor = wanted / length(row).max(LEAST_BLEND);
+            row.iter_mut().for_each(|value| *value *= factor);
+        }
+        Ok(())
     }
 
     fn embed_mixed(&self, table: &PackedMatrix, logits: &Rows) -> Result<Rows, StepError> {

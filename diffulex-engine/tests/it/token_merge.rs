@@ -1,0 +1,169 @@
+//! DMax against its loop written down plainly: no cache, no blending operation, everything forwarded at every step.
+//!
+//! What the network reads between a token and the mask is put into its embedding table as rows of their own, which the
+//! loop then names like tokens.
+
+use diffulex_engine::kernels::SequenceRows;
+use diffulex_engine::kernels::reference::ReferenceOps;
+use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
+use safetensors::Dtype;
+
+use crate::harness::{Files, greedy, options, prompt, request, run};
+
+const VOCAB_SIZE: usize = 512;
+const MASK: u32 = 500;
+const BLOCK_SIZE: usize = 4;
+const HIDDEN: usize = 64;
+const EMBEDDING: &str = "model.word_embeddings.weight";
+
+/// The checkpoint with `extra` rows behind its embeddings, and rows of zeros behind its head.
+fn with_rows(files: &Files, extra: &[Vec<f32>]) -> Files {
+    let mut tensors = files.tensors();
+    for (name, rows) in [(EMBEDDING, extra.to_vec()), ("lm_head.weight", vec![vec![0.0; HIDDEN]; BLOCK_SIZE])] {
+        let (dtype, shape, bytes) = tensors.get_mut(name).unwrap();
+        assert_eq!((*dtype, shape.as_slice()), (Dtype::F32, &[VOCAB_SIZE, HIDDEN][..]));
+        shape[0] += BLOCK_SIZE;
+        bytes.extend(rows.iter().flatten().flat_map(|value| value.to_le_bytes()));
+        bytes.resize(shape[0] * HIDDEN * 4, 0);
+    }
+    files.clone().with_config("vocab_size", (VOCAB_SIZE + BLOCK_SIZE).into()).with_tensors(&tensors)
+}
+
+fn embedding(files: &Files, token: u32) -> Vec<f32> {
+    let (_, _, bytes) = &files.tensors()[EMBEDDING];
+    let row = bytes.chunks_exact(HIDDEN * 4).nth(token as usize).unwrap();
+    row.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+}
+
+fn length(row: &[f32]) -> f32 {
+    row.iter().map(|value| value * value).sum::<f32>().sqrt()
+}
+
+/// `p E[token] + (1 - p) E[MASK]`, as long as `p |E[token]| + (1 - p) |E[MASK]|`.
+fn blend(files: &Files, token: u32, p: f32) -> Vec<f32> {
+    let (token, mask) = (embedding(files, token), embedding(files, MASK));
+    let sum: Vec<f32> = token.iter().zip(&mask).map(|(token, mask)| p * token + (1.0 - p) * mask).collect();
+    let factor = (p * length(&token) + (1.0 - p) * length(&mask)) / length(&sum);
+    sum.into_iter().map(|value| value * factor).collect()
+}
+
+/// The likeliest token of each of the last block's rows, and its probability.
+fn likeliest(files: &Files, ids: &[u32], extra: &[Vec<f32>]) -> Vec<(u32, f32)> {
+    let files = with_rows(files, extra).leak();
+    let network = models::load(&files, None, &ReferenceOps, None, 128, &mut |_, _| {}).unwrap();
+    let n = ids.len();
+    let page_size = 8;
+    let n_pages = n.div_ceil(page_size);
+    let mut cache =
+        diffulex_engine::kernels::Ops::cache(&ReferenceOps, &network.spec().cache_shapes(n_pages, page_size));
+    let batch = ModelBatch {
+        ids: ids.to_vec(),
+        positions: (0..n as u32).collect(),
+        slots: (0..n as u32).collect(),
+        sequences: vec![SequenceRows {
+            rows: 0..n,
+            pages: (0..n_pages as u32).collect(),
+            visible: (0..n).map(|position| ((position / BLOCK_SIZE + 1) * BLOCK_SIZE) as u32).collect(),
+        }],
+        logit_rows: (n as u32 - BLOCK_SIZE as u32..n as u32).collect(),
+        ..ModelBatch::default()
+    };
+    let logits = network.forward(&ReferenceOps, &batch, &Adapters::none(), cache.as_mut().unwrap()).unwrap();
+    let rows = logits.chunks_exact(VOCAB_SIZE + BLOCK_SIZE).map(|row| &row[..VOCAB_SIZE]);
+    rows.map(|row| {
+        // Neither the mask nor the row of the head that is no token.
+        let allowed = (0..VOCAB_SIZE - 1).filter(|id| *id != MASK as usize);
+        let best = allowed.max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
+        let total: f32 = row.iter().map(|logit| (logit - row[best]).exp()).sum();
+        (best as u32, 1.0 / total)
+    })
+    .collect()
+}
+
+/// The answer, its forwards, how many tokens were replaced, and how often a block ended for each reason.
+fn plain_loop(files: &Files, prompt: &[u32], n_tokens: usize, threshold: f32) -> (Vec<u32>, u32, usize, [usize; 3]) {
+    let mut tokens = prompt.to_vec();
+    let (mut n_forwards, mut n_replaced, mut reasons) = (0, 0, [0; 3]);
+    while tokens.len() < prompt.len() + n_tokens {
+        let start = tokens.len() / BLOCK_SIZE * BLOCK_SIZE;
+        let first = tokens.len() - start;
+        tokens.resize(start + BLOCK_SIZE, MASK);
+        let mut masked: Vec<bool> = (0..BLOCK_SIZE).map(|row| row >= first).collect();
+        let mut soft: Vec<Option<Vec<f32>>> = vec![None; BLOCK_SIZE];
+        for step in 1..=BLOCK_SIZE {
+            let mut inputs = tokens.clone();
+            let mut extra = vec![vec![0.0; HIDDEN]; BLOCK_SIZE];
+            for (row, blended) in soft.iter().enumerate() {
+                if let Some(blended) = blended {
+                    extra[row].clone_from(blended);
+                    inputs[start + row] = (VOCAB_SIZE + row) as u32;
+                }
+            }
+            let predicted = likeliest(files, &inputs, &extra);
+            n_forwards += 1;
+            let mut changed = false;
+            // From the left, until the first doubt; the first mask in any case.
+            let mut accepts = true;
+            let mut is_first = true;
+            for row in first..BLOCK_SIZE {
+                let (token, p) = predicted[row];
+                if masked[row] {
+                    accepts &= p >= threshold;
+                    if accepts || is_first {
+                        masked[row] = false;
+                        tokens[start + row] = token;
+                        changed = true;
+                    }
+                    is_first = false;
+                } else if tokens[start + row] != token {
+                    tokens[start + row] = token;
+                    changed = true;
+                    n_replaced += 1;
+                }
+            }
+            let is_sure = predicted[first..].iter().all(|(_, p)| *p >= 0.9);
+            if !masked.contains(&true) && (is_sure || !changed || step == BLOCK_SIZE) {
+                reasons[if is_sure { 0 } else { usize::from(changed) + 1 }] += 1;
+                break;
+            }
+            for row in first..BLOCK_SIZE {
+                let (token, p) = predicted[row];
+                soft[row] = (!masked[row]).then(|| blend(files, token, p));
+            }
+        }
+    }
+    (tokens[prompt.len()..prompt.len() + n_tokens].to_vec(), n_forwards, n_replaced, reasons)
+}
+
+#[test]
+fn dmax_equals_its_loop_written_down_plainly() {
+    let files = Files::golden("llada2");
+    let (mut n_replaced, mut reasons) = (0, [0; 3]);
+    for (seed, threshold) in [(1, 0.2), (2, 0.3), (4, 0.1), (5, 0.3), (7, 0.0)] {
+        let prompt = prompt(seed, 4 + seed as usize);
+        let n_tokens = 24 - prompt.len() % BLOCK_SIZE;
+        let (want, n_forwards, replaced, ended) = plain_loop(&files, &prompt, n_tokens, threshold);
+        n_replaced += replaced;
+        reasons.iter_mut().zip(ended).for_each(|(sum, n)| *sum += n);
+        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+            for buffer_size in [1, 2] {
+                let options = EngineOptions {
+                    device,
+                    decoding_strategy: Some("dmax".to_owned()),
+                    block_size: Some(BLOCK_SIZE as u32),
+                    buffer_size: Some(buffer_size),
+                    accept_threshold: Some(threshold),
+                    ..options()
+                };
+                let mut engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
+                let told = run(&mut engine, vec![request("r", &prompt, greedy(n_tokens as u32))]);
+                let reply = told.reply("r");
+                assert_eq!(reply.token_ids, want, "{seed}, {threshold}");
+                assert_eq!(reply.nfe_counts.denoise, n_forwards, "{seed}, {threshold}");
+            }
+        }
+    }
+    assert!(n_replaced > 0, "no token was replaced");
+    assert!(reasons[1] > 0 && reasons[2] > 0, "blocks ended for these reasons only: {reasons:?}");
+}
