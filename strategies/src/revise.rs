@@ -55,6 +55,10 @@ impl EditRule {
         let (masked, drafts): (Vec<Candidate>, Vec<Candidate>) =
             block.candidates.iter().partition(|candidate| candidate.current.is_none());
         match *self {
+            // A block may have to wait for the one before it longer than it may be edited.
+            Self::Joint { max_post_edit_steps, .. } if masked.is_empty() && block.full_steps >= max_post_edit_steps => {
+                Proposal { edits: Vec::new(), settles: true }
+            }
             Self::Joint { edit_threshold, max_post_edit_steps } => {
                 let accepted = accept.accept(&BlockView { candidates: &masked, ..*block });
                 let is_replaced =
@@ -156,6 +160,7 @@ mod tests {
         assert!(!propose(joint(0.7), &other, 0).settles);
         let last = propose(joint(0.7), &other, 1);
         assert_eq!((picture(&other, &last).as_str(), last.settles), ("57", true));
+        assert_eq!(propose(joint(0.7), &other, 2), Proposal { edits: Vec::new(), settles: true }, "it waits");
         // What was filled just now has not been looked at.
         let filling = [(Some(5), 5, 0.99), (None, 6, 0.95)];
         assert!(!propose(joint(0.7), &filling, 0).settles);
