@@ -9,8 +9,8 @@ use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, BlockEdit, Candidate, D2f, EditRule, FastDllmV2, MultiBlock, MultiBlockConfig,
-    Strategy,
+    AcceptRule, BlockCandidates, BlockEdit, Candidate, CanvasRenoise, D2f, EditRule, FastDllmV2, MultiBlock,
+    MultiBlockConfig, Strategy,
 };
 
 const MASK: u32 = 500;
@@ -79,18 +79,23 @@ impl Toy {
                     candidates: sequence
                         .undecided(block)
                         .into_iter()
-                        .map(|position| Candidate {
-                            row: position - sequence.block_range(block).start,
-                            current: sequence.draft(position),
-                            token: match self.at_first.get(&position) {
+                        .map(|position| {
+                            let token = match self.at_first.get(&position) {
                                 Some((token, n_steps)) if sequence.blocks()[block].steps < *n_steps => *token,
                                 _ if self.eos.contains(&position) => EOS,
                                 _ => position as u32,
-                            },
-                            confidence: *self.confidence.get(&position).unwrap_or(&self.otherwise),
-                            likeliest: (position as u32, 1.0),
-                            score: *self.confidence.get(&position).unwrap_or(&self.otherwise),
-                            chance: 0.0,
+                            };
+                            let confidence = *self.confidence.get(&position).unwrap_or(&self.otherwise);
+                            Candidate {
+                                row: position - sequence.block_range(block).start,
+                                current: sequence.draft(position),
+                                token,
+                                confidence,
+                                likeliest: (token, confidence),
+                                // As an entropy would be: 0 for what is certain.
+                                score: confidence - 1.0,
+                                chance: 0.0,
+                            }
                         })
                         .collect(),
                 })
@@ -350,4 +355,51 @@ fn a_block_opened_early_waits_for_the_one_before() {
     toy.at_first = [(9, (35, 1)), (10, (36, 2))].into();
     let (picture, ..) = toy.run();
     assert_eq!(picture, ["p |", "d |iJKl|", "d |ijKl|mnop|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
+}
+
+/// A toy that denoises canvases of 4, in 4 steps at most.
+fn canvases(prompt_len: usize, max_tokens: usize) -> Toy {
+    let mut toy = Toy::new(prompt_len, 2, max_tokens);
+    toy.make = |config| {
+        Strategy::CanvasRenoise(CanvasRenoise {
+            block_size: config.block_size,
+            accept: AcceptRule::EntropyBound { entropy_bound: 0.1 },
+            denoising_steps: 4,
+            t_min: 0.4,
+            t_max: 0.8,
+            stability_threshold: 1,
+            confidence_threshold: 0.05,
+        })
+    };
+    toy
+}
+
+#[test]
+fn canvases_begin_where_the_prompt_ends_and_are_encoded_along() {
+    let (picture, sequence, _) = canvases(6, 6).run();
+    // Each stays the same once, and is encoded while the next is denoised; the limit is in the middle of the second.
+    assert_eq!(picture, ["d |ghij|", "d |ghij|", "d |ghij|klmn|", "d |ghij|klmn|"]);
+    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (12, 4));
+}
+
+#[test]
+fn a_canvas_takes_another_step_when_it_changes_and_all_of_them_when_it_is_unsure() {
+    let mut toy = canvases(8, 4);
+    toy.at_first = [(9, (35, 1))].into();
+    assert_eq!(toy.run().0, ["d |iJkl|", "d |ijkl|", "d |ijkl|"]);
+    let mut unsure = canvases(8, 4);
+    unsure.otherwise = 0.5;
+    assert_eq!(unsure.run().0.len(), 4);
+}
+
+#[test]
+fn nothing_of_a_canvas_is_final_before_it_is_decided() {
+    let mut toy = canvases(6, 12);
+    toy.eos = vec![8];
+    let (picture, sequence, reason) = toy.run();
+    assert_eq!(picture, ["d |gh$j|", "d |gh$j|"]);
+    assert_eq!((sequence.final_end(), reason), (8, FinishReason::EosTokenGenerated));
+    toy.params.max_nfe = Some(1);
+    let (_, sequence, reason) = toy.run();
+    assert_eq!((sequence.final_end(), reason), (6, FinishReason::MaxNfeReached));
 }
