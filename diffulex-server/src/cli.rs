@@ -163,7 +163,8 @@ pub struct EngineFlags {
     /// The mask token's id; the model's own otherwise.
     #[arg(long, value_name = "ID")]
     pub mask_token_id: Option<u32>,
-    /// Accept rule: threshold, gated_threshold, static, dynamic or sequential.
+    /// Accept rule: threshold, threshold_keep, gated_threshold, relative, static, dynamic, sequential, random, origin,
+    /// maskgit_plus, topk_margin, entropy, factor, hierarchy, entropy_bound or leftmost_prefix.
     #[arg(long, value_name = "NAME")]
     pub accept_rule: Option<String>,
     /// Confidence above which a token is accepted, 0 to 1.
