@@ -7,6 +7,7 @@
 
 mod chat_template;
 mod detokenize;
+mod merges;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;

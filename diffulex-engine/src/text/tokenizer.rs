@@ -6,6 +6,7 @@ use diffulex_protocol::ChatMessage;
 use tokenizers::Tokenizer;
 
 use super::chat_template::ChatTemplate;
+use super::merges;
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
 
@@ -21,11 +22,14 @@ pub struct TextModel {
 
 impl TextModel {
     /// Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json`,
-    /// `config.json` and `chat_template.jinja`; only the first is required.
+    /// `config.json` and `chat_template.jinja`; only the first is required, and may be `vocab.json` and `merges.txt`.
     pub fn load(files: &ModelFiles) -> Result<Self, LoadError> {
-        let bytes = files.require("tokenizer.json")?;
+        let bytes = match files.read("tokenizer.json")? {
+            Some(bytes) => bytes,
+            None => merges::tokenizer_json(files)?.into(),
+        };
         let tokenizer = Tokenizer::from_bytes(bytes.as_ref())
-            .map_err(|error| LoadError::of(files.place(), format!("tokenizer.json: {error}")))?;
+            .map_err(|error| LoadError::of(files.place(), format!("tokenizer: {error}")))?;
         let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |id| id + 1);
         let special_ids: BTreeSet<u32> = tokenizer
             .get_added_tokens_decoder()

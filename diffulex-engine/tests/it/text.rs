@@ -5,7 +5,7 @@ use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::ChatMessage;
 use proptest::prelude::*;
 
-use crate::harness::{golden, json};
+use crate::harness::{Files, golden, json};
 
 fn text_model() -> TextModel {
     TextModel::load(&ModelFiles::folder(golden("tokenizer")).unwrap()).unwrap()
@@ -24,6 +24,58 @@ fn encodings_equal_hugging_faces() {
         assert_eq!(text.encode(source).unwrap(), want, "{source:?}");
         assert_eq!(text.decode(&want), vector["decoded_skip_special"].as_str().unwrap(), "{source:?}");
     }
+}
+
+/// The golden tokenizer as the files from before `tokenizer.json`.
+fn older_files() -> Files {
+    let mut files = Files::golden("sdar");
+    let tokenizer = files.json("tokenizer.json");
+    files.set_json("vocab.json", &tokenizer["model"]["vocab"]);
+    let merges = tokenizer["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|merge| format!("{} {}\n", merge[0].as_str().unwrap(), merge[1].as_str().unwrap()));
+    files.0.insert("merges.txt".to_owned(), format!("#version: 0.2\n{}", merges.collect::<String>()).into_bytes());
+    files.0.remove("tokenizer.json");
+    let mut config = files.json("tokenizer_config.json");
+    config["tokenizer_class"] = "Qwen2Tokenizer".into();
+    files.set_json("tokenizer_config.json", &config);
+    files
+}
+
+#[test]
+fn vocabulary_and_merges_make_the_same_tokenizer() {
+    let text = TextModel::load(&older_files().leak()).unwrap();
+    for vector in json("tokenizer/vectors.json")["encode"].as_array().unwrap() {
+        let (source, want) = (vector["text"].as_str().unwrap(), ids(&vector["ids"]));
+        assert_eq!(text.encode(source).unwrap(), want, "{source:?}");
+        assert_eq!(text.decode(&want), vector["decoded_skip_special"].as_str().unwrap(), "{source:?}");
+    }
+    assert!(text.eos_token_ids().contains(&501) && text.mask_token_id() == Some(500) && text.is_special(504));
+    // Where only added_tokens.json names them.
+    let mut files = older_files();
+    let mut config = files.json("tokenizer_config.json");
+    config.as_object_mut().unwrap().remove("added_tokens_decoder");
+    files.set_json("tokenizer_config.json", &config);
+    files.set_json("added_tokens.json", &json("tokenizer/added_tokens.json"));
+    assert_eq!(TextModel::load(&files.leak()).unwrap().encode("<|mask|>").unwrap(), [500]);
+}
+
+#[test]
+fn older_files_that_do_not_do_are_named() {
+    let refused = |files: Files| TextModel::load(&files.leak()).err().unwrap().to_string();
+    let mut unknown = older_files();
+    let mut config = unknown.json("tokenizer_config.json");
+    config["tokenizer_class"] = "LlamaTokenizer".into();
+    unknown.set_json("tokenizer_config.json", &config);
+    assert!(refused(unknown).contains("tokenizer_class is LlamaTokenizer"));
+    let mut halved = older_files();
+    halved.0.remove("merges.txt");
+    assert!(refused(halved).contains("neither tokenizer.json nor vocab.json and merges.txt"));
+    let mut broken = older_files();
+    broken.0.insert("merges.txt".to_owned(), b"a b c\n".to_vec());
+    assert!(refused(broken).contains("\"a b c\" is not two parts"));
 }
 
 #[test]

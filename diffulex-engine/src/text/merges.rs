@@ -1,0 +1,88 @@
+//! `tokenizer.json` out of the files that came before it: `vocab.json`, `merges.txt`, and the tokens that
+//! `tokenizer_config.json` adds.
+//!
+//! How text is split before it is merged stands in none of them: it is the tokenizer class' own code. Qwen2's is here, of
+//! which the tokenizers of Dream and SDAR are descendants; other classes are refused by name.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+
+/// Classes that split as Qwen2's tokenizer does.
+const CLASSES: [&str; 4] = ["Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer", "DreamTokenizerFast"];
+
+/// How they split (transformers, models/qwen2/tokenization_qwen2.py).
+const PATTERN: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The content of `tokenizer.json`.
+pub(super) fn tokenizer_json(files: &ModelFiles) -> Result<Vec<u8>, LoadError> {
+    let fail = |what: String| LoadError::of(files.place(), what);
+    let missing = "has neither tokenizer.json nor vocab.json and merges.txt";
+    let vocab = files.read_json("vocab.json")?.ok_or_else(|| fail(missing.to_owned()))?;
+    let merges = files.read("merges.txt")?.ok_or_else(|| fail(missing.to_owned()))?;
+    let merges = std::str::from_utf8(&merges).map_err(|error| fail(format!("merges.txt: {error}")))?;
+    let config = files.read_json("tokenizer_config.json")?.unwrap_or_default();
+    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("none");
+    if !CLASSES.contains(&class) {
+        let known = CLASSES.join(", ");
+        return Err(fail(format!(
+            "vocab.json and merges.txt do not say how text is split, and tokenizer_class is {class}; known are {known}; a tokenizer.json would do"
+        )));
+    }
+    // The first line may tell a version; a merge has two parts.
+    let merges: Vec<Vec<&str>> = merges
+        .lines()
+        .filter(|line| !line.starts_with("#version") && !line.trim().is_empty())
+        .map(|line| line.split(' ').collect())
+        .collect();
+    if let Some(line) = merges.iter().find(|merge| merge.len() != 2) {
+        return Err(fail(format!("merges.txt: {:?} is not two parts", line.join(" "))));
+    }
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": added_tokens(files, &config)?,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": false},
+            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        ]},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    });
+    serde_json::to_vec(&tokenizer).map_err(|error| fail(error.to_string()))
+}
+
+/// Tokens beside the vocabulary, by id: those of `tokenizer_config.json`, or those of `added_tokens.json`, which says less
+/// and means special ones.
+fn added_tokens(files: &ModelFiles, config: &Value) -> Result<Vec<Value>, LoadError> {
+    let mut by_id: Vec<(u64, Map<String, Value>)> = Vec::new();
+    if let Some(tokens) = config.get("added_tokens_decoder").and_then(Value::as_object) {
+        for (id, token) in tokens {
+            let (Ok(id), Some(token)) = (id.parse(), token.as_object()) else {
+                let what = format!("tokenizer_config.json: added_tokens_decoder has {id:?}, which is no token");
+                return Err(LoadError::of(files.place(), what));
+            };
+            by_id.push((id, token.clone()));
+        }
+    } else if let Some(Value::Object(tokens)) = files.read_json("added_tokens.json")? {
+        for (content, id) in tokens {
+            let Some(id) = id.as_u64() else {
+                let what = format!("added_tokens.json: {content:?} has the id {id}");
+                return Err(LoadError::of(files.place(), what));
+            };
+            let plain = json!({"content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                               "normalized": false, "special": true});
+            by_id.extend(plain.as_object().map(|token| (id, token.clone())));
+        }
+    }
+    by_id.sort_by_key(|(id, _)| *id);
+    Ok(by_id
+        .into_iter()
+        .map(|(id, mut token)| {
+            token.insert("id".to_owned(), id.into());
+            Value::Object(token)
+        })
+        .collect())
+}
