@@ -5,7 +5,7 @@
 
 use diffulex_protocol::{AdapterSource, DecodingOverrides};
 use diffulex_strategies::{
-    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, Layout, MultiBlock,
+    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, KvReuse, Layout, MultiBlock,
     MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind, TokenMerge,
 };
 use serde::{Deserialize, Serialize};
@@ -86,6 +86,8 @@ pub struct EngineOptions {
     pub sub_block_size: Option<u32>,
     /// Forward one sub-block where the K/V of the others, as they were, will do.
     pub block_cache: Option<bool>,
+    /// Which K/V are used again inside a block, by name.
+    pub kv_reuse: Option<String>,
     /// The mask token.
     pub mask_token_id: Option<u32>,
     /// Accept rule by name.
@@ -153,6 +155,7 @@ impl Default for EngineOptions {
             buffer_size: None,
             sub_block_size: None,
             block_cache: None,
+            kv_reuse: None,
             mask_token_id: None,
             accept_rule: None,
             accept_threshold: None,
@@ -299,6 +302,13 @@ impl EngineConfig {
                 }
             }
         }
+        if options.kv_reuse.is_some() && kind != StrategyKind::SemiAutoregressive {
+            return Err(not_a_setting("K/V reuse", kind));
+        }
+        let kv_reuse = options.kv_reuse.as_deref().map_or(Ok(KvReuse::default()), |name| {
+            let known = KvReuse::NAMES.join(", ");
+            KvReuse::of_name(name).ok_or_else(|| format!("K/V reuse {name:?} is not one of {known}"))
+        })?;
         let buffer_size = if kind == StrategyKind::D2f { D2f::BUFFER_SIZE } else { MultiBlockConfig::BUFFER_SIZE };
         let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
@@ -334,6 +344,7 @@ impl EngineConfig {
             StrategyKind::SemiAutoregressive => Strategy::SemiAutoregressive(SemiAutoregressive {
                 block_size,
                 accept: AcceptRule::ThresholdKeep { accept_threshold },
+                kv_reuse,
             }),
             // Dream's usual setting for chats (its README's `alg="entropy"`).
             StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {

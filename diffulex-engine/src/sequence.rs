@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
 use diffulex_strategies::{
-    BlockCandidates, BlockView, Edit, Focus, Input, Layout, Progress, Proposal, Score, Strategy,
+    BlockCandidates, BlockView, Edit, Focus, Input, KvReuse, Layout, Progress, Proposal, Score, Strategy,
 };
 
 use crate::error::RequestError;
@@ -103,6 +103,27 @@ pub struct Limits {
     pub reason: FinishReason,
 }
 
+/// Where all of the answer stands from the start: the forward over everything whose K/V the steps of a block go on from.
+#[derive(Clone, Debug, PartialEq)]
+enum Context {
+    /// There is none.
+    Never,
+    /// Its K/V are in the cache.
+    Kept {
+        /// The block it was made for.
+        block: usize,
+        /// What the network read.
+        inputs: Vec<Input>,
+    },
+    /// They were, and the pages are gone.
+    Lost {
+        /// As above.
+        block: usize,
+        /// As above.
+        inputs: Vec<Input>,
+    },
+}
+
 /// One request.
 #[derive(Debug)]
 pub struct Sequence {
@@ -119,6 +140,7 @@ pub struct Sequence {
     inputs: Vec<Input>,
     confidences: Vec<f32>,
     blocks: Vec<Block>,
+    context: Context,
     /// Blocks before this one were cached once and lost.
     rebuild_end: usize,
     /// Position of the first end token, if one is written.
@@ -156,6 +178,7 @@ impl Sequence {
             inputs: prompt.iter().copied().map(Input::Token).collect(),
             confidences: vec![1.0; prompt.len()],
             blocks: Vec::new(),
+            context: Context::Never,
             rebuild_end: 0,
             first_stop: None,
             nfe: NfeCounts::default(),
@@ -318,7 +341,30 @@ impl Sequence {
                 let lead = if is_masked { rows.start - self.speaker(rows.start) } else { 0 };
                 rows.start - lead..rows.end
             }
-            Layout::WholeAnswer => 0..self.tokens.len(),
+            Layout::WholeAnswer => match &self.context {
+                Context::Kept { block, .. } if Some(*block) == self.first_open() => {
+                    let block = self.block_range(*block);
+                    match self.strategy.kv_reuse() {
+                        KvReuse::None => 0..self.tokens.len(),
+                        KvReuse::Prefix => block.start..self.tokens.len(),
+                        KvReuse::Dual => block,
+                    }
+                }
+                Context::Never | Context::Kept { .. } | Context::Lost { .. } => 0..self.tokens.len(),
+            },
+        }
+    }
+
+    /// The first block with masks.
+    fn first_open(&self) -> Option<usize> {
+        (0..self.blocks.len()).find(|block| !self.progress(*block).is_complete())
+    }
+
+    /// What has to be forwarded again before the block in flight can go on, if anything has.
+    fn lost_context(&self) -> Option<&[Input]> {
+        match &self.context {
+            Context::Lost { block, inputs } if Some(*block) == self.first_open() => Some(inputs),
+            Context::Never | Context::Kept { .. } | Context::Lost { .. } => None,
         }
     }
 
@@ -333,6 +379,9 @@ impl Sequence {
 
     /// What the network reads in the rows of `blocks`.
     pub fn inputs(&self, blocks: &Range<usize>) -> Vec<Input> {
+        if let Some(inputs) = self.lost_context() {
+            return inputs.to_vec();
+        }
         let rows = self.rows_of(blocks);
         let mut inputs = self.inputs[rows.clone()].to_vec();
         for index in blocks.clone() {
@@ -398,10 +447,8 @@ impl Sequence {
             Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
                 self.window().1.start.max(blocks.start)..blocks.end
             }
-            Layout::WholeAnswer => {
-                let first = blocks.clone().find(|block| !self.progress(*block).is_complete());
-                first.map_or(blocks.end..blocks.end, |block| block..block + 1)
-            }
+            Layout::WholeAnswer if self.lost_context().is_some() => blocks.end..blocks.end,
+            Layout::WholeAnswer => self.first_open().map_or(blocks.end..blocks.end, |block| block..block + 1),
         }
     }
 
@@ -507,6 +554,10 @@ impl Sequence {
     /// The pages are gone: everything that was cached has to be written again.
     pub fn lose_cache(&mut self) {
         self.rebuild_end = self.rebuild_end.max(self.n_cached_blocks());
+        self.context = match std::mem::replace(&mut self.context, Context::Never) {
+            Context::Kept { block, inputs } | Context::Lost { block, inputs } => Context::Lost { block, inputs },
+            Context::Never => Context::Never,
+        };
         for block in &mut self.blocks {
             if block.status == BlockStatus::Cached {
                 block.status = BlockStatus::Ready;
@@ -524,7 +575,9 @@ impl Sequence {
             let Focus { forwarded, decided } = self.focus(index);
             !forwarded.is_empty() && !decided.is_empty()
         };
-        if blocks.clone().any(denoises) {
+        if self.lost_context().is_some() {
+            ForwardKind::Rebuild
+        } else if blocks.clone().any(denoises) {
             ForwardKind::Denoise
         } else if blocks.start < self.rebuild_end || blocks.clone().any(|index| self.restored(index).is_some()) {
             ForwardKind::Rebuild
@@ -600,7 +653,7 @@ impl Sequence {
 
     /// Takes note of the K/V that a forward over `blocks` wrote. Returns how many blocks are nearer to their end by that.
     fn note_written(&mut self, blocks: Range<usize>) -> usize {
-        let mut n_changes = 0;
+        let mut n_changes = self.note_context(&blocks);
         for index in blocks {
             let range = self.block_range(index);
             match self.blocks[index].status {
@@ -619,6 +672,19 @@ impl Sequence {
                 BlockStatus::Cached => {}
             }
         }
+        n_changes
+    }
+
+    /// Takes note of a forward over everything that the next steps go on from. Returns 1 if it was made a second time.
+    fn note_context(&mut self, blocks: &Range<usize>) -> usize {
+        let is_kept = self.layout() == Layout::WholeAnswer && self.strategy.kv_reuse() != KvReuse::None;
+        let Some(block) = self.first_open().filter(|_| is_kept && self.rows_of(blocks).len() == self.tokens.len())
+        else {
+            return 0;
+        };
+        let lost = self.lost_context().map(<[Input]>::to_vec);
+        let n_changes = usize::from(lost.is_some());
+        self.context = Context::Kept { block, inputs: lost.unwrap_or_else(|| self.inputs.clone()) };
         n_changes
     }
 

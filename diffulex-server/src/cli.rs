@@ -160,6 +160,9 @@ pub struct EngineFlags {
     /// Forward one sub-block where the K/V of the others, as they were, will do; fast_dllm_v2 only.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub block_cache: Option<bool>,
+    /// Which K/V are used again inside a block, although they go stale: none, prefix or dual; semi_ar only.
+    #[arg(long, value_name = "NAME")]
+    pub kv_reuse: Option<String>,
     /// The mask token's id; the model's own otherwise.
     #[arg(long, value_name = "ID")]
     pub mask_token_id: Option<u32>,

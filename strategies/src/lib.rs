@@ -41,7 +41,7 @@ pub use fast_dllm_v2::FastDllmV2;
 pub use layout::Layout;
 pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use revise::EditRule;
-pub use semi_autoregressive::SemiAutoregressive;
+pub use semi_autoregressive::{KvReuse, SemiAutoregressive};
 pub use strategy::{Strategy, StrategyKind};
 pub use token_merge::TokenMerge;
 pub use view::{BlockCandidates, BlockView, Candidate, Focus, Progress, Score};

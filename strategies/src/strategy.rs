@@ -11,7 +11,7 @@ use crate::edit::{Edit, Proposal};
 use crate::fast_dllm_v2::FastDllmV2;
 use crate::layout::Layout;
 use crate::multi_block::MultiBlock;
-use crate::semi_autoregressive::SemiAutoregressive;
+use crate::semi_autoregressive::{KvReuse, SemiAutoregressive};
 use crate::token_merge::TokenMerge;
 use crate::view::{BlockView, Candidate, Focus, Progress};
 
@@ -205,6 +205,20 @@ impl Strategy {
             | Self::D2f(_)
             | Self::CanvasRenoise(_) => Focus::whole(masked.len()),
             Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.focus(masked, is_written),
+        }
+    }
+
+    /// Which K/V of a whole answer are used again inside a block.
+    pub fn kv_reuse(&self) -> KvReuse {
+        match self {
+            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.kv_reuse,
+            Self::MultiBlock(_)
+            | Self::BlockEdit(_)
+            | Self::TokenMerge(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::CanvasRenoise(_)
+            | Self::FastDllmV2(_) => KvReuse::None,
         }
     }
 

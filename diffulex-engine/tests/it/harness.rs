@@ -158,6 +158,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let canvases = EngineOptions { denoising_steps: Some(6), entropy_bound: Some(0.5), ..options.clone() };
     let merged =
         EngineOptions { decoding_strategy: Some("dmax".to_owned()), accept_threshold: Some(0.3), ..of_four.clone() };
+    let reused = |name: &str| EngineOptions { kv_reuse: Some(name.to_owned()), ..of_four.clone() };
     let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
@@ -169,6 +170,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
         // Its layers differ in their heads.
         Subject { page_bytes: 8192, ..golden("diffusion_gemma", Files::golden("diffusion_gemma"), &canvases, 48, 4) },
         golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),
+        golden("semi_ar", Files::golden("llada"), &reused("prefix"), 96, 4),
+        golden("semi_ar", Files::golden("llada"), &reused("dual"), 96, 4),
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
         golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),
         golden("d2f", d2f("llada", "d2f_llada"), &of_four, 104, 4),
