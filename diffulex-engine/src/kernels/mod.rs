@@ -1,6 +1,6 @@
 //! The operations a network is written against, and their bodies.
 //!
-//! [`Ops`] states the contract of each operation once. [`reference`] is its slow, plainly right body (candle, f32, CPU);
+//! [`Ops`] states the contract of each operation once. [`mod@reference`] is its slow, plainly right body (candle, f32, CPU);
 //! [`cpu`] is the fast one. A network is generic over `Ops` and never asks where it runs; a new device is a new body.
 //!
 //! Every body computes a row of its result from that row's inputs alone, in an order that does not depend on how many
