@@ -9,7 +9,7 @@ use crate::kernels::SequenceRows;
 use crate::models::{Blend, CanvasBatch, ModelBatch};
 use crate::sampler::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Span, Ticket};
-use crate::sequence::Sequence;
+use crate::sequence::{PositionState, Sequence};
 
 /// Where the logits of one position that is not decided stand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Wanted {
     pub block: usize,
     /// Index into the block.
     pub row: usize,
+    /// These are the logits without the prompt, which those with it are moved on from.
+    pub is_unguided: bool,
 }
 
 /// What a model needs to know to lay a plan out.
@@ -55,12 +57,14 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Fra
         let first_canvas = span.blocks.clone().find(|block| sequence.is_canvas(*block)).unwrap_or(span.blocks.end);
         let text = span.blocks.start..first_canvas;
         if !text.is_empty() {
-            add_rows(&mut forward.text, &mut forward.wanted, span.ticket, request, text, frame);
+            for copy in 0..sequence.n_copies() {
+                add_rows(&mut forward.text, &mut forward.wanted, span.ticket, request, text.clone(), copy, frame);
+            }
         }
         for canvas in first_canvas..span.blocks.end {
             let CanvasBatch { batch, signals } = &mut forward.canvases;
             let first_row = batch.ids.len();
-            add_rows(batch, &mut wanted_of_canvases, span.ticket, request, canvas..canvas + 1, frame);
+            add_rows(batch, &mut wanted_of_canvases, span.ticket, request, canvas..canvas + 1, 0, frame);
             if sequence.blocks()[canvas].steps > 0 {
                 signals.push((first_row..batch.ids.len(), request.signal.clone()));
             }
@@ -82,15 +86,21 @@ fn add_rows(
     ticket: Ticket,
     request: &Scheduled,
     blocks: Range<usize>,
+    copy: usize,
     frame: Frame<'_>,
 ) {
     let Frame { page_size, .. } = frame;
     let sequence = &request.sequence;
+    let is_unguided = copy > 0;
+    let pages = request.pages.chunks(request.pages.len() / sequence.n_copies()).nth(copy).unwrap_or_default();
     let first_row = batch.ids.len();
     let positions = sequence.rows_of(&blocks);
     let mut visible = Vec::with_capacity(positions.len());
     for (position, input) in positions.clone().zip(sequence.inputs(&blocks)) {
         batch.ids.push(match input {
+            Input::Token(_) if is_unguided && sequence.states()[position] == PositionState::Prompt => {
+                sequence.mask_token_id()
+            }
             Input::Token(token) => token,
             Input::Noise => frame.randomness.noise(draw_key(sequence, position), frame.vocab_size),
             Input::Blend { token, share } => {
@@ -100,14 +110,14 @@ fn add_rows(
             }
         });
         batch.positions.push(position as u32);
-        let page = request.pages[position / page_size];
+        let page = pages[position / page_size];
         batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
         visible.push(sequence.visible_from(position) as u32);
     }
     for block in sequence.denoised(&blocks) {
         let start = sequence.block_range(block).start;
         for position in sequence.undecided(block) {
-            wanted.push(Wanted { ticket, block, row: position - start });
+            wanted.push(Wanted { ticket, block, row: position - start, is_unguided });
             batch.logit_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
         }
     }
@@ -115,5 +125,5 @@ fn add_rows(
     if let Some(adapter) = request.adapter {
         batch.adapted.entry(adapter).or_default().extend(rows.clone().map(|row| row as u32));
     }
-    batch.sequences.push(SequenceRows { rows, pages: request.pages.clone(), visible });
+    batch.sequences.push(SequenceRows { rows, pages: pages.to_vec(), visible });
 }

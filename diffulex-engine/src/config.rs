@@ -114,6 +114,8 @@ pub struct EngineOptions {
     pub factor: Option<f32>,
     /// What softens the choice of positions under a time schedule; 0 takes the best.
     pub alg_temp: Option<f32>,
+    /// Strength of classifier-free guidance; 0 is none.
+    pub cfg_scale: Option<f32>,
     /// What the temperature of a canvas falls to.
     pub t_min: Option<f32>,
     /// The temperature of a canvas at its first step.
@@ -169,6 +171,7 @@ impl Default for EngineOptions {
             entropy_bound: None,
             factor: None,
             alg_temp: None,
+            cfg_scale: None,
             t_min: None,
             t_max: None,
             stability_threshold: None,
@@ -205,6 +208,7 @@ impl EngineOptions {
             entropy_bound: self.entropy_bound,
             factor: self.factor,
             alg_temp: self.alg_temp,
+            cfg_scale: self.cfg_scale,
             t_min: self.t_min,
             t_max: self.t_max,
             stability_threshold: self.stability_threshold,
@@ -345,6 +349,7 @@ impl EngineConfig {
                 block_size,
                 accept: AcceptRule::ThresholdKeep { accept_threshold },
                 kv_reuse,
+                cfg_scale: 0.0,
             }),
             // Dream's usual setting for chats (its README's `alg="entropy"`).
             StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {
@@ -424,7 +429,8 @@ impl EngineConfig {
                 format!("two canvases of {block_size} and as many to encode"),
             ),
             Layout::WholeAnswer => {
-                (max_model_len, "the longest prompt and answer, which are forwarded whole".to_owned())
+                let what = "the longest prompt and answer, which are forwarded whole, and twice with guidance";
+                (strategy.n_copies() * max_model_len, what.to_owned())
             }
         };
         if max_num_batched_tokens < least {
@@ -438,7 +444,8 @@ impl EngineConfig {
         let page_bytes = (values_of_position * page_size * size_of::<f32>()) as u64;
         // Blocks that are counted from the prompt's end stick out the most behind the longest prompt.
         let longest_prompt = max_model_len.saturating_sub(1);
-        let pages_per_request = layout.extent(longest_prompt, max_model_len, block_size).div_ceil(page_size);
+        let pages_per_request =
+            strategy.n_copies() * layout.extent(longest_prompt, max_model_len, block_size).div_ceil(page_size);
         let wanted = (pages_per_request * max_num_reqs) as u64;
         let n_pages = match options.kv_cache_bytes {
             Some(bytes) => bytes / page_bytes,
@@ -559,6 +566,7 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
         ("decoding.edit_threshold", overrides.edit_threshold.is_none() || is_edited),
         ("decoding.max_post_edit_steps", overrides.max_post_edit_steps.is_none() || is_edited),
         ("decoding.remask_threshold", overrides.remask_threshold.is_none() || is_edited),
+        ("decoding.cfg_scale", overrides.cfg_scale.is_none() || kind == StrategyKind::SemiAutoregressive),
         ("decoding.t_min", overrides.t_min.is_none() || is_canvas),
         ("decoding.t_max", overrides.t_max.is_none() || is_canvas),
         ("decoding.stability_threshold", overrides.stability_threshold.is_none() || is_canvas),
@@ -592,9 +600,11 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
             }
             Strategy::FastDllmV2(FastDllmV2 { accept, ..fast_dllm_v2.clone() })
         }
-        Strategy::SemiAutoregressive(semi_autoregressive) => {
-            Strategy::SemiAutoregressive(SemiAutoregressive { accept: accept()?, ..semi_autoregressive.clone() })
-        }
+        Strategy::SemiAutoregressive(semi_autoregressive) => Strategy::SemiAutoregressive(SemiAutoregressive {
+            accept: accept()?,
+            cfg_scale: overrides.cfg_scale.unwrap_or(semi_autoregressive.cfg_scale),
+            ..semi_autoregressive.clone()
+        }),
         Strategy::DiffusionGenerate(diffusion_generate) => {
             Strategy::DiffusionGenerate(DiffusionGenerate { accept: accept()?, ..diffusion_generate.clone() })
         }

@@ -12,7 +12,7 @@ use diffulex_protocol::{
     AdapterSource, EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, Prompt, ServingCommand, ServingEvent,
     ServingGenerate, ServingInput,
 };
-use diffulex_strategies::{BlockCandidates, Candidate, Layout};
+use diffulex_strategies::{BlockCandidates, Candidate, Layout, Strategy};
 
 use crate::adapters::AdapterTable;
 use crate::batch::{Forward, Frame, Wanted, draw_key, lay_out};
@@ -141,9 +141,9 @@ impl Engine {
         };
         self.check_ids("prompt", &prompt)?;
         let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(suffix))?;
-        let limits = self.limits(prompt.len(), suffix.len(), params.max_tokens as usize)?;
-        let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let strategy = self.config.strategy_for(&params.decoding)?;
+        let limits = self.limits(&strategy, prompt.len(), suffix.len(), params.max_tokens as usize)?;
+        let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let sequence = Sequence::new(
             &prompt,
             limits,
@@ -227,7 +227,13 @@ impl Engine {
         Ok(ids)
     }
 
-    fn limits(&self, prompt_len: usize, suffix_len: usize, max_tokens: usize) -> Result<Limits, RequestError> {
+    fn limits(
+        &self,
+        strategy: &Strategy,
+        prompt_len: usize,
+        suffix_len: usize,
+        max_tokens: usize,
+    ) -> Result<Limits, RequestError> {
         let max_model_len = self.config.max_model_len;
         if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
             return Err(RequestError::invalid(
@@ -255,9 +261,18 @@ impl Engine {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        let strategy = &self.config.strategy;
         let n_positions = strategy.layout().extent(prompt_len, limits.end, strategy.block_size()) + suffix_len;
-        let n_pages = n_positions.div_ceil(self.config.page_size);
+        let n_copies = strategy.n_copies();
+        if n_copies > 1 && n_copies * n_positions > self.config.max_num_batched_tokens {
+            return Err(RequestError::too_large(
+                "decoding.cfg_scale",
+                format!(
+                    "guidance forwards {n_positions} positions twice; a forward takes {} rows",
+                    self.config.max_num_batched_tokens
+                ),
+            ));
+        }
+        let n_pages = n_copies * n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {
             return Err(RequestError::too_large(
                 "max_tokens",
@@ -419,9 +434,17 @@ impl Engine {
         let vocabulary =
             Vocabulary { n_sampleable: self.config.n_sampleable, mask_token_id: self.config.mask_token_id };
         let mut sampled = BTreeMap::new();
-        for (logits, wanted) in logits.chunks_exact(self.card.vocab_size as usize).zip(wanted) {
+        let rows = || logits.chunks_exact(self.card.vocab_size as usize).zip(wanted);
+        let place = |wanted: &Wanted| (wanted.ticket, wanted.block, wanted.row);
+        let unguided: BTreeMap<_, &[f32]> =
+            rows().filter(|(_, wanted)| wanted.is_unguided).map(|(logits, wanted)| (place(wanted), logits)).collect();
+        for (logits, wanted) in rows().filter(|(_, wanted)| !wanted.is_unguided) {
             let Some(request) = self.scheduled.get(&wanted.ticket) else { continue };
             let sequence = &request.sequence;
+            let guided = sequence.guidance().zip(unguided.get(&place(wanted))).map(|(scale, base)| {
+                base.iter().zip(logits).map(|(base, logit)| base + (scale + 1.0) * (logit - base)).collect::<Vec<f32>>()
+            });
+            let logits = guided.as_deref().unwrap_or(logits);
             let key = draw_key(sequence, sequence.block_range(wanted.block).start + wanted.row);
             let entry = sampled.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
             let Ok(blocks) = entry else { continue };

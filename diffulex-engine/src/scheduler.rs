@@ -176,7 +176,8 @@ impl Scheduler {
     fn admit(&mut self, request: &mut Scheduled) -> bool {
         self.find_prefix(request);
         let n_positions = request.sequence.tokens().len() + self.block_size;
-        let needed = n_positions.div_ceil(self.page_size).saturating_sub(request.pages.len());
+        let n_pages = n_positions.div_ceil(self.page_size) * request.sequence.n_copies();
+        let needed = n_pages.saturating_sub(request.pages.len());
         // A page to spare for everybody who runs, lest the newcomer be thrown out in the next step.
         let fits = self.running.is_empty() || self.pool.n_free() >= needed + self.running.len();
         if !fits {
@@ -263,27 +264,31 @@ impl Scheduler {
             }
             Layout::WholeAnswer => 0..request.sequence.blocks().len(),
         };
+        let n_copies = request.sequence.n_copies();
         let rows = request.sequence.rows_of(&blocks);
-        if rows.is_empty() || rows.len() > *budget || !self.hold_pages(ticket, rows.end, requests, budget, plan) {
+        let n_rows = n_copies * rows.len();
+        // Copies lie on one another's heels, so that all of the answer is on pages from the start.
+        let n_positions = if n_copies == 1 { rows.end } else { request.sequence.tokens().len() };
+        let n_pages = n_copies * n_positions.div_ceil(self.page_size);
+        if n_rows == 0 || n_rows > *budget || !self.hold_pages(ticket, n_pages, requests, budget, plan) {
             return;
         }
         if let Some(request) = requests.get_mut(&ticket) {
             request.last_step = self.step;
-            *budget -= rows.len();
+            *budget -= n_rows;
             plan.push(Span { ticket, blocks });
         }
     }
 
-    /// Takes pages for `n_positions`, from the youngest others if need be. False when the request lost its own instead.
+    /// Takes pages until there are `needed`, from the youngest others if need be. False when the request lost its own instead.
     fn hold_pages(
         &mut self,
         ticket: Ticket,
-        n_positions: usize,
+        needed: usize,
         requests: &mut BTreeMap<Ticket, Scheduled>,
         budget: &mut usize,
         plan: &mut Vec<Span>,
     ) -> bool {
-        let needed = n_positions.div_ceil(self.page_size);
         loop {
             let Some(request) = requests.get_mut(&ticket) else { return false };
             while request.pages.len() < needed
@@ -298,7 +303,9 @@ impl Scheduler {
             let Some(victim) = self.running.iter().copied().max() else { return false };
             if let Some(index) = plan.iter().position(|span| span.ticket == victim) {
                 let span = plan.remove(index);
-                *budget += requests.get(&victim).map_or(0, |request| request.sequence.rows_of(&span.blocks).len());
+                *budget += requests
+                    .get(&victim)
+                    .map_or(0, |request| request.sequence.n_copies() * request.sequence.rows_of(&span.blocks).len());
             }
             self.preempt(victim, requests);
             if victim == ticket {

@@ -377,6 +377,16 @@ impl Sequence {
         }
     }
 
+    /// How far its logits are moved on from those without the prompt, if they are.
+    pub fn guidance(&self) -> Option<f32> {
+        Some(self.strategy.cfg_scale()).filter(|scale| *scale > 0.0)
+    }
+
+    /// How often its rows are forwarded: with guidance once more, without the prompt, on pages of their own.
+    pub fn n_copies(&self) -> usize {
+        self.strategy.n_copies()
+    }
+
     /// What the network reads in the rows of `blocks`.
     pub fn inputs(&self, blocks: &Range<usize>) -> Vec<Input> {
         if let Some(inputs) = self.lost_context() {

@@ -105,6 +105,9 @@ pub struct DecodingOverrides {
     /// What softens the choice of positions under a time schedule; 0 takes the best.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alg_temp: Option<f32>,
+    /// Strength of classifier-free guidance, 0 or more; 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cfg_scale: Option<f32>,
     /// What the temperature of a canvas falls to, in (0, 2].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub t_min: Option<f32>,
@@ -135,6 +138,7 @@ impl DecodingOverrides {
         within("decoding.entropy_bound", self.entropy_bound, 0.0, f32::MAX, false)?;
         within("decoding.factor", self.factor, 0.0, f32::MAX, true)?;
         within("decoding.alg_temp", self.alg_temp, 0.0, f32::MAX, false)?;
+        within("decoding.cfg_scale", self.cfg_scale, 0.0, f32::MAX, false)?;
         within("decoding.t_min", self.t_min, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.t_max", self.t_max, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.confidence_threshold", self.confidence_threshold, 0.0, f32::MAX, false)?;

@@ -77,6 +77,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             entropy_bound: Some(0.5),
             factor: Some(0.5),
             alg_temp: Some(0.5),
+            cfg_scale: Some(0.5),
             t_min: Some(0.5),
             t_max: Some(0.5),
             stability_threshold: Some(2),

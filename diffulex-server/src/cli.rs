@@ -203,6 +203,9 @@ pub struct EngineFlags {
     /// What softens the choice of positions under maskgit_plus, topk_margin and entropy; 0 takes the best.
     #[arg(long, value_parser = finite::<f32>, value_name = "TEMP")]
     pub alg_temp: Option<f32>,
+    /// Strength of classifier-free guidance, for which everything is forwarded twice; 0 is none. semi_ar only.
+    #[arg(long, value_parser = finite::<f32>, value_name = "SCALE")]
+    pub cfg_scale: Option<f32>,
     /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
     #[arg(long, value_parser = finite::<f32>, value_name = "T")]
     pub t_min: Option<f32>,

@@ -18,6 +18,9 @@ pub struct SemiAutoregressive {
     pub accept: AcceptRule,
     /// Which K/V are used again.
     pub kv_reuse: KvReuse,
+    /// Classifier-free guidance: how far logits are moved on from what the network says without the prompt (LLaDA's
+    /// `cfg_scale`). 0 or more; 0 is none, and above it every step forwards everything twice.
+    pub cfg_scale: f32,
 }
 
 /// Which K/V a step inside a block takes from the forward over everything with which the block began. They are those of what

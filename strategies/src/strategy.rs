@@ -222,6 +222,25 @@ impl Strategy {
         }
     }
 
+    /// See [`SemiAutoregressive::cfg_scale`].
+    pub fn cfg_scale(&self) -> f32 {
+        match self {
+            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.cfg_scale,
+            Self::MultiBlock(_)
+            | Self::BlockEdit(_)
+            | Self::TokenMerge(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::CanvasRenoise(_)
+            | Self::FastDllmV2(_) => 0.0,
+        }
+    }
+
+    /// How often a request's rows are forwarded: with guidance once more, without the prompt.
+    pub fn n_copies(&self) -> usize {
+        1 + usize::from(self.cfg_scale() > 0.0)
+    }
+
     /// What to write in one block now.
     pub fn step(&self, block: &BlockView<'_>) -> Proposal {
         match self {

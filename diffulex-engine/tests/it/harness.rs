@@ -159,6 +159,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let merged =
         EngineOptions { decoding_strategy: Some("dmax".to_owned()), accept_threshold: Some(0.3), ..of_four.clone() };
     let reused = |name: &str| EngineOptions { kv_reuse: Some(name.to_owned()), ..of_four.clone() };
+    let guided = EngineOptions { cfg_scale: Some(0.7), ..reused("dual") };
     let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
@@ -172,6 +173,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
         golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),
         golden("semi_ar", Files::golden("llada"), &reused("prefix"), 96, 4),
         golden("semi_ar", Files::golden("llada"), &reused("dual"), 96, 4),
+        // Everything is there twice.
+        Subject { page_bytes: 2 * page_bytes(4), ..golden("semi_ar", Files::golden("llada"), &guided, 192, 4) },
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
         golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),
         golden("d2f", d2f("llada", "d2f_llada"), &of_four, 104, 4),

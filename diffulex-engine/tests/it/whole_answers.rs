@@ -11,12 +11,22 @@ use crate::harness::{Files, engine, golden, greedy, options, prompt, request, ru
 const MASK: u32 = 500;
 
 /// LLaDA's loop and Fast-dLLM's, over a gap of `n`. At a step all guesses are written that are at least as sure as the
-/// threshold, and the surest; after the first step of a block only the rows are forwarded that `reuse` says.
-fn slowly(prompt: &[u32], n: usize, suffix: &[u32], block_size: usize, threshold: f32, reuse: &str) -> Vec<u32> {
+/// threshold, and the surest; after the first step of a block only the rows are forwarded that `reuse` says. `cfg_scale` moves
+/// logits on from those with nothing but masks around the gap.
+fn slowly(
+    prompt: &[u32],
+    n: usize,
+    suffix: &[u32],
+    block_size: usize,
+    threshold: f32,
+    reuse: &str,
+    cfg_scale: f32,
+) -> Vec<u32> {
     let ops = ReferenceOps;
     let files = ModelFiles::folder(golden("llada")).unwrap();
     let network = models::load(&files, None, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
-    let mut cache = ops.cache(&network.spec().cache_shapes(8, 8)).unwrap();
+    let cache = || ops.cache(&network.spec().cache_shapes(8, 8)).unwrap();
+    let (mut cache, mut unguided_cache) = (cache(), cache());
     let gap = prompt.len()..prompt.len() + n;
     let mut ids = [prompt, &vec![MASK; n], suffix].concat();
     let len = ids.len() as u32;
@@ -42,7 +52,16 @@ fn slowly(prompt: &[u32], n: usize, suffix: &[u32], block_size: usize, threshold
                 logit_rows: open.iter().map(|position| (position - rows.start) as u32).collect(),
                 ..ModelBatch::default()
             };
-            let logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();
+            let hidden = rows.clone().zip(&batch.ids);
+            let unguided = ModelBatch {
+                ids: hidden.map(|(position, id)| if gap.contains(&position) { *id } else { MASK }).collect(),
+                ..batch.clone()
+            };
+            let unguided = network.forward(&ops, &unguided, &Adapters::none(), &mut unguided_cache).unwrap();
+            let mut logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();
+            for (logit, base) in logits.iter_mut().zip(unguided) {
+                *logit = base + (cfg_scale + 1.0) * (*logit - base);
+            }
             let guesses: Vec<(u32, f32)> = logits.chunks(network.spec().vocab_size).map(guess).collect();
             let best = guesses.iter().map(|(_, confidence)| *confidence).fold(0.0, f32::max);
             for (position, (id, confidence)) in open.iter().zip(&guesses) {
@@ -81,10 +100,10 @@ fn a_gap_is_filled_as_the_slow_loop_fills_it() {
     let requests = suffixes.iter().zip(["a", "b"]).map(|(suffix, rid)| gap(rid, greedy(10), suffix)).collect();
     let told = run(&mut engine, requests);
     for (suffix, rid) in suffixes.iter().zip(["a", "b"]) {
-        assert_eq!(told.reply(rid).token_ids, slowly(&prompt(3, 9), 10, suffix, 10, 2.0, "none"));
+        assert_eq!(told.reply(rid).token_ids, slowly(&prompt(3, 9), 10, suffix, 10, 2.0, "none", 0.0));
     }
     assert_ne!(told.reply("a").token_ids, told.reply("b").token_ids);
-    assert_ne!(told.reply("a").token_ids, slowly(&prompt(3, 9), 10, &[], 10, 2.0, "none"));
+    assert_ne!(told.reply("a").token_ids, slowly(&prompt(3, 9), 10, &[], 10, 2.0, "none", 0.0));
 }
 
 #[test]
@@ -102,7 +121,7 @@ fn kv_are_used_again_as_the_slow_loop_uses_them() {
             };
             let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(21)) };
             let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
-            assert_eq!(ids, slowly(&given, 21, &suffix, 6, 0.6, reuse), "{reuse}, prompt {index}");
+            assert_eq!(ids, slowly(&given, 21, &suffix, 6, 0.6, reuse, 0.0), "{reuse}, prompt {index}");
             ids
         });
         differ[0] |= answers[0] != answers[1];
@@ -131,4 +150,44 @@ fn a_suffix_counts_against_the_models_length() {
     assert_eq!(told.error("s").param.as_deref(), Some("suffix"));
     let told = run(&mut engine, vec![gap("r", greedy(2), &[512])]);
     assert_eq!(told.error("r").param.as_deref(), Some("suffix"));
+}
+
+#[test]
+fn guidance_moves_logits_as_the_slow_loop_moves_them() {
+    let mut differs = false;
+    for index in 0..4 {
+        let (given, suffix) = (prompt(index, 9), prompt(index + 20, index as usize));
+        let scales = [0.0, 1.5].map(|cfg_scale| {
+            let options = EngineOptions {
+                kv_reuse: Some(["none", "dual"][index as usize % 2].to_owned()),
+                cfg_scale: Some(cfg_scale),
+                accept_threshold: Some(0.6),
+                block_size: Some(6),
+                max_model_len: 64,
+                ..options()
+            };
+            let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(15)) };
+            let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
+            let reuse = options.kv_reuse.as_deref().unwrap();
+            assert_eq!(ids, slowly(&given, 15, &suffix, 6, 0.6, reuse, cfg_scale), "{cfg_scale}, prompt {index}");
+            ids
+        });
+        differs |= scales[0] != scales[1];
+    }
+    assert!(differs, "guidance changes nothing");
+}
+
+#[test]
+fn guidance_that_does_not_fit_is_refused() {
+    let options = EngineOptions { max_model_len: 64, max_num_batched_tokens: 64, ..options() };
+    let guided = |max_tokens| {
+        let mut params = greedy(max_tokens);
+        params.decoding.cfg_scale = Some(1.0);
+        request("r", &prompt(1, 9), params)
+    };
+    let mut engine = of("llada", &options);
+    assert_eq!(run(&mut engine, vec![guided(40)]).error("r").param.as_deref(), Some("decoding.cfg_scale"));
+    assert_eq!(run(&mut engine, vec![guided(20)]).reply("r").token_ids.len(), 20);
+    let told = run(&mut crate::harness::engine(&crate::harness::options()), vec![guided(8)]);
+    assert!(told.error("r").message.contains("cfg_scale is no setting of multi_bd"));
 }
