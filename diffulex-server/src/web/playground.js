@@ -31,10 +31,10 @@ const EXAMPLES = [
   "Capital of France?",
   "Tell me a story about a dragon",
   "Reverse the word planet",
-  "7 times table up to 5",
+  "What is the opposite of hot?",
   "Sort 9, 4, 7, 1",
   "JSON for name Anna, age 36",
-  "Spell garden",
+  "Is 17 odd or even?",
   "What day comes after Monday?",
   "Who are you?",
 ];
