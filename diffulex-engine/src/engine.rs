@@ -135,8 +135,7 @@ impl Engine {
         let params = &request.sampling_params;
         params.validate().map_err(|(param, message)| RequestError::invalid(param, message))?;
         let prompt = match &request.input {
-            ServingInput::Prompt { prompt: Prompt::Ids(ids) } => ids.clone(),
-            ServingInput::Prompt { prompt: Prompt::Text(text) } => self.text.encode(text)?,
+            ServingInput::Prompt { prompt } => self.ids_of(prompt)?,
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
         };
         self.check_ids("prompt", &prompt)?;
@@ -211,11 +210,15 @@ impl Engine {
         }
     }
 
+    fn ids_of(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
+        match prompt {
+            Prompt::Ids(ids) => Ok(ids.clone()),
+            Prompt::Text(text) => self.text.encode(text),
+        }
+    }
+
     fn suffix(&self, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
-        let ids = match suffix {
-            Prompt::Ids(ids) => ids.clone(),
-            Prompt::Text(text) => self.text.encode(text)?,
-        };
+        let ids = self.ids_of(suffix)?;
         if !ids.is_empty() && self.config.strategy.layout() != Layout::WholeAnswer {
             let name = self.config.strategy.name();
             let message = format!(

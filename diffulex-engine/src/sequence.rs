@@ -379,7 +379,7 @@ impl Sequence {
 
     /// How far its logits are moved on from those without the prompt, if they are.
     pub fn guidance(&self) -> Option<f32> {
-        Some(self.strategy.cfg_scale()).filter(|scale| *scale > 0.0)
+        self.strategy.guidance()
     }
 
     /// How often its rows are forwarded: with guidance once more, without the prompt, on pages of their own.
@@ -687,9 +687,10 @@ impl Sequence {
 
     /// Takes note of a forward over everything that the next steps go on from. Returns 1 if it was made a second time.
     fn note_context(&mut self, blocks: &Range<usize>) -> usize {
-        let is_kept = self.layout() == Layout::WholeAnswer && self.strategy.kv_reuse() != KvReuse::None;
-        let Some(block) = self.first_open().filter(|_| is_kept && self.rows_of(blocks).len() == self.tokens.len())
-        else {
+        if self.strategy.kv_reuse() == KvReuse::None {
+            return 0;
+        }
+        let Some(block) = self.first_open().filter(|_| self.rows_of(blocks).len() == self.tokens.len()) else {
             return 0;
         };
         let lost = self.lost_context().map(<[Input]>::to_vec);

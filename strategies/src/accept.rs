@@ -365,14 +365,9 @@ mod tests {
             .enumerate()
             .filter(|(_, confidence)| **confidence > 0.0)
             .map(|(row, confidence)| Candidate {
-                row,
-                current: None,
-                token: 7,
-                confidence: *confidence,
-                likeliest: (7, *confidence),
-                score: *confidence,
                 // Descending by row.
                 chance: 1.0 - (row as f32 + 0.5) / confidences.len() as f32,
+                ..Candidate::plain(row, None, 7, *confidence)
             })
             .collect();
         let block_size = confidences.len();
@@ -464,15 +459,7 @@ mod tests {
         for index in 0..n {
             // Two numbers that fill the square evenly (Roberts 2018), and two candidates of which one is due.
             let chance = |step: f64| ((f64::from(index) * step) % 1.0) as f32;
-            let candidate = |row, score, chance| Candidate {
-                row,
-                current: None,
-                token: 7,
-                confidence: score,
-                likeliest: (7, score),
-                score,
-                chance,
-            };
+            let candidate = |row, score, chance| Candidate { chance, ..Candidate::plain(row, None, 7, score) };
             // The third is there so that one of them is due, and has no chance itself.
             let candidates =
                 [candidate(0, 0.8, chance(0.754_877)), candidate(1, 0.3, chance(0.569_84)), candidate(2, -1e6, 0.5)];
@@ -540,17 +527,8 @@ mod tests {
     #[test]
     fn entropies_before_a_candidate_stay_within_the_bound() {
         let entropies = [0.02, 0.5, 0.05, 0.3];
-        let candidates: Vec<Candidate> = (0..4)
-            .map(|row| Candidate {
-                row,
-                current: None,
-                token: 7,
-                confidence: 0.5,
-                likeliest: (7, 0.5),
-                score: -entropies[row],
-                chance: 0.0,
-            })
-            .collect();
+        let candidates: Vec<Candidate> =
+            (0..4).map(|row| Candidate { score: -entropies[row], ..Candidate::plain(row, None, 7, 0.5) }).collect();
         let block = BlockView {
             progress: Progress { n_filled: 0, n_drafts: 0, block_size: 4 },
             previous: None,

@@ -208,37 +208,33 @@ impl Strategy {
         }
     }
 
-    /// Which K/V of a whole answer are used again inside a block.
-    pub fn kv_reuse(&self) -> KvReuse {
+    /// What only `semi_ar` has.
+    fn semi_autoregressive(&self) -> Option<&SemiAutoregressive> {
         match self {
-            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.kv_reuse,
+            Self::SemiAutoregressive(semi_autoregressive) => Some(semi_autoregressive),
             Self::MultiBlock(_)
             | Self::BlockEdit(_)
             | Self::TokenMerge(_)
             | Self::DiffusionGenerate(_)
             | Self::D2f(_)
             | Self::CanvasRenoise(_)
-            | Self::FastDllmV2(_) => KvReuse::None,
+            | Self::FastDllmV2(_) => None,
         }
     }
 
-    /// See [`SemiAutoregressive::cfg_scale`].
-    pub fn cfg_scale(&self) -> f32 {
-        match self {
-            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.cfg_scale,
-            Self::MultiBlock(_)
-            | Self::BlockEdit(_)
-            | Self::TokenMerge(_)
-            | Self::DiffusionGenerate(_)
-            | Self::D2f(_)
-            | Self::CanvasRenoise(_)
-            | Self::FastDllmV2(_) => 0.0,
-        }
+    /// Which K/V of a whole answer are used again inside a block.
+    pub fn kv_reuse(&self) -> KvReuse {
+        self.semi_autoregressive().map_or(KvReuse::None, |semi_autoregressive| semi_autoregressive.kv_reuse)
+    }
+
+    /// How far logits are moved on from those without the prompt, if they are: [`SemiAutoregressive::cfg_scale`].
+    pub fn guidance(&self) -> Option<f32> {
+        self.semi_autoregressive().map(|semi_autoregressive| semi_autoregressive.cfg_scale).filter(|scale| *scale > 0.0)
     }
 
     /// How often a request's rows are forwarded: with guidance once more, without the prompt.
     pub fn n_copies(&self) -> usize {
-        1 + usize::from(self.cfg_scale() > 0.0)
+        1 + usize::from(self.guidance().is_some())
     }
 
     /// What to write in one block now.

@@ -56,15 +56,7 @@ mod tests {
         let candidates: Vec<Candidate> = rows
             .iter()
             .enumerate()
-            .map(|(row, (current, token, confidence))| Candidate {
-                row,
-                current: *current,
-                token: *token,
-                confidence: *confidence,
-                likeliest: (*token, *confidence),
-                score: *confidence,
-                chance: 0.0,
-            })
+            .map(|(row, (current, token, confidence))| Candidate::plain(row, *current, *token, *confidence))
             .collect();
         let n_filled = rows.iter().filter(|(current, ..)| current.is_some()).count();
         let blocks = MultiBlock::new(MultiBlockConfig {

@@ -21,6 +21,14 @@ pub struct Candidate {
     pub chance: f32,
 }
 
+#[cfg(test)]
+impl Candidate {
+    /// One that is ranked by its confidence, and whose likeliest token is the sampled one.
+    pub(crate) fn plain(row: usize, current: Option<u32>, token: u32, confidence: f32) -> Self {
+        Self { row, current, token, confidence, likeliest: (token, confidence), score: confidence, chance: 0.0 }
+    }
+}
+
 /// What candidates may be ranked by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]

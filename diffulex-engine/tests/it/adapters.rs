@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
-use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::kernels::{Ops, WeightType};
+use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{AdapterSource, ServingCommand, ServingEvent, ServingGenerate};
 use safetensors::Dtype;
 
-use crate::harness::{Tensors, golden, greedy, options, prompt, request, run, run_with, safetensors_bytes};
+use crate::harness::{
+    Tensors, eight_tokens, golden, greedy, options, prompt, request, run, run_with, safetensors_bytes,
+};
 
 /// `(module, n_out, n_in)`.
 type Module = (&'static str, usize, usize);
@@ -179,21 +181,13 @@ fn a_part_of_a_fused_tensor_gets_its_part_of_the_adapter() {
     let adapter = ModelFiles::folder(write_adapter(folder.path(), &modules)).unwrap();
     let files = ModelFiles::folder(golden("llada2")).unwrap();
     let ops = CpuOps::new(1).unwrap();
-    let n = 8_u32;
-    let batch = ModelBatch {
-        ids: (0..n).map(|index| index * 31 % 500).collect(),
-        positions: (0..n).collect(),
-        slots: (0..n).collect(),
-        sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
-        logit_rows: (0..n).collect(),
-        ..ModelBatch::default()
-    };
+    let batch = eight_tokens();
     let logits = |merged: Option<&ModelFiles>, beside: Option<&ModelFiles>| {
         let network = models::load(&files, merged, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
         let beside = beside.map(|files| models::load_adapter(files, &ops, network.as_ref()).unwrap());
         let mut adapters = Adapters::none();
         if let Some(adapter) = &beside {
-            adapters.push((0..n).collect(), adapter);
+            adapters.push(batch.logit_rows.clone(), adapter);
         }
         let mut cache = ops.cache(&network.spec().cache_shapes(1, 8)).unwrap();
         network.forward(&ops, &batch, &adapters, &mut cache).unwrap()

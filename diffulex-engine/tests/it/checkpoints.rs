@@ -1,28 +1,19 @@
 //! How weights are stored changes nothing, and tensors that do not fit are named.
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
-use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::kernels::{Ops, WeightType};
+use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::{LoadError, ModelFiles};
 use safetensors::Dtype;
 
-use crate::harness::{Files, Tensors, safetensors_bytes};
+use crate::harness::{Files, Tensors, eight_tokens, safetensors_bytes};
 
 /// Logits of eight tokens in one block.
 fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
     let ops = CpuOps::new(1)?;
     let network = models::load(files, None, &ops, Some(hold), 64, &mut |_, _| {})?;
-    let (n, page_size) = (8, 8);
-    let batch = ModelBatch {
-        ids: (0..n).map(|index| index * 31 % 500).collect(),
-        positions: (0..n).collect(),
-        slots: (0..n).collect(),
-        sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
-        logit_rows: (0..n).collect(),
-        ..ModelBatch::default()
-    };
-    let mut cache = ops.cache(&network.spec().cache_shapes(1, page_size)).unwrap();
-    Ok(network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap())
+    let mut cache = ops.cache(&network.spec().cache_shapes(1, 8)).unwrap();
+    Ok(network.forward(&ops, &eight_tokens(), &Adapters::none(), &mut cache).unwrap())
 }
 
 fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
+use diffulex_engine::kernels::SequenceRows;
+use diffulex_engine::models::ModelBatch;
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
     SamplingParams, ServingCommand, ServingError, ServingEvent, ServingGenerate, ServingInput, ServingReply,
@@ -106,6 +108,19 @@ pub(crate) fn safetensors_bytes(tensors: &Tensors) -> Vec<u8> {
         .iter()
         .map(|(name, (dtype, shape, bytes))| (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     safetensors::serialize(views, None).unwrap()
+}
+
+/// Eight tokens in one block that sees itself, on one page of eight; the logits of all of them are wanted.
+pub(crate) fn eight_tokens() -> ModelBatch {
+    let n = 8;
+    ModelBatch {
+        ids: (0..n).map(|index| index * 31 % 500).collect(),
+        positions: (0..n).collect(),
+        slots: (0..n).collect(),
+        sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
+        logit_rows: (0..n).collect(),
+        ..ModelBatch::default()
+    }
 }
 
 /// The options most tests start from.
