@@ -297,17 +297,14 @@ impl EngineConfig {
         if options.buffer_size.is_some() && !kind.has_pipeline() {
             return Err(not_a_setting("buffer size", kind));
         }
-        if kind != StrategyKind::FastDllmV2 {
-            for (name, is_set) in
-                [("sub-block size", options.sub_block_size.is_some()), ("block cache", options.block_cache.is_some())]
-            {
-                if is_set {
-                    return Err(not_a_setting(name, kind));
-                }
+        for (name, is_set, owner) in [
+            ("sub-block size", options.sub_block_size.is_some(), StrategyKind::FastDllmV2),
+            ("block cache", options.block_cache.is_some(), StrategyKind::FastDllmV2),
+            ("K/V reuse", options.kv_reuse.is_some(), StrategyKind::SemiAutoregressive),
+        ] {
+            if is_set && kind != owner {
+                return Err(not_a_setting(name, kind));
             }
-        }
-        if options.kv_reuse.is_some() && kind != StrategyKind::SemiAutoregressive {
-            return Err(not_a_setting("K/V reuse", kind));
         }
         let kv_reuse = options.kv_reuse.as_deref().map_or(Ok(KvReuse::default()), |name| {
             let known = KvReuse::NAMES.join(", ");

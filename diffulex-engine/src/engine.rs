@@ -246,7 +246,7 @@ impl Engine {
                 ),
             ));
         }
-        let max_model_len = max_model_len - suffix_len.min(max_model_len);
+        let max_model_len = max_model_len - suffix_len;
         if prompt_len == 0 {
             return Err(RequestError::invalid("prompt", "prompt is empty"));
         }
