@@ -3,6 +3,10 @@
 The learning rate is driven by the clock: it falls to zero when the minutes are over, however
 fast the machine is. A checkpoint in --work makes the run resumable; `--minutes` counts the
 training time of all runs together.
+
+`torchrun --nproc-per-node 2 scripts/train_demo/train.py ...` trains in two processes that average
+their gradients, each on chats of its own: on a CPU that does other work too, processes of one
+thread lose only the time that was taken from them, while threads of one process wait at every product.
 """
 
 import argparse
@@ -16,6 +20,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
@@ -82,6 +87,19 @@ class Optimiser:
             t.addcdiv_(m / c1, (v / c2).sqrt().add_(1e-8), value=-self.lr_adam * scale)
 
 
+def together(tensors, rank, loss, used, stop, elapsed):
+    """Average the gradients of all processes; returns the mean loss, all tokens, whether any was told to stop, and the first one's clock."""
+    figures = torch.tensor([loss, used, stop, elapsed if rank == 0 else 0.0], dtype=torch.float32, device=tensors[0].device)
+    flat = torch.cat([t.grad.flatten() for t in tensors] + [figures])
+    dist.all_reduce(flat)
+    at = 0
+    for t in tensors:
+        t.grad.copy_(flat[at:at + t.numel()].view_as(t)).div_(dist.get_world_size())
+        at += t.numel()
+    loss, used, stop, elapsed = flat[at:].tolist()
+    return loss / dist.get_world_size(), int(used), stop, elapsed
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--out", default="models/demo", help="folder of the exported model")
@@ -105,14 +123,19 @@ def main():
     p.add_argument("--no-compile", action="store_true")
     a = p.parse_args()
 
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if world > 1:
+        dist.init_process_group("nccl" if a.device == "cuda" else "gloo")
     out, work = Path(a.out), Path(a.work or Path(a.out) / "train")
     work.mkdir(parents=True, exist_ok=True)
     if a.threads:
         torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
     tok_path = work / "tokenizer.json"
-    if not tok_path.exists():
+    if not tok_path.exists() and rank == 0:
         vocab.save(Tokenizer.from_file(str(Path(a.init) / "tokenizer.json")) if a.init else vocab.build(seed=a.seed), work)
+    if world > 1:
+        dist.barrier()
     excluded = {curriculum.prompt_key([(m["role"], m["content"]) for m in e["messages"]]) for e in evaluate.load_prompts()}
 
     config = Config(vocab_size=Tokenizer.from_file(str(tok_path)).get_vocab_size(), hidden_size=a.hidden, intermediate_size=a.mlp, num_hidden_layers=a.layers, num_attention_heads=a.hidden // 32, num_key_value_heads=a.hidden // 64)
@@ -147,7 +170,7 @@ def main():
         os.replace(str(saved) + ".new", saved)
 
     total, mean, last_save, last_print = a.minutes * 60, None, time.time(), 0.0
-    batches = data.stream(tok_path, a.seed * 1000 + runs, excluded, a.mixture)
+    batches = data.stream(tok_path, a.seed * 1000 + runs + 100 * rank, excluded, a.mixture)
     clock = time.time()
     stop = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -157,6 +180,10 @@ def main():
         t = {k: torch.from_numpy(v).to(a.device) for k, v in b.items()}
         loss = loss_of(t["tokens"], t["position"], t["sample"], t["stream"], t["block"], t["index"], t["loss_target"], t["loss_weight"])
         loss.backward()
+        value, used = loss.item(), int(b["used"])
+        if world > 1:
+            value, used, stopping, elapsed = together(model.tensors, rank, value, used, len(stop), elapsed)
+            stop += [1] * (stopping > 0)
         warm = min(1.0, (step + 1) / 200)
         start = a.lr_from * 60
         scale = a.lr_peak * warm * max(0.0, min(1.0, (total - elapsed) / max(1.0, total - start)))
@@ -165,19 +192,23 @@ def main():
             q.grad = None
         torch._foreach_lerp_(ema, [q.detach() for q in model.tensors], min(0.002 if step > 500 else 0.02, 1.0))
         step += 1
-        tokens += int(b["used"])
-        value = loss.item()
+        tokens += used
         mean = value if mean is None else mean * 0.98 + value * 0.02
         now = time.time()
         elapsed += now - clock
-        speed = int(b["used"]) / (now - clock)
+        speed = used / (now - clock)
         clock = now
+        if rank > 0:
+            continue
         if now - last_print > 10 or step < 5:
             last_print = now
             print(f"step {step}  loss {mean:.4f}  lr {scale:.3f}  {tokens / 1e6:.2f} M tokens  {speed / 1000:.1f} k/s  {elapsed / 60:.1f} min  ETA {(total - elapsed) / 60:.1f} min", flush=True)
         if now - last_save > a.save_minutes * 60:
             last_save = now
             save()
+    if rank > 0:
+        batches.close()
+        return
     save()
     if elapsed >= total:
         export.write(work / "checkpoint.pt", out, which="model", tokenizer=tok_path)
