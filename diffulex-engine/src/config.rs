@@ -72,6 +72,18 @@ pub enum DtypeChoice {
     Bfloat16,
 }
 
+/// Whether weights are held as small integers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantization {
+    /// As `dtype` says.
+    None,
+    /// 8 bits, a scale per output; products with activations of 8 bits.
+    Int8,
+    /// 4 bits, a scale per output and 64 inputs, embedding and head in 8 bits; products with activations of 8 bits.
+    Int4,
+}
+
 /// What an operator may set. `None` means: from the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -138,8 +150,10 @@ pub struct EngineOptions {
     pub prefix_caching: bool,
     /// Where to run.
     pub device: DeviceChoice,
-    /// How to hold weights.
+    /// How to hold weights; `Auto` where they are quantized.
     pub dtype: DtypeChoice,
+    /// Whether to hold weights as small integers.
+    pub quantization: Quantization,
     /// Adapters that requests may name, loaded at the start; more may come and go while the engine runs.
     pub adapters: Vec<AdapterSource>,
     /// Folder of an adapter to add to the weights as they are loaded; `None`: the one in the model's own folder, if there
@@ -185,6 +199,7 @@ impl Default for EngineOptions {
             prefix_caching: true,
             device: DeviceChoice::Auto,
             dtype: DtypeChoice::Auto,
+            quantization: Quantization::None,
             adapters: Vec::new(),
             merged_adapter: None,
             threads: None,

@@ -21,7 +21,7 @@ pub mod sequence;
 pub mod serving;
 pub mod text;
 
-pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions};
+pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization};
 pub use engine::{Engine, LoadProgress};
 pub use error::{LoadError, RequestError, StepError};
 pub use files::ModelFiles;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use diffulex_protocol::ModelCard;
 
-use crate::config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, MAX_BLOCK_SIZE};
+use crate::config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, MAX_BLOCK_SIZE, Quantization};
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
@@ -69,10 +69,15 @@ fn on_device<O: Ops + 'static>(
     ops: O,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(EngineConfig, ModelSpec, Box<dyn Runner>), LoadError> {
-    let dtype = match options.dtype {
-        DtypeChoice::Auto => None,
-        DtypeChoice::Float32 => Some(WeightType::F32),
-        DtypeChoice::Bfloat16 => Some(WeightType::Bf16),
+    let dtype = match (options.quantization, options.dtype) {
+        (Quantization::None, DtypeChoice::Auto) => None,
+        (Quantization::None, DtypeChoice::Float32) => Some(WeightType::F32),
+        (Quantization::None, DtypeChoice::Bfloat16) => Some(WeightType::Bf16),
+        (Quantization::Int8, DtypeChoice::Auto) => Some(WeightType::Int8),
+        (Quantization::Int4, DtypeChoice::Auto) => Some(WeightType::Int4),
+        (Quantization::Int8 | Quantization::Int4, _) => {
+            return Err(LoadError::of("dtype", "quantization says how weights are held already: leave it at auto"));
+        }
     };
     // The last block may stick out over the limit, wherever it begins.
     let max_positions = options.max_model_len as usize + MAX_BLOCK_SIZE;
@@ -121,6 +126,8 @@ fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
         dtype: match spec.dtype {
             WeightType::F32 => "float32",
             WeightType::Bf16 => "bfloat16",
+            WeightType::Int8 => "int8",
+            WeightType::Int4 => "int4",
         }
         .to_owned(),
         page_size: config.page_size as u32,

@@ -60,23 +60,21 @@ impl<O: Ops> Runner for DeviceRunner<O> {
             let adapter = loaded.get(id).ok_or_else(|| StepError(format!("adapter {id} is not loaded")))?;
             adapters.push(rows.clone(), adapter);
         }
-        ops.scope(|| {
-            let mut logits = Vec::new();
-            if !text.ids.is_empty() {
-                logits = network.forward(ops, text, &adapters, cache)?;
-            }
-            if !canvases.batch.ids.is_empty() {
-                let x = canvas_network(network.as_ref())?.denoise(ops, canvases, cache, &mut |_| Ok(()))?;
-                let wanted = ops.select(&x, &canvases.batch.logit_rows)?;
-                logits.extend(ops.host(&network.logits(ops, &wanted)?)?);
-            }
-            Ok(logits)
-        })
+        let mut logits = Vec::new();
+        if !text.ids.is_empty() {
+            logits = network.forward(ops, text, &adapters, cache)?;
+        }
+        if !canvases.batch.ids.is_empty() {
+            let x = canvas_network(network.as_ref())?.denoise(ops, canvases, cache, &mut |_| Ok(()))?;
+            let wanted = ops.select(&x, &canvases.batch.logit_rows)?;
+            logits.extend(ops.host(&network.logits(ops, &wanted)?)?);
+        }
+        Ok(logits)
     }
 
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError> {
         let Self { ops, network, .. } = self;
-        ops.scope(|| canvas_network(network.as_ref())?.signal(ops, logits))
+        canvas_network(network.as_ref())?.signal(ops, logits)
     }
 
     fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles) -> Result<(), LoadError> {

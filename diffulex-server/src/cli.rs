@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
-use diffulex_engine::{DeviceChoice, DtypeChoice};
+use diffulex_engine::{DeviceChoice, DtypeChoice, Quantization};
 use serde::{Deserialize, Serialize};
 
 use crate::config::ServerConfig;
@@ -142,6 +142,9 @@ pub struct EngineFlags {
     /// How weights are held: auto, float32 or bfloat16.
     #[arg(long)]
     pub dtype: Option<String>,
+    /// Hold weights as small integers: none, int8 or int4.
+    #[arg(long, value_name = "KIND")]
+    pub quantization: Option<String>,
     /// Threads of the CPU kernels; one per core otherwise, less one where there are more than two.
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
@@ -382,6 +385,19 @@ impl EngineFlags {
             (Some(_), Some(_)) => Err("--device and --device-ids say the same thing; give one".to_owned()),
             (None, by_index) => Ok(by_index),
         }
+    }
+
+    /// Whether weights are held as small integers.
+    pub fn quantization_choice(&self) -> Result<Option<Quantization>, String> {
+        self.quantization
+            .as_deref()
+            .map(|kind| match kind {
+                "none" => Ok(Quantization::None),
+                "int8" => Ok(Quantization::Int8),
+                "int4" => Ok(Quantization::Int4),
+                _ => Err(format!("--quantization: expected none, int8 or int4, got {kind:?}")),
+            })
+            .transpose()
     }
 
     /// How weights are held.

@@ -238,6 +238,7 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         device: _,
         device_ids: _,
         dtype: _,
+        quantization: _,
         threads,
         decoding_strategy,
         block_size,
@@ -334,6 +335,7 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         prefix_caching: disable_prefix_caching.map_or(defaults.prefix_caching, |disable| !disable),
         device: flags.device_choice().map_err(ConfigError)?.unwrap_or(defaults.device),
         dtype: flags.dtype_choice().map_err(ConfigError)?.unwrap_or(defaults.dtype),
+        quantization: flags.quantization_choice().map_err(ConfigError)?.unwrap_or(defaults.quantization),
         threads: *threads,
     })
 }

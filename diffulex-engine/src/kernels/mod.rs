@@ -9,6 +9,7 @@
 //! Never here: requests, blocks, pages' owners, strategies.
 
 pub mod cpu;
+pub mod quantization;
 pub mod reference;
 pub mod routing;
 
@@ -66,6 +67,18 @@ pub enum WeightType {
     F32,
     /// bfloat16; what it is multiplied with is rounded to bfloat16 too, sums are 32-bit.
     Bf16,
+    /// 8-bit integers with a scale per output; what it is multiplied with is rounded to 8 bits, too. See [`quantization`].
+    Int8,
+    /// 4-bit integers with a scale per output and [`quantization::GROUP`] inputs; what it is multiplied with is rounded to
+    /// 8 bits.
+    Int4,
+}
+
+impl WeightType {
+    /// Products are of integers.
+    pub fn is_integer(self) -> bool {
+        matches!(self, Self::Int8 | Self::Int4)
+    }
 }
 
 /// Extent of one layer's KV cache.
@@ -312,11 +325,6 @@ pub trait Ops: Send + Sync {
 
     /// A copy on the host, row-major.
     fn host(&self, x: &Self::Tensor) -> Result<Vec<f32>, StepError>;
-
-    /// Runs `work` where this body's threads are at hand.
-    fn scope<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R
-    where
-        Self: Sized;
 }
 
 #[cfg(test)]

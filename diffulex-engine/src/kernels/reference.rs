@@ -2,6 +2,7 @@
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
+use super::quantization::{round_int4, round_int8};
 use super::routing::Routing;
 use super::{
     Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData, WeightType,
@@ -40,12 +41,26 @@ pub struct ReferenceMatrix {
     hold: WeightType,
 }
 
-/// The nearest values that `hold` has.
-fn rounded(x: &Tensor, hold: WeightType) -> Result<Tensor, StepError> {
-    Ok(match hold {
-        WeightType::F32 => x.clone(),
-        WeightType::Bf16 => x.to_dtype(DType::BF16)?.to_dtype(DType::F32)?,
-    })
+/// `x` with every row replaced by what `round` makes of it.
+fn by_rows(x: &Tensor, round: impl Fn(&[f32]) -> Vec<f32>) -> Result<Tensor, StepError> {
+    let (n_rows, width) = x.dims2()?;
+    let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    Ok(Tensor::from_vec(values.chunks(width).flat_map(round).collect(), (n_rows, width), &Device::Cpu)?)
+}
+
+/// A weight as near as `hold` has it.
+fn rounded_weight(weight: &Tensor, hold: WeightType) -> Result<Tensor, StepError> {
+    match hold {
+        WeightType::F32 => Ok(weight.clone()),
+        WeightType::Bf16 => Ok(weight.to_dtype(DType::BF16)?.to_dtype(DType::F32)?),
+        WeightType::Int8 => by_rows(weight, round_int8),
+        WeightType::Int4 => by_rows(weight, round_int4),
+    }
+}
+
+/// What a weight held so is multiplied with.
+fn rounded_input(x: &Tensor, hold: WeightType) -> Result<Tensor, StepError> {
+    rounded_weight(x, if hold.is_integer() { WeightType::Int8 } else { hold })
 }
 
 impl Ops for ReferenceOps {
@@ -62,7 +77,7 @@ impl Ops for ReferenceOps {
         hold: WeightType,
     ) -> Result<ReferenceMatrix, StepError> {
         let weight = Tensor::from_vec(data.to_f32(), (n_out, n_in), &Device::Cpu)?;
-        Ok(ReferenceMatrix { weight: rounded(&weight, hold)?, hold })
+        Ok(ReferenceMatrix { weight: rounded_weight(&weight, hold)?, hold })
     }
 
     fn vector(&self, data: WeightData<'_>) -> Result<Tensor, StepError> {
@@ -115,7 +130,7 @@ impl Ops for ReferenceOps {
     }
 
     fn linear(&self, x: &Tensor, weight: &ReferenceMatrix, bias: Option<&Tensor>) -> Result<Tensor, StepError> {
-        let product = rounded(x, weight.hold)?.matmul(&weight.weight.t()?)?;
+        let product = rounded_input(x, weight.hold)?.matmul(&weight.weight.t()?)?;
         Ok(match bias {
             Some(bias) => product.broadcast_add(bias)?,
             None => product,
@@ -256,9 +271,5 @@ impl Ops for ReferenceOps {
 
     fn host(&self, x: &Tensor) -> Result<Vec<f32>, StepError> {
         Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
-    }
-
-    fn scope<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        work()
     }
 }

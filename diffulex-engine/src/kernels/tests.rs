@@ -10,6 +10,9 @@ use super::*;
 /// Sums of up to 100 products of size 1, in another order.
 const TOLERANCE: f32 = 1e-4;
 
+/// Every way in which a matrix is held.
+const HOLDS: [WeightType; 4] = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
+
 /// Reproducible values in [-1, 1].
 fn values(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -49,7 +52,7 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     // Every other case turns only the front of each head.
     let rotary_dim = if seed % 3 == 0 { 2 * half.div_ceil(2) } else { head_dim };
     let (q_width, kv_width) = (n_kv_heads * group * head_dim, n_kv_heads * head_dim);
-    let hold = if seed % 2 == 0 { WeightType::F32 } else { WeightType::Bf16 };
+    let hold = HOLDS[seed as usize % HOLDS.len()];
     let x = tensor(ops, &values(seed, n_rows * n_in), n_in);
     let weight = bytes(&values(seed + 1, n_out * n_in));
     let weight = ops.matrix(WeightData::F32(&weight), n_out, n_in, hold).unwrap();
@@ -216,10 +219,10 @@ proptest! {
     fn a_row_does_not_depend_on_the_rows_beside_it(n_rows in 2usize..30, n_in in 1usize..300, seed in 0u64..1 << 32) {
         let ops = CpuOps::new(2).unwrap();
         let weight = bytes(&values(seed, 40 * n_in));
-        let hold = if seed % 2 == 0 { WeightType::F32 } else { WeightType::Bf16 };
+        let hold = HOLDS[seed as usize % HOLDS.len()];
         let weight = ops.matrix(WeightData::F32(&weight), 40, n_in, hold).unwrap();
         let x = values(seed + 1, n_rows * n_in);
-        let together = ops.scope(|| ops.host(&ops.linear(&tensor(&ops, &x, n_in), &weight, None).unwrap()).unwrap());
+        let together = ops.host(&ops.linear(&tensor(&ops, &x, n_in), &weight, None).unwrap()).unwrap();
         for (row, x) in x.chunks_exact(n_in).enumerate() {
             let alone = ops.host(&ops.linear(&tensor(&ops, x, n_in), &weight, None).unwrap()).unwrap();
             prop_assert_eq!(&alone[..], &together[row * 40..(row + 1) * 40]);

@@ -233,12 +233,12 @@ impl<O: Ops> Decoder<O> {
         config.check()?;
         let (hidden, head_dim) = (config.hidden_size, config.head_dim());
         let (q_width, kv_width) = (config.num_attention_heads * head_dim, config.n_kv_heads() * head_dim);
-        let embedding = loader.matrix(&weight(names.embedding), config.vocab_size, hidden)?;
+        let embedding = loader.table(&weight(names.embedding), config.vocab_size, hidden)?;
         // The largest tensors come first, while there is least beside them. Some tied checkpoints carry the head all the
         // same; some untied ones leave it out. The embedding then serves.
         let head_name = weight(names.head);
         let head = if loader.checkpoint.contains(&head_name) && !config.tie_word_embeddings {
-            Some(loader.matrix(&head_name, config.vocab_size, hidden)?)
+            Some(loader.table(&head_name, config.vocab_size, hidden)?)
         } else {
             loader.checkpoint.ignore(&head_name);
             None

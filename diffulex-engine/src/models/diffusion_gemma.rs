@@ -222,7 +222,7 @@ impl<O: Ops> DiffusionGemma<O> {
         };
         let sliding = kind(loader, LayerType::SlidingAttention, &text.rope_parameters.sliding_attention)?;
         let full = kind(loader, LayerType::FullAttention, &text.rope_parameters.full_attention)?;
-        let embedding = loader.matrix("model.decoder.embed_tokens.weight", text.vocab_size, hidden)?;
+        let embedding = loader.table("model.decoder.embed_tokens.weight", text.vocab_size, hidden)?;
         let mut layers = Vec::with_capacity(text.layer_types.len());
         for (index, layer_type) in text.layer_types.iter().enumerate() {
             layers.push(Layer::load(loader, &text, index, *layer_type, kv_layers[index])?);
@@ -244,7 +244,7 @@ impl<O: Ops> DiffusionGemma<O> {
             // Rounded as the weights are.
             embedding_scale: match loader.dtype {
                 WeightType::F32 => scale,
-                WeightType::Bf16 => half::bf16::from_f32(scale).to_f32(),
+                WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => half::bf16::from_f32(scale).to_f32(),
             },
             sliding,
             full,

@@ -64,6 +64,13 @@ impl<O: Ops> Loader<'_, O> {
         self.whole(name, n_out, n_in, self.dtype)
     }
 
+    /// The tensor `name`, `[vocab, n_in]`: an embedding or a head. Four bits are too few for these: what llama.cpp calls
+    /// Q4 holds them in six or eight.
+    pub(super) fn table(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
+        let hold = if self.dtype == WeightType::Int4 { WeightType::Int8 } else { self.dtype };
+        self.whole(name, n_out, n_in, hold)
+    }
+
     /// The tensor `name`, `[n_experts, n_in]`, held as 32-bit floats: families route in them, and a rounded score may send
     /// a row to another expert.
     pub(super) fn router(&mut self, name: &str, n_experts: usize, n_in: usize) -> Result<O::Matrix, LoadError> {

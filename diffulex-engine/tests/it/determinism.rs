@@ -1,6 +1,6 @@
 //! Greedy and seeded answers do not depend on what else runs, nor on how memory is cut or lost.
 
-use diffulex_engine::{Engine, EngineOptions, ServingEngine};
+use diffulex_engine::{DtypeChoice, Engine, EngineOptions, Quantization, ServingEngine};
 use diffulex_protocol::{DecodingOverrides, SamplingParams};
 use diffulex_strategies::{AcceptRule, Layout};
 
@@ -64,6 +64,35 @@ fn batch_page_size_threads_and_budget_change_nothing() {
         let too_tight = EngineOptions { max_num_batched_tokens: subject.least_rows - 1, ..options.clone() };
         assert!(Engine::load(&subject.files, &too_tight, &mut |_| {}).is_err(), "{}", subject.strategy);
     }
+}
+
+#[test]
+fn however_weights_are_held_batch_page_size_and_threads_change_nothing() {
+    let requests = many(9);
+    let bfloat16 = |options: EngineOptions| EngineOptions { dtype: DtypeChoice::Bfloat16, ..options };
+    let int8 = |options: EngineOptions| EngineOptions { quantization: Quantization::Int8, ..options };
+    let int4 = |options: EngineOptions| EngineOptions { quantization: Quantization::Int4, ..options };
+    let holds: [&dyn Fn(EngineOptions) -> EngineOptions; 3] = [&bfloat16, &int8, &int4];
+    let mut answers = Vec::new();
+    for subject in subjects()
+        .into_iter()
+        .filter(|subject| ["multi_bd", "dmax", "diffusion_gemma", "d2f"].contains(&subject.strategy))
+    {
+        for hold in holds {
+            let options = hold(subject.options.clone());
+            let want = one_by_one(subject.engine(&without_prefixes(&options)), &requests);
+            for others in [
+                EngineOptions { page_size: 4, threads: Some(1), ..options.clone() },
+                EngineOptions { page_size: 32, threads: Some(3), ..options.clone() },
+            ] {
+                assert_eq!(together(&mut subject.engine(&others), &requests), want, "{}, {others:?}", subject.strategy);
+            }
+            answers.push(want);
+        }
+    }
+    // Each way of holding them is a way of its own.
+    answers.dedup();
+    assert!(answers.len() > holds.len());
 }
 
 #[test]

@@ -7,14 +7,13 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
+use super::threads::Pool;
 use super::vector::{LANES, Vector, for_each_instruction_set};
 use super::{Rows, Simd};
 use crate::kernels::{AttentionBatch, CacheShape, SequenceRows};
 
 /// Below this many score and value products the batch stays on one thread; see the same constant of `linear`.
-const PARALLEL_MULTIPLY_ADDS: usize = 1 << 20;
+const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 
 /// Queries of a tile: as many sums as fit the registers.
 const MAX_TILE_QUERIES: usize = 8;
@@ -62,7 +61,7 @@ struct Task<'a> {
     kv_head: usize,
 }
 
-pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, batch: AttentionBatch<'_>) -> Rows {
+pub(super) fn attend(pool: &Pool, simd: Simd, q: &Rows, cache: &LayerCache, batch: AttentionBatch<'_>) -> Rows {
     let shape = cache.shape;
     let heads_per_kv = batch.n_heads / shape.n_kv_heads;
     let mut tasks = Vec::new();
@@ -95,9 +94,9 @@ pub(super) fn attend(simd: Simd, q: &Rows, cache: &LayerCache, batch: AttentionB
     let outputs: Vec<Vec<f32>> = if multiply_adds < PARALLEL_MULTIPLY_ADDS {
         tasks.iter().map(run).collect()
     } else {
-        tasks.par_iter().map(run).collect()
+        pool.map(tasks.len(), |index| run(&tasks[index]))
     };
-    let mut out = q.zeros(q.n_rows(), batch.n_heads * shape.head_dim);
+    let mut out = q.scratch(q.n_rows(), batch.n_heads * shape.head_dim);
     let width = heads_per_kv * shape.head_dim;
     for (task, output) in tasks.iter().zip(&outputs) {
         for (row, output) in task.rows.clone().zip(output.chunks_exact(width)) {

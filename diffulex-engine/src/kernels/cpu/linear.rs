@@ -1,114 +1,20 @@
-//! `x W^T` over weights packed once at load.
+//! `x W^T` over packed weights.
 //!
-//! A matrix is cut into panels of [`PANEL`] outputs, each stored `[n_in][PANEL]` (bfloat16: in pairs of inputs), so that
-//! one step along the inputs reads one vector of weights and serves every row of a tile. Whatever the tile, an output is
-//! the sum over the inputs in ascending order: a row's result does not depend on how many rows there are.
+//! Whatever the tile, an output is the sum over the inputs in ascending order: a row's result does not depend on how many
+//! rows there are.
 //!
 //! A bfloat16 matrix is multiplied with activations rounded to bfloat16, two products at a time, and summed in f32: what
 //! processors with AVX-512 BF16 do in one instruction, some of them at twice the speed of f32. On others both are widened.
 
-use rayon::prelude::*;
-
-use super::vector::{LANES, Vector, for_each_instruction_set};
+use super::integer::{Form, IntegerRows, product_int4, product_int8};
+use super::packed::{PANEL, PackedMatrix, Panels, pair_bf16, unpair_bf16};
+use super::threads::Pool;
+use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
-use crate::kernels::{WeightData, WeightType};
 
-/// Outputs of a panel: one vector.
-const PANEL: usize = LANES;
-
-/// Products below this many multiply-adds stay on one thread: waking another costs 10 to 20 µs, in which one core does
-/// about this much.
-const PARALLEL_MULTIPLY_ADDS: usize = 1 << 20;
-
-/// A weight `[n_out, n_in]`, packed. Outputs beyond `n_out` in the last panel are zero.
-pub struct PackedMatrix {
-    n_out: usize,
-    n_in: usize,
-    panels: Panels,
-}
-
-enum Panels {
-    F32(Vec<[f32; PANEL]>),
-    /// Two inputs to a word, the first in its lower half; a last odd input is paired with zero.
-    Bf16(Vec<[u32; PANEL]>),
-}
-
-impl PackedMatrix {
-    /// Packs `n_out * n_in` values. They are widened a row at a time: a matrix never stands in memory twice.
-    pub fn pack(data: WeightData<'_>, n_out: usize, n_in: usize, hold: WeightType) -> Self {
-        assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
-        let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
-        let panels = match hold {
-            WeightType::F32 => Panels::F32(pack_rows(n_out, n_in, |out, set| {
-                row(out).into_iter().enumerate().for_each(|(k, value)| set(k, value));
-            })),
-            WeightType::Bf16 => Panels::Bf16(pack_rows(n_out, n_in.div_ceil(2), |out, set| {
-                for (k, pair) in row(out).chunks(2).enumerate() {
-                    set(k, pair_bf16(pair[0], pair.get(1).copied().unwrap_or(0.0)));
-                }
-            })),
-        };
-        Self { n_out, n_in, panels }
-    }
-
-    /// Outputs.
-    pub fn n_out(&self) -> usize {
-        self.n_out
-    }
-
-    /// Inputs.
-    pub fn n_in(&self) -> usize {
-        self.n_in
-    }
-
-    /// Writes the weights of one output, which is a row of an embedding table.
-    pub(super) fn unpack_row(&self, out: usize, row: &mut [f32]) {
-        let (panel, lane) = (out / PANEL, out % PANEL);
-        match &self.panels {
-            Panels::F32(panels) => {
-                for (value, vector) in row.iter_mut().zip(&panels[panel * self.n_in..]) {
-                    *value = vector[lane];
-                }
-            }
-            Panels::Bf16(panels) => {
-                let n_pairs = self.n_in.div_ceil(2);
-                for (values, vector) in row.chunks_mut(2).zip(&panels[panel * n_pairs..]) {
-                    for (value, widened) in values.iter_mut().zip(unpair_bf16(vector[lane])) {
-                        *value = widened;
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Panels of `n_words` vectors. `read` sets the words of one output.
-fn pack_rows<W: Copy + Default + Send>(
-    n_out: usize,
-    n_words: usize,
-    read: impl Fn(usize, &mut dyn FnMut(usize, W)) + Sync,
-) -> Vec<[W; PANEL]> {
-    let mut panels = vec![[W::default(); PANEL]; n_out.div_ceil(PANEL) * n_words];
-    panels.par_chunks_exact_mut(n_words.max(1)).enumerate().for_each(|(panel, vectors)| {
-        let first = panel * PANEL;
-        for (lane, out) in (first..n_out.min(first + PANEL)).enumerate() {
-            read(out, &mut |k, word| vectors[k][lane] = word);
-        }
-    });
-    panels
-}
-
-/// Rounds two values to bfloat16, to nearest even; the first goes to the lower half.
-#[inline(always)]
-fn pair_bf16(low: f32, high: f32) -> u32 {
-    let round = |value: f32| {
-        let bits = value.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Rounding could carry a NaN into a number.
-        if value.is_nan() { 0x7fc0 } else { rounded }
-    };
-    round(low) | round(high) << 16
-}
+/// Products below this many multiply-adds stay on one thread: sharing one with a thread that is awake costs 1 to 2 µs, in
+/// which one core does about this much.
+const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 
 for_each_instruction_set! {
     /// A row rounded to bfloat16, as words that [`Vector::add_pairs`] takes.
@@ -128,34 +34,17 @@ unsafe fn pack_row_body<V: Vector>(row: &[f32], words: &mut [f32]) {
     }
 }
 
-/// The two values of a word.
-#[inline(always)]
-pub(super) fn unpair_bf16(pair: u32) -> [f32; 2] {
-    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
-}
-
 /// `x W`: `[n_rows, n_in]`, the weighted sum of the rows of `weight`, widened.
-pub(super) fn mix(x: &Rows, weight: &PackedMatrix) -> Rows {
-    assert_eq!(x.width(), weight.n_out);
-    let mut out = x.zeros(x.n_rows(), weight.n_in);
-    let n_in = weight.n_in;
-    out.values_mut().par_chunks_exact_mut(n_in).enumerate().for_each(|(row, sums)| {
-        for (panel, factors) in x.row(row).chunks(PANEL).enumerate() {
-            match &weight.panels {
-                Panels::F32(panels) => {
-                    for (sum, vector) in sums.iter_mut().zip(&panels[panel * n_in..]) {
-                        *sum += vector.iter().zip(factors).map(|(weight, factor)| weight * factor).sum::<f32>();
-                    }
-                }
-                Panels::Bf16(panels) => {
-                    for (sums, vector) in sums.chunks_mut(2).zip(&panels[panel * n_in.div_ceil(2)..]) {
-                        for (pair, factor) in vector.iter().zip(factors) {
-                            for (sum, weight) in sums.iter_mut().zip(unpair_bf16(*pair)) {
-                                *sum += weight * factor;
-                            }
-                        }
-                    }
-                }
+pub(super) fn mix(pool: &Pool, x: &Rows, weight: &PackedMatrix) -> Rows {
+    assert_eq!(x.width(), weight.n_out());
+    let mut out = x.scratch(x.n_rows(), weight.n_in());
+    out.values_mut().fill(0.0);
+    pool.chunks(out.values_mut(), weight.n_in(), |row, sums| {
+        let mut weights = vec![0.0; weight.n_in()];
+        for (out, factor) in x.row(row).iter().enumerate() {
+            weight.unpack_row(out, &mut weights);
+            for (sum, weight) in sums.iter_mut().zip(&weights) {
+                *sum += weight * factor;
             }
         }
     });
@@ -163,41 +52,48 @@ pub(super) fn mix(x: &Rows, weight: &PackedMatrix) -> Rows {
 }
 
 /// `x W^T + bias`: `[n_rows, n_out]`.
-pub(super) fn linear(simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&[f32]>) -> Rows {
-    assert_eq!(x.width(), weight.n_in);
-    let mut out = x.zeros(x.n_rows(), weight.n_out);
+pub(super) fn linear(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&[f32]>) -> Rows {
+    let (n_in, n_out) = (weight.n_in(), weight.n_out());
+    assert_eq!(x.width(), n_in);
+    let mut out = x.scratch(x.n_rows(), n_out);
     if x.n_rows() == 0 {
         return out;
     }
-    let n_panels = weight.n_out.div_ceil(PANEL);
-    let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), n_out: weight.n_out, bias };
-    let multiply_adds = x.n_rows() * weight.n_in * weight.n_out;
-    let n_tasks = if multiply_adds < PARALLEL_MULTIPLY_ADDS { 1 } else { rayon::current_num_threads() };
-    // Tasks begin at even panels, so that all but the last can go two by two.
-    let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(2);
+    let n_panels = n_out.div_ceil(PANEL);
+    let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), n_out, bias };
+    let n_tasks = if x.n_rows() * n_in * n_out < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) };
+    // Tasks begin at every fourth panel, so that all but the last can go in tiles of four.
+    let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(4);
     let in_tasks = |task: &(dyn Fn(usize, usize) + Sync)| {
-        let range = |index: usize| task(index * panels_per_task, ((index + 1) * panels_per_task).min(n_panels));
-        if n_tasks == 1 { range(0) } else { (0..n_tasks).into_par_iter().for_each(range) }
+        pool.run(n_panels.div_ceil(panels_per_task), &|index| {
+            task(index * panels_per_task, ((index + 1) * panels_per_task).min(n_panels));
+        });
     };
     match &weight.panels {
         Panels::F32(panels) => in_tasks(&|start, end| {
-            product_f32(simd, x.values(), panels, weight.n_in, start, end, &output);
+            product_f32(simd, x.values(), panels, n_in, start, end, &output);
         }),
         Panels::Bf16(panels) => {
-            let n_pairs = weight.n_in.div_ceil(2);
+            let n_pairs = n_in.div_ceil(2);
             // The words of a row stand in the bits of f32, so that their memory is used again, too.
-            let mut pairs = x.zeros(x.n_rows(), n_pairs * simd.pair_words());
-            for row in 0..x.n_rows() {
-                pack_row(simd, x.row(row), pairs.row_mut(row));
-            }
+            let mut pairs = x.scratch(x.n_rows(), n_pairs * simd.pair_words());
+            pairs.each(pool, |row, words| pack_row(simd, x.row(row), words));
             in_tasks(&|start, end| product_bf16(simd, pairs.values(), panels, n_pairs, start, end, &output));
+        }
+        Panels::Int8(integers) => {
+            let rows = IntegerRows::new(pool, simd, x, Form::Int8);
+            in_tasks(&|start, end| product_int8(simd, &rows, integers, start, end, &output));
+        }
+        Panels::Int4(integers) => {
+            let rows = IntegerRows::new(pool, simd, x, Form::Int4);
+            in_tasks(&|start, end| product_int4(simd, &rows, integers, start, end, &output));
         }
     }
     out
 }
 
 /// Where results go: row `r`, output `o` at `start + r * n_out + o`.
-struct Output<'a> {
+pub(super) struct Output<'a> {
     start: *mut f32,
     n_rows: usize,
     n_out: usize,
@@ -213,7 +109,7 @@ impl Output<'_> {
     /// # Safety
     /// No other task has this panel.
     #[inline(always)]
-    unsafe fn write(&self, row: usize, panel: usize, sums: &[f32; PANEL]) {
+    pub(super) unsafe fn write(&self, row: usize, panel: usize, sums: &[f32; PANEL]) {
         let first = panel * PANEL;
         let n_lanes = PANEL.min(self.n_out - first);
         assert!(row < self.n_rows);
@@ -414,21 +310,4 @@ unsafe fn tile<V: Vector, F: Format<V>, const R: usize, const P: usize>(
         }
     }
     R
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bfloat16_rounding_is_to_nearest_even() {
-        let values = [0.0, -0.0, 1.0, 1.003_906_2, 1.011_718_8, -1.234_567_9, f32::INFINITY, 1e-40, 65_504.0];
-        for low in values {
-            for high in values {
-                let want = [low, high].map(|value| half::bf16::from_f32(value).to_f32());
-                assert_eq!(unpair_bf16(pair_bf16(low, high)), want);
-            }
-        }
-        assert!(unpair_bf16(pair_bf16(f32::from_bits(0x7fff_ffff), 1.0))[0].is_nan());
-    }
 }

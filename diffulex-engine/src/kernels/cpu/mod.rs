@@ -2,26 +2,29 @@
 
 mod attention;
 mod experts;
+mod integer;
 mod linear;
+mod packed;
 mod rows;
 mod simd;
+mod threads;
 mod vector;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
-
+use super::quantization::MAX_INPUTS;
 use super::routing::Routing;
 use super::{
     Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData, WeightType,
 };
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
-pub use linear::PackedMatrix;
+pub use packed::PackedMatrix;
 pub use rows::{Buffers, Rows};
 pub(crate) use simd::{Simd, log_sum_exp};
+use threads::Pool;
 
 /// The CPU's kernels.
 pub struct CpuOps {
-    pool: ThreadPool,
+    pool: Pool,
     simd: Simd,
     buffers: Buffers,
 }
@@ -32,14 +35,9 @@ pub struct CpuCache {
 }
 
 impl CpuOps {
-    /// Kernels on `n_threads` threads, at least 1.
+    /// Kernels on `n_threads` threads, the caller's included; at least 1.
     pub fn new(n_threads: usize) -> Result<Self, LoadError> {
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(n_threads.max(1))
-            .thread_name(|index| format!("kernel-{index}"))
-            .build()
-            .map_err(|error| LoadError::of("kernel threads", error))?;
-        Ok(Self { pool, simd: Simd::detect(), buffers: Buffers::default() })
+        Ok(Self { pool: Pool::new(n_threads)?, simd: Simd::detect(), buffers: Buffers::default() })
     }
 
     /// Kernels on one thread with the given instructions.
@@ -55,10 +53,10 @@ impl CpuOps {
 }
 
 /// `activation(gate) * up`, in place of the gate.
-fn activate(simd: Simd, gate: &mut Rows, up: &Rows, activation: Activation) {
+fn activate(simd: Simd, gate: &mut [f32], up: &[f32], activation: Activation) {
     match activation {
-        Activation::Silu => simd.silu_mul(gate.values_mut(), up.values()),
-        Activation::GeluTanh => simd.gelu_mul(gate.values_mut(), up.values()),
+        Activation::Silu => simd.silu_mul(gate, up),
+        Activation::GeluTanh => simd.gelu_mul(gate, up),
     }
 }
 
@@ -75,7 +73,10 @@ impl Ops for CpuOps {
         n_in: usize,
         hold: WeightType,
     ) -> Result<PackedMatrix, StepError> {
-        Ok(self.scope(|| PackedMatrix::pack(data, n_out, n_in, hold)))
+        if hold.is_integer() && n_in > MAX_INPUTS {
+            return Err(StepError(format!("{n_in} inputs are more than the {MAX_INPUTS} that sums of 32 bits hold")));
+        }
+        Ok(PackedMatrix::pack(&self.pool, data, n_out, n_in, hold))
     }
 
     fn vector(&self, data: WeightData<'_>) -> Result<Vec<f32>, StepError> {
@@ -119,25 +120,22 @@ impl Ops for CpuOps {
 
     fn embed_mixed(&self, table: &PackedMatrix, logits: &Rows) -> Result<Rows, StepError> {
         let mut weights = logits.clone();
-        for row in 0..weights.n_rows() {
-            let weights = weights.row_mut(row);
+        weights.each(&self.pool, |_, weights| {
             let top = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let scale = 1.0 / self.simd.exp_sub_sum(weights, top);
             weights.iter_mut().for_each(|weight| *weight *= scale);
-        }
-        Ok(linear::mix(&weights, table))
+        });
+        Ok(linear::mix(&self.pool, &weights, table))
     }
 
     fn rms_norm(&self, x: &Rows, weight: &Vec<f32>, eps: f32) -> Result<Rows, StepError> {
         let mut out = x.clone();
-        for row in 0..out.n_rows() {
-            self.simd.rms_norm(out.row_mut(row), weight, eps);
-        }
+        out.each(&self.pool, |_, row| self.simd.rms_norm(row, weight, eps));
         Ok(out)
     }
 
     fn linear(&self, x: &Rows, weight: &PackedMatrix, bias: Option<&Vec<f32>>) -> Result<Rows, StepError> {
-        Ok(linear::linear(self.simd, x, weight, bias.map(Vec::as_slice)))
+        Ok(linear::linear(&self.pool, self.simd, x, weight, bias.map(Vec::as_slice)))
     }
 
     fn add(&self, x: &mut Rows, y: &Rows) -> Result<(), StepError> {
@@ -173,10 +171,11 @@ impl Ops for CpuOps {
         rope: &RopeTable,
         positions: &[u32],
     ) -> Result<(), StepError> {
-        for (row, position) in positions.iter().enumerate() {
-            let place = *position as usize * rope.half..(*position as usize + 1) * rope.half;
+        x.each(&self.pool, |row, values| {
+            let position = positions[row] as usize;
+            let place = position * rope.half..(position + 1) * rope.half;
             let (cos, sin) = (&rope.cos[place.clone()], &rope.sin[place]);
-            for head in x.row_mut(row).chunks_exact_mut(rope.head_dim) {
+            for head in values.chunks_exact_mut(rope.head_dim) {
                 if let Some((weight, eps)) = norm {
                     self.simd.rms_norm(head, weight, eps);
                 }
@@ -185,7 +184,7 @@ impl Ops for CpuOps {
                     (*low, *high) = (*low * cos - *high * sin, *high * cos + *low * sin);
                 }
             }
-        }
+        });
         Ok(())
     }
 
@@ -195,11 +194,11 @@ impl Ops for CpuOps {
     }
 
     fn attend(&self, q: &Rows, cache: &CpuCache, layer: usize, batch: AttentionBatch<'_>) -> Result<Rows, StepError> {
-        Ok(attention::attend(self.simd, q, &cache.layers[layer], batch))
+        Ok(attention::attend(&self.pool, self.simd, q, &cache.layers[layer], batch))
     }
 
     fn gate(&self, mut gate: Rows, up: &Rows, activation: Activation) -> Result<Rows, StepError> {
-        activate(self.simd, &mut gate, up, activation);
+        gate.each(&self.pool, |row, gate| activate(self.simd, gate, up.row(row), activation));
         Ok(gate)
     }
 
@@ -211,11 +210,11 @@ impl Ops for CpuOps {
         experts: &[GatedMlp<PackedMatrix>],
     ) -> Result<Rows, StepError> {
         let choices: Vec<_> = (0..x.n_rows()).map(|row| routing.choose(scores.row(row))).collect();
-        Ok(experts::experts(self.simd, x, &choices, experts))
+        Ok(experts::experts(&self.pool, self.simd, x, &choices, experts))
     }
 
     fn select(&self, x: &Rows, rows: &[u32]) -> Result<Rows, StepError> {
-        let mut out = x.zeros(rows.len(), x.width());
+        let mut out = x.scratch(rows.len(), x.width());
         for (place, row) in rows.iter().enumerate() {
             out.row_mut(place).copy_from_slice(x.row(*row as usize));
         }
@@ -224,9 +223,5 @@ impl Ops for CpuOps {
 
     fn host(&self, x: &Rows) -> Result<Vec<f32>, StepError> {
         Ok(x.values().to_vec())
-    }
-
-    fn scope<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(work)
     }
 }

@@ -5,6 +5,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::threads::Pool;
+
+/// Values below which work on rows stays on one thread: some microseconds of it.
+const PARALLEL_VALUES: usize = 1 << 14;
+
 /// Buffers kept at most: more than a layer has alive at once. Chosen by us.
 const MAX_KEPT: usize = 32;
 
@@ -15,7 +20,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// `len` zeros.
+    /// `len` values, whatever they are.
     fn take(&self, len: usize) -> Vec<f32> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // The smallest that holds them, so that a small tensor does not take a large one's place.
@@ -23,7 +28,8 @@ impl Buffers {
             (0..kept.len()).filter(|index| kept[*index].capacity() >= len).min_by_key(|index| kept[*index].capacity());
         let mut buffer = fit.map_or_else(Vec::new, |index| kept.swap_remove(index));
         drop(kept);
-        buffer.clear();
+        // Cleared only where it grows: whoever takes it writes all of it.
+        buffer.truncate(len);
         buffer.resize(len, 0.0);
         buffer
     }
@@ -52,20 +58,20 @@ impl Drop for Rows {
 
 impl Clone for Rows {
     fn clone(&self) -> Self {
-        let mut copy = self.zeros(self.n_rows(), self.width);
+        let mut copy = self.scratch(self.n_rows(), self.width);
         copy.values.copy_from_slice(&self.values);
         copy
     }
 }
 
 impl Rows {
-    /// All zero, in memory of `buffers`.
+    /// Values nobody has set yet, in memory of `buffers`.
     pub fn new(buffers: &Buffers, n_rows: usize, width: usize) -> Self {
         Self { values: buffers.take(n_rows * width), width, buffers: buffers.clone() }
     }
 
-    /// All zero, in memory that comes from where this one's does.
-    pub fn zeros(&self, n_rows: usize, width: usize) -> Self {
+    /// Values nobody has set yet, in memory that comes from where this one's does.
+    pub fn scratch(&self, n_rows: usize, width: usize) -> Self {
         Self::new(&self.buffers, n_rows, width)
     }
 
@@ -92,6 +98,16 @@ impl Rows {
     /// All rows.
     pub fn values(&self) -> &[f32] {
         &self.values
+    }
+
+    /// `work` on every row and its number, on several threads where there is enough to do.
+    pub(super) fn each(&mut self, pool: &Pool, work: impl Fn(usize, &mut [f32]) + Sync) {
+        let width = self.width;
+        if self.values.len() < PARALLEL_VALUES {
+            self.values.chunks_exact_mut(width).enumerate().for_each(|(row, values)| work(row, values));
+        } else {
+            pool.chunks(&mut self.values, width, work);
+        }
     }
 
     /// All rows, to write.

@@ -13,7 +13,7 @@ pub(crate) enum Simd {
     /// AVX-512 with products of bfloat16.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
-    /// AVX-512 with the foundation set.
+    /// AVX-512: foundation, bytes and words, products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
     /// AVX2 with FMA.
@@ -63,12 +63,20 @@ fn is_intel() -> bool {
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }
 
+/// AVX-512 with what it came to have by Cascade Lake and Zen 4; processors before go with AVX2.
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
 impl Simd {
     /// The fastest set this machine has.
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") {
+            if has_avx512() {
                 let is_fast = is_x86_feature_detected!("avx512bf16") && !is_intel();
                 return if is_fast { Self::Avx512Bf16 } else { Self::Avx512 };
             }
@@ -88,7 +96,7 @@ impl Simd {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 all.push(Self::Avx2);
             }
-            if is_x86_feature_detected!("avx512f") {
+            if has_avx512() {
                 all.push(Self::Avx512);
                 if is_x86_feature_detected!("avx512bf16") {
                     all.push(Self::Avx512Bf16);

@@ -3,7 +3,7 @@
 //! A kernel is written once, generic over [`Vector`], marked `inline(always)`, and instantiated inside one function per
 //! instruction set (see [`for_each_instruction_set`]), where the compiler knows the instructions.
 
-use super::linear::unpair_bf16;
+use super::packed::unpair_bf16;
 
 /// Lanes of a vector: one AVX-512 register.
 pub(super) const LANES: usize = 16;
@@ -19,6 +19,10 @@ pub(super) trait Vector: Copy {
     type Pairs: Copy;
     /// Words in which [`Vector::add_pairs`] takes a pair of inputs: one that holds two bfloat16, or one for each.
     const PAIR_WORDS: usize;
+    /// Sixteen 32-bit integers.
+    type Ints: Copy;
+    /// Sixteen quads of unsigned bytes, ready to multiply.
+    type Quads: Copy;
     /// `value` in every lane.
     unsafe fn splat(value: f32) -> Self;
     /// The values.
@@ -33,6 +37,56 @@ pub(super) trait Vector: Copy {
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
     /// The same for one lane, with the same rounding.
     unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32;
+    /// `value` in every lane.
+    unsafe fn ints(value: i32) -> Self::Ints;
+    /// The nearest floats.
+    unsafe fn from_ints(ints: Self::Ints) -> Self;
+    /// The quads.
+    unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> Self::Quads;
+    /// The quads in the lower halves of the bytes, and those in the upper halves.
+    unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [Self::Quads; 2];
+    /// `sum` and the four products of each quad with the signed bytes that `input` has in its bits.
+    unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints;
+    /// Asks for the memory at `place`, which need not be anybody's.
+    unsafe fn prefetch(place: *const u8);
+}
+
+/// Forwards the methods for integers to another implementation.
+macro_rules! integers_of {
+    ($inner:ty) => {
+        type Ints = <$inner as Vector>::Ints;
+        type Quads = <$inner as Vector>::Quads;
+        #[inline(always)]
+        unsafe fn ints(value: i32) -> Self::Ints {
+            // SAFETY: passed on from the caller.
+            unsafe { <$inner>::ints(value) }
+        }
+        #[inline(always)]
+        unsafe fn from_ints(ints: Self::Ints) -> Self {
+            // SAFETY: passed on from the caller.
+            Self(unsafe { <$inner>::from_ints(ints) })
+        }
+        #[inline(always)]
+        unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> Self::Quads {
+            // SAFETY: passed on from the caller.
+            unsafe { <$inner>::load_quads(bytes) }
+        }
+        #[inline(always)]
+        unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [Self::Quads; 2] {
+            // SAFETY: passed on from the caller.
+            unsafe { <$inner>::load_halves(bytes) }
+        }
+        #[inline(always)]
+        unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints {
+            // SAFETY: passed on from the caller.
+            unsafe { <$inner>::add_quads(sum, quads, input) }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(place: *const u8) {
+            // SAFETY: passed on from the caller.
+            unsafe { <$inner>::prefetch(place) }
+        }
+    };
 }
 
 /// `sum` and both products, for machines that multiply no bfloat16, or slowly.
@@ -80,6 +134,33 @@ impl Vector for Portable {
     unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
         super::simd::mul_add(value, factor, sum)
     }
+    type Ints = [i32; LANES];
+    type Quads = [[u8; 4]; LANES];
+    #[inline(always)]
+    unsafe fn ints(value: i32) -> [i32; LANES] {
+        [value; LANES]
+    }
+    #[inline(always)]
+    unsafe fn from_ints(ints: [i32; LANES]) -> Self {
+        Self(ints.map(|int| int as f32))
+    }
+    #[inline(always)]
+    unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> [[u8; 4]; LANES] {
+        std::array::from_fn(|lane| std::array::from_fn(|place| bytes[4 * lane + place]))
+    }
+    #[inline(always)]
+    unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [[[u8; 4]; LANES]; 2] {
+        // SAFETY: passed on from the caller.
+        unsafe { [Self::load_quads(&bytes.map(|byte| byte & 0xf)), Self::load_quads(&bytes.map(|byte| byte >> 4))] }
+    }
+    #[inline(always)]
+    unsafe fn add_quads(sum: [i32; LANES], quads: [[u8; 4]; LANES], input: f32) -> [i32; LANES] {
+        let input = input.to_bits().to_le_bytes().map(|byte| i32::from(byte as i8));
+        let product = |quad: [u8; 4]| quad.iter().zip(input).map(|(byte, input)| i32::from(*byte) * input).sum::<i32>();
+        std::array::from_fn(|lane| sum[lane] + product(quads[lane]))
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -95,7 +176,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx512(__m512);
 
-    // SAFETY of every block below: the caller vouches for avx512f, and references to arrays of 16 are valid for 16 values.
+    // SAFETY of every block below: the caller vouches for avx512f, avx512bw and avx512vnni, and references to arrays of 16 are valid for 16 values.
     impl Vector for Avx512 {
         const HAS_32_REGISTERS: bool = true;
         type Pairs = (Self, Self);
@@ -138,13 +219,48 @@ mod x86 {
         unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
             value.mul_add(factor, sum)
         }
+        type Ints = __m512i;
+        type Quads = __m512i;
+        #[inline(always)]
+        unsafe fn ints(value: i32) -> __m512i {
+            // SAFETY: see above.
+            unsafe { _mm512_set1_epi32(value) }
+        }
+        #[inline(always)]
+        unsafe fn from_ints(ints: __m512i) -> Self {
+            // SAFETY: see above.
+            Self(unsafe { _mm512_cvtepi32_ps(ints) })
+        }
+        #[inline(always)]
+        unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> __m512i {
+            // SAFETY: see above; 64 bytes are as large as the register.
+            unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+        }
+        #[inline(always)]
+        unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [__m512i; 2] {
+            // SAFETY: see above.
+            unsafe {
+                let (both, mask) = (Self::load_quads(bytes), _mm512_set1_epi8(0xf));
+                [_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask)]
+            }
+        }
+        #[inline(always)]
+        unsafe fn add_quads(sum: __m512i, quads: __m512i, input: f32) -> __m512i {
+            // SAFETY: see above.
+            unsafe { _mm512_dpbusd_epi32(sum, quads, _mm512_set1_epi32(input.to_bits() as i32)) }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(place: *const u8) {
+            // SAFETY: see above; asking for memory that is nobody's does nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        }
     }
 
     /// One register of AVX-512 on a machine that multiplies bfloat16.
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx512Bf16(Avx512);
 
-    // SAFETY of every block below: the caller vouches for avx512f and avx512bf16.
+    // SAFETY of every block below: the caller vouches for what `Avx512` needs, and avx512bf16.
     impl Vector for Avx512Bf16 {
         const HAS_32_REGISTERS: bool = true;
         type Pairs = __m512bh;
@@ -188,6 +304,7 @@ mod x86 {
         unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
             value.mul_add(factor, sum)
         }
+        integers_of!(Avx512);
     }
 
     /// Two registers of AVX2.
@@ -245,16 +362,70 @@ mod x86 {
         unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
             value.mul_add(factor, sum)
         }
+        type Ints = [__m256i; 2];
+        /// Bytes 0 and 2 of each quad as 16-bit numbers, and bytes 1 and 3: their products add up in 32 bits exactly,
+        /// where the instruction for bytes would stop at 16.
+        type Quads = [[__m256i; 2]; 2];
+        #[inline(always)]
+        unsafe fn ints(value: i32) -> [__m256i; 2] {
+            // SAFETY: see above.
+            [unsafe { _mm256_set1_epi32(value) }; 2]
+        }
+        #[inline(always)]
+        unsafe fn from_ints(ints: [__m256i; 2]) -> Self {
+            // SAFETY: see above.
+            unsafe { Self(_mm256_cvtepi32_ps(ints[0]), _mm256_cvtepi32_ps(ints[1])) }
+        }
+        #[inline(always)]
+        unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> [[__m256i; 2]; 2] {
+            // SAFETY: see above; 64 bytes are as large as two registers.
+            unsafe {
+                let mask = _mm256_set1_epi16(0xff);
+                let halves = [bytes.as_ptr(), bytes.as_ptr().add(32)].map(|half| _mm256_loadu_si256(half.cast()));
+                halves.map(|half| [_mm256_and_si256(half, mask), _mm256_srli_epi16::<8>(half)])
+            }
+        }
+        #[inline(always)]
+        unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [[[__m256i; 2]; 2]; 2] {
+            // SAFETY: see above.
+            unsafe {
+                let mask = _mm256_set1_epi16(0xf);
+                let both = Self::load_quads(bytes);
+                [
+                    both.map(|pairs| pairs.map(|pair| _mm256_and_si256(pair, mask))),
+                    both.map(|pairs| pairs.map(|pair| _mm256_srli_epi16::<4>(pair))),
+                ]
+            }
+        }
+        #[inline(always)]
+        unsafe fn add_quads(sum: [__m256i; 2], quads: [[__m256i; 2]; 2], input: f32) -> [__m256i; 2] {
+            // SAFETY: see above.
+            unsafe {
+                let input = _mm256_set1_epi32(input.to_bits() as i32);
+                let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(input));
+                let odd = _mm256_srai_epi16::<8>(input);
+                std::array::from_fn(|half| {
+                    let products = _mm256_madd_epi16(quads[half][0], even);
+                    let products = _mm256_add_epi32(products, _mm256_madd_epi16(quads[half][1], odd));
+                    _mm256_add_epi32(sum[half], products)
+                })
+            }
+        }
+        #[inline(always)]
+        unsafe fn prefetch(place: *const u8) {
+            // SAFETY: see above; asking for memory that is nobody's does nothing.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        }
     }
 }
 
 /// Declares `$name(simd, args...)`, which calls `$body::<V>(args...)` compiled for the instructions of `simd`.
 macro_rules! for_each_instruction_set {
-    ($(#[$doc:meta])* fn $name:ident => $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident => $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
         $(#[$doc])*
-        fn $name(simd: Simd, $($arg: $type),*) {
+        $vis fn $name(simd: Simd, $($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
             fn avx512($($arg: $type),*) {
                 // SAFETY: this function has the instructions.
                 unsafe { $body::<$crate::kernels::cpu::vector::Avx512>($($arg),*) }
@@ -266,7 +437,7 @@ macro_rules! for_each_instruction_set {
                 unsafe { $body::<$crate::kernels::cpu::vector::Avx2>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bf16")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512bf16")]
             fn avx512_bf16($($arg: $type),*) {
                 // SAFETY: this function has the instructions.
                 unsafe { $body::<$crate::kernels::cpu::vector::Avx512Bf16>($($arg),*) }

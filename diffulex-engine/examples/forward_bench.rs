@@ -1,0 +1,139 @@
+//! Milliseconds of whole forwards of a checkpoint's network, and what the machine could do at best.
+//!
+//! `cargo run --release -p diffulex-engine --example forward_bench -- FOLDER float32|bfloat16|int8|int4 [THREADS]`. Each line of
+//! standard input, `BATCH BLOCK CONTEXT`, is answered by a line of JSON with the times of single forwards: of `BATCH`
+//! sequences with `CONTEXT` tokens in the cache, a block of `BLOCK` rows each, logits of every row. `probe` is answered by
+//! the bytes a second all threads read from memory, and the operations a second of products that stay in the caches.
+//! Folders need no tokenizer. `scripts/bench` asks this program and its peers in turn.
+
+#![expect(clippy::print_stdout, reason = "a program that prints figures")]
+
+use std::error::Error;
+use std::io::BufRead;
+use std::time::Instant;
+
+use diffulex_engine::ModelFiles;
+use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::{Ops, SequenceRows, WeightData, WeightType};
+use diffulex_engine::models::{self, Adapters, ModelBatch};
+
+/// Forwards of one answer, after one that warms.
+const N_RUNS: usize = 5;
+
+const PAGE_SIZE: usize = 32;
+
+/// Tokens of all sequences that fit the cache.
+const MAX_TOKENS: usize = 1 << 15;
+
+/// Bytes of weights that no cache holds.
+const PROBE_BYTES: usize = 512 << 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [folder, hold, threads @ ..] = &arguments[..] else {
+        return Err("usage: forward_bench FOLDER float32|bfloat16|int8|int4 [THREADS]".into());
+    };
+    let hold = match hold.as_str() {
+        "float32" => WeightType::F32,
+        "bfloat16" => WeightType::Bf16,
+        "int8" => WeightType::Int8,
+        "int4" => WeightType::Int4,
+        other => return Err(format!("weights are not held as {other}").into()),
+    };
+    let n_threads = match threads {
+        [n] => n.parse()?,
+        _ => std::thread::available_parallelism()?.get(),
+    };
+    let ops = CpuOps::new(n_threads)?;
+    let started = Instant::now();
+    let files = ModelFiles::folder(folder)?;
+    let network = models::load(&files, None, &ops, Some(hold), MAX_TOKENS, &mut |_, _| {})?;
+    let spec = network.spec();
+    let mut cache = ops.cache(&spec.cache_shapes(MAX_TOKENS / PAGE_SIZE, PAGE_SIZE))?;
+    println!(
+        r#"{{"parameters": {}, "load_seconds": {:.1}, "simd": "{}", "threads": {n_threads}}}"#,
+        spec.n_parameters,
+        started.elapsed().as_secs_f64(),
+        ops.simd_name(),
+    );
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        if line == "probe" {
+            let (bytes, operations) = (bandwidth(n_threads), peak(&ops, hold)?);
+            println!(r#"{{"bytes_per_second": {bytes:.3e}, "operations_per_second": {operations:.3e}}}"#);
+            continue;
+        }
+        let numbers = line.split_whitespace().map(str::parse).collect::<Result<Vec<usize>, _>>()?;
+        let [n_sequences, block, context] = numbers[..] else { return Err("expected BATCH BLOCK CONTEXT".into()) };
+        let batch = batch(n_sequences, block, context, spec.vocab_size)?;
+        let mut times = Vec::with_capacity(N_RUNS);
+        for run in 0..=N_RUNS {
+            let started = Instant::now();
+            network.forward(&ops, &batch, &Adapters::none(), &mut cache)?;
+            if run > 0 {
+                times.push(format!("{:.3}", 1e3 * started.elapsed().as_secs_f64()));
+            }
+        }
+        println!(r#"{{"ms": [{}]}}"#, times.join(", "));
+    }
+    Ok(())
+}
+
+/// The last block of each of some sequences.
+fn batch(n_sequences: usize, block: usize, context: usize, vocab_size: usize) -> Result<ModelBatch, Box<dyn Error>> {
+    let n_pages = (context + block).div_ceil(PAGE_SIZE);
+    if n_sequences * n_pages * PAGE_SIZE > MAX_TOKENS {
+        return Err(format!("more than {MAX_TOKENS} tokens").into());
+    }
+    let mut batch = ModelBatch::default();
+    for sequence in 0..n_sequences {
+        let start = batch.ids.len();
+        for row in 0..block {
+            let position = context + row;
+            batch.logit_rows.push(batch.ids.len() as u32);
+            batch.ids.push(((sequence * 31 + position * 7) % vocab_size) as u32);
+            batch.positions.push(position as u32);
+            batch.slots.push((sequence * n_pages * PAGE_SIZE + position) as u32);
+        }
+        batch.sequences.push(SequenceRows {
+            rows: start..start + block,
+            pages: (sequence * n_pages..(sequence + 1) * n_pages).map(|page| page as u32).collect(),
+            visible: vec![(context + block) as u32; block],
+        });
+    }
+    Ok(batch)
+}
+
+/// Bytes a second that `n_threads` read from memory.
+fn bandwidth(n_threads: usize) -> f64 {
+    let words = vec![1u64; PROBE_BYTES / 8];
+    let mut least = f64::INFINITY;
+    for _ in 0..N_RUNS {
+        let started = Instant::now();
+        let sum: u64 = std::thread::scope(|scope| {
+            let parts: Vec<_> = words
+                .chunks(words.len().div_ceil(n_threads))
+                .map(|part| scope.spawn(|| part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))))
+                .collect();
+            parts.into_iter().map(|part| part.join().unwrap_or_default()).sum()
+        });
+        std::hint::black_box(sum);
+        least = least.min(started.elapsed().as_secs_f64());
+    }
+    PROBE_BYTES as f64 / least
+}
+
+/// Operations a second of a product whose weights stay in the caches.
+fn peak(ops: &CpuOps, hold: WeightType) -> Result<f64, Box<dyn Error>> {
+    let (n_out, n_in, n_rows) = (512, 1024, 512);
+    let bytes = vec![0x3c; 2 * n_out * n_in];
+    let weight = ops.matrix(WeightData::Bf16(&bytes), n_out, n_in, hold)?;
+    let x = ops.tensor(&vec![1.0; n_rows * n_in], n_in)?;
+    let mut least = f64::INFINITY;
+    for _ in 0..4 * N_RUNS {
+        let started = Instant::now();
+        ops.linear(&x, &weight, None)?;
+        least = least.min(started.elapsed().as_secs_f64());
+    }
+    Ok((2 * n_out * n_in * n_rows) as f64 / least)
+}

@@ -1,0 +1,104 @@
+//! How weights and activations become small integers: the one definition that every body keeps to.
+//!
+//! Weights are symmetric: int8 with one scale per output, int4 with one per output and [`GROUP`] inputs. Activations are
+//! int8 with one scale per row, found anew for each product. Products of integers are summed exactly, so a result depends
+//! on nothing but its own row: not on the batch, the threads or the instructions.
+
+/// Inputs that share a scale in int4. A multiple of 8, which is what a packed vector holds. With 32-bit scales a weight
+/// takes 4.5 bits, as in GGUF's Q4_0.
+pub const GROUP: usize = 64;
+
+/// Largest magnitude of an int8: -128 is left out, so that the range is symmetric.
+pub const MAX_INT8: f32 = 127.0;
+
+/// Added to an int8 weight where it is stored unsigned.
+pub const ZERO_INT8: i32 = 128;
+
+/// Added to an int4 weight where it is stored unsigned.
+pub const ZERO_INT4: i32 = 8;
+
+/// Inputs beyond which a sum of 32 bits could overflow: each product is at most 255 x 127.
+pub const MAX_INPUTS: usize = (i32::MAX / (255 * 127)) as usize;
+
+/// The largest magnitude among `values`; 0 of none.
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
+}
+
+/// To the nearest integer, ties to even; what is beyond `i32` ends at its ends.
+fn nearest(value: f32) -> i32 {
+    value.round_ties_even() as i32
+}
+
+/// The scale of int8 values as large as `values`. 0 where all are 0.
+pub fn scale_int8(values: &[f32]) -> f32 {
+    largest(values) / MAX_INT8
+}
+
+/// `values / scale` as int8, to the nearest.
+pub fn quantize_int8<'a>(values: &'a [f32], scale: f32) -> impl Iterator<Item = i8> + 'a {
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    values.iter().map(move |value| nearest(value * inverse).clamp(-127, 127) as i8)
+}
+
+/// The scale of int4 values in a group. It is negative where the value of largest magnitude is positive, because that one
+/// becomes -8: the range of four bits is longer below zero (as in GGUF's Q4_0).
+pub fn scale_int4(values: &[f32]) -> f32 {
+    let extreme =
+        values.iter().fold(0.0f32, |extreme, value| if value.abs() > extreme.abs() { *value } else { extreme });
+    extreme / -8.0
+}
+
+/// `values / scale` as integers of -8 to 7, to the nearest.
+pub fn quantize_int4<'a>(values: &'a [f32], scale: f32) -> impl Iterator<Item = i8> + 'a {
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    values.iter().map(move |value| nearest(value * inverse).clamp(-8, 7) as i8)
+}
+
+/// `values` rounded to what int8 has, as a product takes a row of activations.
+pub fn round_int8(values: &[f32]) -> Vec<f32> {
+    let scale = scale_int8(values);
+    quantize_int8(values, scale).map(|value| f32::from(value) * scale).collect()
+}
+
+/// A row of weights rounded to what int4 has.
+pub fn round_int4(values: &[f32]) -> Vec<f32> {
+    let group = |values: &[f32]| {
+        let scale = scale_int4(values);
+        quantize_int4(values, scale).map(move |value| f32::from(value) * scale).collect::<Vec<_>>()
+    };
+    values.chunks(GROUP).flat_map(group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_representable_stays() {
+        let int8: Vec<f32> = (-127..=127).map(|value| value as f32 * 0.5).collect();
+        assert_eq!(round_int8(&int8), int8);
+        let int4: Vec<f32> = (-8..8).map(|value| value as f32 * 0.25).collect();
+        assert_eq!(round_int4(&int4), int4);
+        let turned: Vec<f32> = int4.iter().map(|value| -value).collect();
+        assert_eq!(round_int4(&turned), turned);
+        assert_eq!(round_int8(&[0.0; 3]), [0.0; 3]);
+        assert_eq!(round_int4(&[0.0; 3]), [0.0; 3]);
+    }
+
+    #[test]
+    fn errors_are_within_half_a_step() {
+        let values: Vec<f32> = (0..1000).map(|index| ((index * 7919) % 2003) as f32 / 1000.0 - 1.0).collect();
+        let step = scale_int8(&values);
+        for (value, rounded) in values.iter().zip(round_int8(&values)) {
+            assert!((value - rounded).abs() <= 0.501 * step);
+        }
+        for (values, rounded) in values.chunks(GROUP).zip(round_int4(&values).chunks(GROUP)) {
+            // The end of the range that four bits cut off is one step.
+            let step = scale_int4(values).abs();
+            for (value, rounded) in values.iter().zip(rounded) {
+                assert!((value - rounded).abs() <= 1.001 * step);
+            }
+        }
+    }
+}
