@@ -7,9 +7,10 @@ use super::packed::{BYTES, Integers, PANEL, QUAD};
 use super::threads::Pool;
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
-use crate::kernels::quantization::{GROUP, MAX_INT8, ZERO_INT4, ZERO_INT8};
+use crate::kernels::quantization::{GROUP, MAX_INT8, ZERO_INT4, ZERO_INT8, nearest};
 
-/// Vectors of weights by which a product asks for them before it reads them: 8 KiB, far enough for main memory.
+/// Vectors of weights by which the only tile of a panel asks for them before it reads them: 8 KiB, far enough for main
+/// memory. Where there are more tiles, the last of them asks for the next panels while it works on what the caches have.
 const PREFETCH: usize = (8 << 10) / BYTES;
 
 /// How integers lie in a vector of weights.
@@ -70,8 +71,6 @@ for_each_instruction_set! {
 
 #[inline(always)]
 unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usize, form: Form) {
-    /// 1.5 * 2^23: adding it rounds to the nearest integer, ties to even, which then stands in the low bits.
-    const ROUND: f32 = 12_582_912.0;
     let mut lanes = [0.0f32; PANEL];
     for values in row.chunks(PANEL) {
         for (largest, value) in lanes.iter_mut().zip(values) {
@@ -80,8 +79,6 @@ unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usiz
     }
     let scale = lanes.into_iter().fold(0.0, f32::max) / MAX_INT8;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    // The rounded inverse takes nothing beyond 127.4.
-    let nearest = |value: f32| i32::from((value * inverse + ROUND).to_bits() as i8);
 
     let (quads, ends) = words.split_at_mut(n_quads);
     let (starts, scale_place) = ends.split_at_mut(ends.len() - 1);
@@ -94,7 +91,8 @@ unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usiz
         for words in quads.chunks_mut(PANEL / QUAD) {
             let mut values = [0i32; PANEL];
             for (value, given) in values.iter_mut().zip(vectors.next().unwrap_or_default()) {
-                *value = nearest(*given);
+                // The rounded inverse takes nothing beyond 127.4.
+                *value = nearest(*given * inverse);
             }
             for (sum, value) in sums.iter_mut().zip(values) {
                 *sum += value;
@@ -202,7 +200,7 @@ unsafe fn product<V: Vector, U: Unpack<V>>(
             if V::HAS_32_REGISTERS && rows.words.n_rows() <= 4 && panel + 4 <= end {
                 tiles::<V, U, 4>(rows, weight, panel, output);
                 panel += 4;
-            } else if V::HAS_32_REGISTERS && panel + 2 <= end {
+            } else if V::HAS_32_REGISTERS && rows.words.n_rows() < 16 && panel + 2 <= end {
                 tiles::<V, U, 2>(rows, weight, panel, output);
                 panel += 2;
             } else {
@@ -224,27 +222,43 @@ unsafe fn tiles<V: Vector, U: Unpack<V>, const P: usize>(
     let mut row = 0;
     while row < rows.words.n_rows() {
         let left = rows.words.n_rows() - row;
-        // SAFETY: passed on from the caller.
-        row += unsafe {
-            match left {
-                8.. if V::HAS_32_REGISTERS && P <= 2 => tile::<V, U, 8, P>(rows, weight, row, panel, output),
-                4.. => tile::<V, U, 4, P>(rows, weight, row, panel, output),
-                2.. => tile::<V, U, 2, P>(rows, weight, row, panel, output),
-                _ => tile::<V, U, 1, P>(rows, weight, row, panel, output),
-            }
+        let height = match left {
+            16.. if V::HAS_32_REGISTERS && P == 1 => 16,
+            8.. if V::HAS_32_REGISTERS && P <= 2 => 8,
+            4.. => 4,
+            2.. => 2,
+            _ => 1,
         };
+        let n_vectors = rows.n_quads / U::FORM.quads_per_vector();
+        let ahead = match (row, left - height) {
+            (0, 0) => PREFETCH,
+            (_, 0) => P * n_vectors,
+            _ => 0,
+        };
+        // SAFETY: passed on from the caller.
+        unsafe {
+            match height {
+                16 => tile::<V, U, 16, P>(rows, weight, row, panel, ahead, output),
+                8 => tile::<V, U, 8, P>(rows, weight, row, panel, ahead, output),
+                4 => tile::<V, U, 4, P>(rows, weight, row, panel, ahead, output),
+                2 => tile::<V, U, 2, P>(rows, weight, row, panel, ahead, output),
+                _ => tile::<V, U, 1, P>(rows, weight, row, panel, ahead, output),
+            }
+        }
+        row += height;
     }
 }
 
-/// `R` rows times `P` panels; returns `R`.
+/// `R` rows times `P` panels, asking for the weights `ahead` vectors on.
 #[inline(always)]
 unsafe fn tile<V: Vector, U: Unpack<V>, const R: usize, const P: usize>(
     rows: &IntegerRows,
     weight: &Integers,
     row: usize,
     panel: usize,
+    ahead: usize,
     output: &Output<'_>,
-) -> usize {
+) {
     let n_quads = rows.n_quads;
     let quads_per_vector = U::FORM.quads_per_vector();
     let (n_vectors, n_groups) = (n_quads / quads_per_vector, weight.n_groups);
@@ -266,7 +280,7 @@ unsafe fn tile<V: Vector, U: Unpack<V>, const R: usize, const P: usize>(
             unsafe {
                 let weights: [U::Quads; P] = std::array::from_fn(|p| {
                     let place = vectors.as_ptr().add(p * n_vectors + vector);
-                    V::prefetch(place.wrapping_add(PREFETCH).cast());
+                    V::prefetch(place.wrapping_add(ahead).cast());
                     U::load(&*place)
                 });
                 for quad in 0..quads_per_vector {
@@ -297,5 +311,4 @@ unsafe fn tile<V: Vector, U: Unpack<V>, const R: usize, const P: usize>(
             }
         }
     }
-    R
 }

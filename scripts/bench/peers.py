@@ -1,0 +1,210 @@
+"""The same forwards by other engines: `python peers.py NAME FOLDER`.
+
+Each answers lines `BATCH BLOCK CONTEXT` on standard input with a line of JSON, as the `forward_bench` example does: the
+milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache, BLOCK rows each, logits of every row.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+N_RUNS = 5
+THREADS = len(os.sched_getaffinity(0))
+
+
+def answer(forward_of):
+    """Serve standard input; `forward_of(batch, block, context)` returns a function that runs one forward."""
+    for line in sys.stdin:
+        forward = forward_of(*map(int, line.split()))
+        times = []
+        for run in range(N_RUNS + 1):
+            start = time.perf_counter()
+            forward()
+            if run:
+                times.append(round(1e3 * (time.perf_counter() - start), 3))
+        print(json.dumps({"ms": times}), flush=True)
+
+
+def lean_torch(folder, kind):
+    """The network in as few torch operations as it takes: products, fused attention over a cache, nothing else."""
+    import torch
+    import torch.nn.functional as F
+    from safetensors.torch import load_file
+    torch.set_num_threads(THREADS)
+    torch.set_grad_enabled(False)
+    c = json.loads((Path(folder) / "config.json").read_text())
+    dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+    w = load_file(Path(folder) / "model.safetensors")
+    heads, kv, d, hidden = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"]
+
+    def product(*names):
+        weight = torch.cat([w.pop(n) for n in names]).to(dtype)
+        if kind != "int8":
+            return lambda x: F.linear(x, weight)
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        linear.weight.data = weight
+        return torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(linear), {torch.nn.Linear}, dtype=torch.qint8)[0]
+
+    layers = []
+    for i in range(c["num_hidden_layers"]):
+        p, a, m = f"model.layers.{i}.", f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        layers.append((w[p + "input_layernorm.weight"].to(dtype), product(a + "q_proj.weight", a + "k_proj.weight", a + "v_proj.weight"), w[a + "q_norm.weight"].to(dtype),
+                       w[a + "k_norm.weight"].to(dtype), product(a + "o_proj.weight"), w[p + "post_attention_layernorm.weight"].to(dtype),
+                       product(m + "gate_proj.weight", m + "up_proj.weight"), product(m + "down_proj.weight")))
+    embedding, norm = w["model.embed_tokens.weight"].to(dtype), w["model.norm.weight"].to(dtype)
+    head = product("model.embed_tokens.weight")
+    rms = lambda x, weight: F.rms_norm(x, (x.shape[-1],), weight, c["rms_norm_eps"])
+
+    def turn(x, cos, sin):
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+    def forward_of(batch, block, context):
+        cache = [torch.zeros(2, batch, kv, context + block, d, dtype=dtype) for _ in layers]
+        ids = torch.arange(batch * block).view(batch, block)
+        angle = torch.outer(torch.arange(context, context + block).float(), c["rope_theta"] ** (-torch.arange(0, d, 2).float() / d))
+        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
+
+        def forward():
+            x = F.embedding(ids, embedding)
+            for (n1, qkv, qn, kn, o, n2, gu, down), (k_cache, v_cache) in zip(layers, cache):
+                q, k, v = qkv(rms(x, n1)).view(batch, block, heads + 2 * kv, d).transpose(1, 2).split((heads, kv, kv), 1)
+                k_cache[:, :, context:], v_cache[:, :, context:] = turn(rms(k, kn), cos, sin), v
+                y = F.scaled_dot_product_attention(turn(rms(q, qn), cos, sin), k_cache, v_cache, enable_gqa=True)
+                x = x + o(y.transpose(1, 2).reshape(batch, block, heads * d))
+                g, u = gu(rms(x, n2)).chunk(2, -1)
+                x = x + down(F.silu(g) * u)
+            return head(rms(x, norm))
+        return forward
+    answer(forward_of)
+
+
+def transformers(folder):
+    """transformers' Qwen3 in bfloat16."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+    torch.set_num_threads(THREADS)
+    torch.set_grad_enabled(False)
+    config = json.loads((Path(folder) / "config.json").read_text()) | {"model_type": "qwen3"}
+    torch.set_default_dtype(torch.bfloat16)
+    model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}))
+    model.load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
+
+    def forward_of(batch, block, context):
+        past = DynamicCache(config=model.config)
+        if context:
+            model(torch.zeros(batch, context, dtype=torch.long), past_key_values=past, logits_to_keep=1)
+        ids = torch.arange(batch * block).view(batch, block)
+
+        def forward():
+            model(ids, past_key_values=past)
+            past.crop(context)
+        return forward
+    answer(forward_of)
+
+
+def llama_cpp(folder, kind):
+    """llama.cpp with its KV cache, through llama-cpp-python; weights go through a GGUF file beside the checkpoint."""
+    import ctypes
+
+    import llama_cpp as L
+    source, target = Path(folder) / "bf16.gguf", Path(folder) / f"{kind}.gguf"
+    L.llama_log_set(L.llama_log_callback(lambda *_: None), ctypes.c_void_p(0))
+    L.llama_backend_init()
+    if not source.exists():
+        write_gguf(folder, source)
+    if not target.exists():
+        params = L.llama_model_quantize_default_params()
+        params.ftype = {"q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
+        params.nthread = THREADS
+        if L.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
+            sys.exit("llama.cpp could not quantize")
+    model = L.llama_model_load_from_file(str(target).encode(), L.llama_model_default_params())
+
+    def forward_of(batch, block, context):
+        params = L.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = batch * (context + block + 32), 2048, 512
+        params.n_seq_max, params.n_threads, params.n_threads_batch = batch, THREADS, THREADS
+        ctx = L.llama_init_from_model(model, params)
+        memory = L.llama_get_memory(ctx)
+
+        def rows(positions, logits):
+            b = L.llama_batch_init(batch * len(positions), 0, 1)
+            b.n_tokens = batch * len(positions)
+            for s in range(batch):
+                for i, position in enumerate(positions):
+                    at = s * len(positions) + i
+                    b.token[at], b.pos[at], b.n_seq_id[at], b.logits[at] = 100 + at % 1000, position, 1, logits
+                    b.seq_id[at][0] = s
+            return b
+        for start in range(0, context, 256 // batch or 1):
+            if L.llama_decode(ctx, rows(range(start, min(context, start + (256 // batch or 1))), 0)):
+                sys.exit("llama.cpp could not decode")
+        block_rows = rows(range(context, context + block), 1)
+
+        def forward():
+            if L.llama_decode(ctx, block_rows):
+                sys.exit("llama.cpp could not decode")
+            L.llama_synchronize(ctx)
+            for s in range(batch):
+                L.llama_memory_seq_rm(memory, s, context, -1)
+        forward.keep = ctx
+        return forward
+    answer(forward_of)
+
+
+def write_gguf(folder, target):
+    import gguf
+    import torch
+    from safetensors import safe_open
+    c = json.loads((Path(folder) / "config.json").read_text())
+    w = gguf.GGUFWriter(str(target), "qwen3")
+    w.add_block_count(c["num_hidden_layers"])
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"])
+    w.add_feed_forward_length(c["intermediate_size"])
+    w.add_head_count(c["num_attention_heads"])
+    w.add_head_count_kv(c["num_key_value_heads"])
+    w.add_key_length(c["head_dim"])
+    w.add_value_length(c["head_dim"])
+    w.add_rope_freq_base(c["rope_theta"])
+    w.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    w.add_vocab_size(c["vocab_size"])
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    w.add_tokenizer_model("none")
+    names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+             "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+             "mlp.down_proj": "ffn_down"}
+    with safe_open(Path(folder) / "model.safetensors", "pt") as f:
+        for name in f.keys():
+            t = f.get_tensor(name)
+            if name.startswith("model.layers."):
+                _, _, i, rest = name.split(".", 3)
+                new = f"blk.{i}.{names[rest.removesuffix('.weight')]}.weight"
+            else:
+                new = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+            if t.dim() == 1:
+                w.add_tensor(new, t.float().numpy())
+            else:
+                raw = t.view(torch.uint16).numpy().view("uint8")
+                w.add_tensor(new, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+PEERS = {
+    "torch-float32": lambda folder: lean_torch(folder, "float32"),
+    "torch-bfloat16": lambda folder: lean_torch(folder, "bfloat16"),
+    "torch-int8": lambda folder: lean_torch(folder, "int8"),
+    "transformers-bfloat16": transformers,
+    "llama.cpp-q8_0": lambda folder: llama_cpp(folder, "q8_0"),
+    "llama.cpp-q4_k_m": lambda folder: llama_cpp(folder, "q4_k_m"),
+}
+
+if __name__ == "__main__":
+    PEERS[sys.argv[1]](sys.argv[2])
