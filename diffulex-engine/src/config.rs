@@ -94,48 +94,10 @@ pub struct EngineOptions {
     pub block_size: Option<u32>,
     /// Blocks in flight.
     pub buffer_size: Option<u32>,
-    /// Positions of a sub-block.
-    pub sub_block_size: Option<u32>,
-    /// Forward one sub-block where the K/V of the others, as they were, will do.
-    pub block_cache: Option<bool>,
-    /// Which K/V are used again inside a block, by name.
-    pub kv_reuse: Option<String>,
     /// The mask token.
     pub mask_token_id: Option<u32>,
-    /// Accept rule by name.
-    pub accept_rule: Option<String>,
-    /// Confidence above which a token is accepted.
-    pub accept_threshold: Option<f32>,
-    /// Share of a block that must be filled before the next one opens.
-    pub add_block_threshold: Option<f32>,
-    /// Share of a block that must be filled before the next one may be forced.
-    pub semi_complete_threshold: Option<f32>,
-    /// Denoise steps of a block under the scheduled rules.
-    pub denoising_steps: Option<u32>,
-    /// Edit rule by name.
-    pub edit_rule: Option<String>,
-    /// Confidence above which a written token is replaced by another.
-    pub edit_threshold: Option<f32>,
-    /// Forwards over a block without masks, at most.
-    pub max_post_edit_steps: Option<u32>,
-    /// Confidence below which a written token is in doubt.
-    pub remask_threshold: Option<f32>,
-    /// Entropy, in nats, that accepted tokens may sum up to.
-    pub entropy_bound: Option<f32>,
-    /// Of the accept rule of that name, above 0.
-    pub factor: Option<f32>,
-    /// What softens the choice of positions under a time schedule; 0 takes the best.
-    pub alg_temp: Option<f32>,
-    /// Strength of classifier-free guidance; 0 is none.
-    pub cfg_scale: Option<f32>,
-    /// What the temperature of a canvas falls to.
-    pub t_min: Option<f32>,
-    /// The temperature of a canvas at its first step.
-    pub t_max: Option<f32>,
-    /// Steps a canvas must have stayed the same.
-    pub stability_threshold: Option<u32>,
-    /// Mean entropy, in nats, below which a canvas may be decided.
-    pub confidence_threshold: Option<f32>,
+    /// Settings of the strategy, which a request may change for itself.
+    pub decoding: DecodingOverrides,
     /// Longest prompt and answer together; cut to what the model was made for.
     pub max_model_len: u32,
     /// Requests in the batch.
@@ -169,27 +131,8 @@ impl Default for EngineOptions {
             decoding_strategy: None,
             block_size: None,
             buffer_size: None,
-            sub_block_size: None,
-            block_cache: None,
-            kv_reuse: None,
             mask_token_id: None,
-            accept_rule: None,
-            accept_threshold: None,
-            add_block_threshold: None,
-            semi_complete_threshold: None,
-            denoising_steps: None,
-            edit_rule: None,
-            edit_threshold: None,
-            max_post_edit_steps: None,
-            remask_threshold: None,
-            entropy_bound: None,
-            factor: None,
-            alg_temp: None,
-            cfg_scale: None,
-            t_min: None,
-            t_max: None,
-            stability_threshold: None,
-            confidence_threshold: None,
+            decoding: DecodingOverrides::default(),
             // The next four are Diffulex's defaults (diffulex/config.py).
             max_model_len: 2048,
             max_num_reqs: 128,
@@ -203,31 +146,6 @@ impl Default for EngineOptions {
             adapters: Vec::new(),
             merged_adapter: None,
             threads: None,
-        }
-    }
-}
-
-impl EngineOptions {
-    /// What of them a request may change.
-    fn decoding(&self) -> DecodingOverrides {
-        DecodingOverrides {
-            accept_rule: self.accept_rule.clone(),
-            accept_threshold: self.accept_threshold,
-            add_block_threshold: self.add_block_threshold,
-            semi_complete_threshold: self.semi_complete_threshold,
-            denoising_steps: self.denoising_steps,
-            edit_rule: self.edit_rule.clone(),
-            edit_threshold: self.edit_threshold,
-            max_post_edit_steps: self.max_post_edit_steps,
-            remask_threshold: self.remask_threshold,
-            entropy_bound: self.entropy_bound,
-            factor: self.factor,
-            alg_temp: self.alg_temp,
-            cfg_scale: self.cfg_scale,
-            t_min: self.t_min,
-            t_max: self.t_max,
-            stability_threshold: self.stability_threshold,
-            confidence_threshold: self.confidence_threshold,
         }
     }
 }
@@ -312,19 +230,6 @@ impl EngineConfig {
         if options.buffer_size.is_some() && !kind.has_pipeline() {
             return Err(not_a_setting("buffer size", kind));
         }
-        for (name, is_set, owner) in [
-            ("sub-block size", options.sub_block_size.is_some(), StrategyKind::FastDllmV2),
-            ("block cache", options.block_cache.is_some(), StrategyKind::FastDllmV2),
-            ("K/V reuse", options.kv_reuse.is_some(), StrategyKind::SemiAutoregressive),
-        ] {
-            if is_set && kind != owner {
-                return Err(not_a_setting(name, kind));
-            }
-        }
-        let kv_reuse = options.kv_reuse.as_deref().map_or(Ok(KvReuse::default()), |name| {
-            let known = KvReuse::NAMES.join(", ");
-            KvReuse::of_name(name).ok_or_else(|| format!("K/V reuse {name:?} is not one of {known}"))
-        })?;
         let buffer_size = if kind == StrategyKind::D2f { D2f::BUFFER_SIZE } else { MultiBlockConfig::BUFFER_SIZE };
         let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
@@ -360,7 +265,7 @@ impl EngineConfig {
             StrategyKind::SemiAutoregressive => Strategy::SemiAutoregressive(SemiAutoregressive {
                 block_size,
                 accept: AcceptRule::ThresholdKeep { accept_threshold },
-                kv_reuse,
+                kv_reuse: KvReuse::default(),
                 cfg_scale: 0.0,
             }),
             // Dream's usual setting for chats (its README's `alg="entropy"`).
@@ -382,23 +287,15 @@ impl EngineConfig {
                 stability_threshold: CanvasRenoise::STABILITY_THRESHOLD,
                 confidence_threshold: CanvasRenoise::CONFIDENCE_THRESHOLD,
             }),
-            StrategyKind::FastDllmV2 => {
-                let default = FastDllmV2::SUB_BLOCK_SIZE.min(block_size);
-                let sub_block_size = options.sub_block_size.map_or(default, |size| size as usize);
-                if sub_block_size == 0 || !block_size.is_multiple_of(sub_block_size) {
-                    return Err(format!("sub-block size {sub_block_size} does not divide the block size {block_size}"));
-                }
-                Strategy::FastDllmV2(FastDllmV2 {
-                    block_size,
-                    sub_block_size,
-                    block_cache: options.block_cache.unwrap_or_default(),
-                    accept: AcceptRule::Threshold { accept_threshold },
-                })
-            }
+            StrategyKind::FastDllmV2 => Strategy::FastDllmV2(FastDllmV2 {
+                block_size,
+                sub_block_size: FastDllmV2::SUB_BLOCK_SIZE.min(block_size),
+                block_cache: false,
+                accept: AcceptRule::Threshold { accept_threshold },
+            }),
         };
-        let decoding = options.decoding();
-        decoding.validate().map_err(|(_, message)| message)?;
-        let strategy = overridden(&strategy, &decoding).map_err(|error| error.message)?;
+        options.decoding.validate().map_err(|(_, message)| message)?;
+        let strategy = overridden(&strategy, &options.decoding).map_err(|error| error.message)?;
         let mask_token_id = match layout {
             Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => Some(
                 options
@@ -579,6 +476,9 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
         ("decoding.max_post_edit_steps", overrides.max_post_edit_steps.is_none() || is_edited),
         ("decoding.remask_threshold", overrides.remask_threshold.is_none() || is_edited),
         ("decoding.cfg_scale", overrides.cfg_scale.is_none() || kind == StrategyKind::SemiAutoregressive),
+        ("decoding.kv_reuse", overrides.kv_reuse.is_none() || kind == StrategyKind::SemiAutoregressive),
+        ("decoding.sub_block_size", overrides.sub_block_size.is_none() || kind == StrategyKind::FastDllmV2),
+        ("decoding.block_cache", overrides.block_cache.is_none() || kind == StrategyKind::FastDllmV2),
         ("decoding.t_min", overrides.t_min.is_none() || is_canvas),
         ("decoding.t_max", overrides.t_max.is_none() || is_canvas),
         ("decoding.stability_threshold", overrides.stability_threshold.is_none() || is_canvas),
@@ -610,10 +510,18 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
                 let message = format!("accept rule {rule} is no rule of {}, which has threshold", kind.name());
                 return Err(RequestError::invalid("decoding.accept_rule", message));
             }
-            Strategy::FastDllmV2(FastDllmV2 { accept, ..fast_dllm_v2.clone() })
+            let block_size = fast_dllm_v2.block_size;
+            let sub_block_size = overrides.sub_block_size.map_or(fast_dllm_v2.sub_block_size, |size| size as usize);
+            if !block_size.is_multiple_of(sub_block_size) {
+                let message = format!("sub_block_size {sub_block_size} does not divide the block size {block_size}");
+                return Err(RequestError::invalid("decoding.sub_block_size", message));
+            }
+            let block_cache = overrides.block_cache.unwrap_or(fast_dllm_v2.block_cache);
+            Strategy::FastDllmV2(FastDllmV2 { block_size, sub_block_size, block_cache, accept })
         }
         Strategy::SemiAutoregressive(semi_autoregressive) => Strategy::SemiAutoregressive(SemiAutoregressive {
             accept: accept()?,
+            kv_reuse: kv_reuse(semi_autoregressive.kv_reuse, overrides)?,
             cfg_scale: overrides.cfg_scale.unwrap_or(semi_autoregressive.cfg_scale),
             ..semi_autoregressive.clone()
         }),
@@ -621,6 +529,14 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
             Strategy::DiffusionGenerate(DiffusionGenerate { accept: accept()?, ..diffusion_generate.clone() })
         }
         Strategy::CanvasRenoise(canvas_renoise) => Strategy::CanvasRenoise(canvas(canvas_renoise, overrides)?),
+    })
+}
+
+fn kv_reuse(base: KvReuse, overrides: &DecodingOverrides) -> Result<KvReuse, RequestError> {
+    let Some(name) = overrides.kv_reuse.as_deref() else { return Ok(base) };
+    KvReuse::of_name(name).ok_or_else(|| {
+        let message = format!("kv_reuse {name:?} is not one of {}", KvReuse::NAMES.join(", "));
+        RequestError::invalid("decoding.kv_reuse", message)
     })
 }
 

@@ -65,65 +65,99 @@ impl Default for SamplingParams {
     }
 }
 
-/// Per-request settings of a strategy. A strategy refuses, by name, what it does not have.
+/// Settings of a strategy: the server's, and over them a request's. A strategy refuses, by name, what it does not have.
+/// The comments are the help of the flags, too.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(default, deny_unknown_fields)]
 pub struct DecodingOverrides {
-    /// Accept rule by name, see `AcceptRule::NAMES` of the strategies.
+    /// Accept rule: threshold, threshold_keep, gated_threshold, relative, static, dynamic, sequential, random, origin,
+    /// maskgit_plus, topk_margin, entropy, factor, hierarchy, entropy_bound or leftmost_prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub accept_rule: Option<String>,
-    /// Confidence above which a token is accepted, in [0, 1].
+    /// Confidence above which a token is accepted, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P"))]
     pub accept_threshold: Option<f32>,
-    /// Share of a block that must be filled before the next one opens, in [0, 1].
+    /// Share of a block that must be filled before the next one opens, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE"))]
     pub add_block_threshold: Option<f32>,
-    /// Share of a block that must be filled before the next one may be forced to progress, in [0, 1].
+    /// Share of a block that must be filled before the next one may be forced to progress, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE"))]
     pub semi_complete_threshold: Option<f32>,
-    /// Denoise steps a block is spread over by the scheduled rules; 1 to the block size.
+    /// Denoise steps of a block under the scheduled rules, 1 to the block size; of a canvas, at most.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub denoising_steps: Option<u32>,
-    /// Edit rule by name, see `EditRule::NAMES` of the strategies.
+    /// Edit rule of block_edit: joint or remask.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
     pub edit_rule: Option<String>,
-    /// Confidence above which a written token is replaced by another, in [0, 1].
+    /// Confidence above which a written token is replaced by another, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P"))]
     pub edit_threshold: Option<f32>,
-    /// Forwards over a block without masks, at most.
+    /// Forwards over a block without masks, at most, in which tokens may still be replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub max_post_edit_steps: Option<u32>,
-    /// Confidence below which a written token is in doubt, in [0, 1].
+    /// Confidence below which a written token may be masked again, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P"))]
     pub remask_threshold: Option<f32>,
-    /// Entropy, in nats, that accepted tokens may sum up to before the last one; 0 or more.
+    /// Entropy in nats that accepted tokens may sum up to before the last one, of the accept rule entropy_bound; 0 or
+    /// more.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NATS"))]
     pub entropy_bound: Option<f32>,
-    /// Of the accept rule of that name, above 0.
+    /// What is multiplied with 1 / (n + 1) to say how unsure the n-th token may be, of the accept rule factor; above
+    /// 0.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FACTOR"))]
     pub factor: Option<f32>,
-    /// What softens the choice of positions under a time schedule; 0 takes the best.
+    /// What softens the choice of positions under maskgit_plus, topk_margin and entropy; 0 takes the best.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEMP"))]
     pub alg_temp: Option<f32>,
-    /// Strength of classifier-free guidance, 0 or more; 0 is none.
+    /// Strength of classifier-free guidance, for which everything is forwarded twice; 0 is none. semi_ar only.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SCALE"))]
     pub cfg_scale: Option<f32>,
-    /// What the temperature of a canvas falls to, in (0, 2].
+    /// Which K/V are used again inside a block, although they go stale: none, prefix or dual; semi_ar only.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
+    pub kv_reuse: Option<String>,
+    /// Positions of a sub-block, a divisor of the block size; fast_dllm_v2 only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    pub sub_block_size: Option<u32>,
+    /// Forward one sub-block where the K/V of the others, as they were, will do; fast_dllm_v2 only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub block_cache: Option<bool>,
+    /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "T"))]
     pub t_min: Option<f32>,
-    /// The temperature of a canvas at its first step, in (0, 2].
+    /// The temperature of diffusion_gemma's canvases at their first step, above 0 and at most 2.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "T"))]
     pub t_max: Option<f32>,
-    /// Steps a canvas must have stayed the same before it is decided.
+    /// Steps a canvas of diffusion_gemma must have stayed the same before it is decided.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub stability_threshold: Option<u32>,
-    /// Mean entropy, in nats, below which a canvas may be decided; 0 or more.
+    /// Mean entropy in nats below which a canvas of diffusion_gemma may be decided; 0 or more.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NATS"))]
     pub confidence_threshold: Option<f32>,
 }
 
 impl DecodingOverrides {
-    /// True when the request changes nothing.
+    /// True when nothing is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -142,6 +176,7 @@ impl DecodingOverrides {
         within("decoding.t_min", self.t_min, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.t_max", self.t_max, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.confidence_threshold", self.confidence_threshold, 0.0, f32::MAX, false)?;
+        at_least_one("decoding.sub_block_size", self.sub_block_size)?;
         at_least_one("decoding.denoising_steps", self.denoising_steps)
     }
 }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use diffulex_engine::{DeviceChoice, DtypeChoice, Quantization};
+use diffulex_protocol::DecodingOverrides;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ServerConfig;
@@ -157,70 +158,13 @@ pub struct EngineFlags {
     /// Blocks in flight at most.
     #[arg(long, value_name = "N")]
     pub buffer_size: Option<u32>,
-    /// Positions of a sub-block, a divisor of the block size; fast_dllm_v2 only.
-    #[arg(long, value_name = "N")]
-    pub sub_block_size: Option<u32>,
-    /// Forward one sub-block where the K/V of the others, as they were, will do; fast_dllm_v2 only.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
-    pub block_cache: Option<bool>,
-    /// Which K/V are used again inside a block, although they go stale: none, prefix or dual; semi_ar only.
-    #[arg(long, value_name = "NAME")]
-    pub kv_reuse: Option<String>,
     /// The mask token's id; the model's own otherwise.
     #[arg(long, value_name = "ID")]
     pub mask_token_id: Option<u32>,
-    /// Accept rule: threshold, threshold_keep, gated_threshold, relative, static, dynamic, sequential, random, origin,
-    /// maskgit_plus, topk_margin, entropy, factor, hierarchy, entropy_bound or leftmost_prefix.
-    #[arg(long, value_name = "NAME")]
-    pub accept_rule: Option<String>,
-    /// Confidence above which a token is accepted, 0 to 1.
-    #[arg(long, value_parser = finite::<f32>, value_name = "P")]
-    pub accept_threshold: Option<f32>,
-    /// Share of a block that must be filled before the next one opens, 0 to 1.
-    #[arg(long, value_parser = finite::<f32>, value_name = "SHARE")]
-    pub add_block_threshold: Option<f32>,
-    /// Share of a block that must be filled before the next one may be forced, 0 to 1.
-    #[arg(long, value_parser = finite::<f32>, value_name = "SHARE")]
-    pub semi_complete_threshold: Option<f32>,
-    /// Denoise steps of a block under the scheduled rules.
-    #[arg(long, value_name = "N")]
-    pub denoising_steps: Option<u32>,
-    /// Edit rule of block_edit: joint or remask.
-    #[arg(long, value_name = "NAME")]
-    pub edit_rule: Option<String>,
-    /// Confidence above which a written token is replaced by another, 0 to 1.
-    #[arg(long, value_parser = finite::<f32>, value_name = "P")]
-    pub edit_threshold: Option<f32>,
-    /// Forwards over a block without masks, at most, in which tokens may still be replaced.
-    #[arg(long, value_name = "N")]
-    pub max_post_edit_steps: Option<u32>,
-    /// Confidence below which a written token may be masked again, 0 to 1.
-    #[arg(long, value_parser = finite::<f32>, value_name = "P")]
-    pub remask_threshold: Option<f32>,
-    /// Entropy in nats that accepted tokens may sum up to, of the accept rule entropy_bound.
-    #[arg(long, value_parser = finite::<f32>, value_name = "NATS")]
-    pub entropy_bound: Option<f32>,
-    /// What is multiplied with 1 / (n + 1) to say how unsure the n-th token may be, of the accept rule factor.
-    #[arg(long, value_parser = finite::<f32>, value_name = "FACTOR")]
-    pub factor: Option<f32>,
-    /// What softens the choice of positions under maskgit_plus, topk_margin and entropy; 0 takes the best.
-    #[arg(long, value_parser = finite::<f32>, value_name = "TEMP")]
-    pub alg_temp: Option<f32>,
-    /// Strength of classifier-free guidance, for which everything is forwarded twice; 0 is none. semi_ar only.
-    #[arg(long, value_parser = finite::<f32>, value_name = "SCALE")]
-    pub cfg_scale: Option<f32>,
-    /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
-    #[arg(long, value_parser = finite::<f32>, value_name = "T")]
-    pub t_min: Option<f32>,
-    /// The temperature of diffusion_gemma's canvases at their first step, above 0 and at most 2.
-    #[arg(long, value_parser = finite::<f32>, value_name = "T")]
-    pub t_max: Option<f32>,
-    /// Steps a canvas of diffusion_gemma must have stayed the same before it is decided.
-    #[arg(long, value_name = "N")]
-    pub stability_threshold: Option<u32>,
-    /// Mean entropy in nats below which a canvas of diffusion_gemma may be decided.
-    #[arg(long, value_parser = finite::<f32>, value_name = "NATS")]
-    pub confidence_threshold: Option<f32>,
+    /// How the strategy decides.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub decoding: DecodingOverrides,
     /// Longest prompt and answer together, in tokens; cut to what the model was made for.
     #[arg(long, value_name = "N")]
     pub max_model_len: Option<u32>,

@@ -7,8 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use diffulex_engine::EngineOptions;
-use diffulex_protocol::AdapterSource;
+use diffulex_protocol::{AdapterSource, DecodingOverrides};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -119,6 +120,8 @@ impl ServerConfig {
     /// Flags over the YAML file over the defaults.
     pub fn resolve(args: &ServeArgs) -> Result<Resolved, ConfigError> {
         let mut file = args.config.as_ref().map(read_yaml).transpose()?.unwrap_or_default();
+        // Before they meet the file in JSON, which has no way to write NaN.
+        check_decoding(&args.engine.decoding)?;
         let server = overlay(&args.server, &mut file)?;
         let engine = overlay(&args.engine, &mut file)?;
         let diffulex = overlay(&args.diffulex, &mut file)?;
@@ -243,27 +246,8 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         decoding_strategy,
         block_size,
         buffer_size,
-        sub_block_size,
-        block_cache,
-        kv_reuse,
         mask_token_id,
-        accept_rule,
-        accept_threshold,
-        add_block_threshold,
-        semi_complete_threshold,
-        denoising_steps,
-        edit_rule,
-        edit_threshold,
-        max_post_edit_steps,
-        remask_threshold,
-        entropy_bound,
-        factor,
-        alg_temp,
-        cfg_scale,
-        t_min,
-        t_max,
-        stability_threshold,
-        confidence_threshold,
+        decoding,
         max_model_len,
         max_num_reqs,
         max_num_batched_tokens,
@@ -271,28 +255,14 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         kv_cache_bytes,
         disable_prefix_caching,
     } = flags;
-    for (flag, value) in [
-        ("--accept-threshold", accept_threshold),
-        ("--add-block-threshold", add_block_threshold),
-        ("--semi-complete-threshold", semi_complete_threshold),
-        ("--edit-threshold", edit_threshold),
-        ("--remask-threshold", remask_threshold),
-    ] {
-        if let Some(value) = value
-            && !(0.0..=1.0).contains(value)
-        {
-            return Err(ConfigError(format!("{flag}: must be in [0, 1], got {value}")));
-        }
-    }
+    check_decoding(decoding)?;
     for (flag, value) in [
         ("--block-size", block_size),
         ("--buffer-size", buffer_size),
-        ("--sub-block-size", sub_block_size),
         ("--max-model-len", max_model_len),
         ("--max-num-reqs", max_num_reqs),
         ("--max-num-batched-tokens", max_num_batched_tokens),
         ("--page-size", page_size),
-        ("--denoising-steps", denoising_steps),
         ("--threads", threads),
     ] {
         if *value == Some(0) {
@@ -306,27 +276,8 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         decoding_strategy: decoding_strategy.clone(),
         block_size: *block_size,
         buffer_size: *buffer_size,
-        sub_block_size: *sub_block_size,
-        block_cache: *block_cache,
-        kv_reuse: kv_reuse.clone(),
         mask_token_id: *mask_token_id,
-        accept_rule: accept_rule.clone(),
-        accept_threshold: *accept_threshold,
-        add_block_threshold: *add_block_threshold,
-        semi_complete_threshold: *semi_complete_threshold,
-        denoising_steps: *denoising_steps,
-        edit_rule: edit_rule.clone(),
-        edit_threshold: *edit_threshold,
-        max_post_edit_steps: *max_post_edit_steps,
-        remask_threshold: *remask_threshold,
-        entropy_bound: *entropy_bound,
-        factor: *factor,
-        alg_temp: *alg_temp,
-        cfg_scale: *cfg_scale,
-        t_min: *t_min,
-        t_max: *t_max,
-        stability_threshold: *stability_threshold,
-        confidence_threshold: *confidence_threshold,
+        decoding: decoding.clone(),
         max_model_len: max_model_len.unwrap_or(defaults.max_model_len),
         max_num_reqs: max_num_reqs.unwrap_or(defaults.max_num_reqs),
         max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
@@ -337,6 +288,14 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         dtype: flags.dtype_choice().map_err(ConfigError)?.unwrap_or(defaults.dtype),
         quantization: flags.quantization_choice().map_err(ConfigError)?.unwrap_or(defaults.quantization),
         threads: *threads,
+    })
+}
+
+/// What is wrong in terms of flags.
+fn check_decoding(decoding: &DecodingOverrides) -> Result<(), ConfigError> {
+    decoding.validate().map_err(|(field, message)| {
+        let flag = format!("--{}", field.trim_start_matches("decoding.").replace('_', "-"));
+        ConfigError(message.replace(field, &flag))
     })
 }
 
@@ -377,17 +336,18 @@ fn adapters(flags: &EngineFlags) -> Result<(Vec<AdapterSource>, Option<String>),
 }
 
 /// The flags, each one not given on the command line taken out of the file.
-fn overlay<T: Clone + Serialize + DeserializeOwned>(
+fn overlay<T: Args + Clone + Serialize + DeserializeOwned>(
     flags: &T,
     file: &mut Map<String, Value>,
 ) -> Result<T, ConfigError> {
     let internal = |error: serde_json::Error| ConfigError(format!("flags cannot be read back: {error}"));
     let Value::Object(mut merged) = serde_json::to_value(flags).map_err(internal)? else { return Ok(flags.clone()) };
-    for (key, value) in &mut merged {
+    for flag in T::augment_args(clap::Command::default()).get_arguments() {
+        let key = flag.get_id().as_str();
         if let Some(from_file) = file.remove(key)
-            && value.is_null()
+            && merged.get(key).is_none_or(Value::is_null)
         {
-            *value = from_file;
+            merged.insert(key.to_owned(), from_file);
         }
     }
     serde_json::from_value(Value::Object(merged))
@@ -641,5 +601,21 @@ mod tests {
         assert!(resolve(&["--request-timeout-seconds", "0"]).is_ok());
         assert!(resolve(&["--request-timeout-seconds=-1"]).is_err());
         assert!(Cli::try_parse_from(["diffulex-server", "--request-timeout-seconds", "NaN"]).is_err());
+    }
+
+    #[test]
+    fn decoding_is_set_by_flags_and_file_alike() {
+        let file = file("accept_threshold: 0.7\nfactor: 2.0\n");
+        let path = file.path().to_str().expect("a path");
+        let config = resolve(&["--config", path, "--factor", "0.5", "--block-cache"]).expect("resolves").config;
+        let decoding = config.engine.decoding;
+        assert_eq!(
+            (decoding.accept_threshold, decoding.factor, decoding.block_cache),
+            (Some(0.7), Some(0.5), Some(true))
+        );
+        for (flag, value) in [("--factor", "NaN"), ("--accept-threshold", "1.3"), ("--sub-block-size", "0")] {
+            let error = resolve(&[flag, value]).expect_err("refused");
+            assert!(error.0.contains(flag), "{error}");
+        }
     }
 }

@@ -3,8 +3,9 @@
 use diffulex_engine::{DtypeChoice, Engine, EngineOptions, Quantization, ServingEngine};
 use diffulex_protocol::{DecodingOverrides, SamplingParams};
 use diffulex_strategies::{AcceptRule, Layout};
+use serde_json::json;
 
-use crate::harness::{Subject, engine, greedy, options, prompt, request, run, run_with, subjects};
+use crate::harness::{Subject, deciding, engine, greedy, options, prompt, request, run, run_with, subjects};
 
 /// Requests of many lengths; every third one draws.
 fn many(n: u32) -> Vec<(String, Vec<u32>, SamplingParams)> {
@@ -102,8 +103,10 @@ fn commits_that_ride_along_change_nothing() {
         subjects().into_iter().filter(|subject| ["multi_bd", "block_edit", "dmax"].contains(&subject.strategy))
     {
         let in_flight = |n| {
-            let options =
-                EngineOptions { buffer_size: Some(n), add_block_threshold: Some(1.0), ..subject.options.clone() };
+            let options = deciding(
+                EngineOptions { buffer_size: Some(n), ..subject.options.clone() },
+                json!({ "add_block_threshold": 1.0 }),
+            );
             subject.engine(&without_prefixes(&options))
         };
         let one = one_by_one(in_flight(1), &requests);
@@ -115,12 +118,10 @@ fn commits_that_ride_along_change_nothing() {
 #[test]
 fn blocks_in_flight_do_not_depend_on_the_batch() {
     let requests = many(9);
-    let options = EngineOptions {
-        buffer_size: Some(3),
-        add_block_threshold: Some(0.25),
-        accept_rule: Some("gated_threshold".to_owned()),
-        ..options()
-    };
+    let options = deciding(
+        EngineOptions { buffer_size: Some(3), ..options() },
+        json!({ "add_block_threshold": 0.25, "accept_rule": "gated_threshold" }),
+    );
     let want = alone(&options, &requests);
     assert_eq!(together(&mut engine(&options), &requests), want);
     let tight = EngineOptions { max_num_batched_tokens: 32, ..options };
@@ -205,13 +206,10 @@ fn preemption_at_any_step_changes_nothing() {
     }
     for (buffer_size, add_block_threshold) in [(1, 1.0), (3, 0.25)] {
         preemption_changes_nothing(&format!("{buffer_size} blocks"), |prefix_caching| {
-            engine(&EngineOptions {
-                buffer_size: Some(buffer_size),
-                add_block_threshold: Some(add_block_threshold),
-                accept_rule: Some("gated_threshold".to_owned()),
-                prefix_caching,
-                ..options()
-            })
+            engine(&deciding(
+                EngineOptions { buffer_size: Some(buffer_size), prefix_caching, ..options() },
+                json!({ "add_block_threshold": add_block_threshold, "accept_rule": "gated_threshold" }),
+            ))
         });
     }
 }
@@ -228,6 +226,21 @@ fn a_pool_that_is_too_small_for_all_still_answers_all() {
         // A whole answer takes its pages at once, and waits until there are enough.
         let takes_all = engine.config().strategy.layout() == Layout::WholeAnswer;
         assert_ne!(engine.stats().preemptions > 0, takes_all, "{}", subject.strategy);
+    }
+}
+
+#[test]
+fn a_request_may_set_what_the_server_may() {
+    let requests = many(4);
+    for subject in subjects() {
+        let decoding = &subject.options.decoding;
+        let want = one_by_one(subject.engine(&without_prefixes(&subject.options)), &requests);
+        let ask = |(rid, prompt, params): &(String, Vec<u32>, SamplingParams)| {
+            (rid.clone(), prompt.clone(), SamplingParams { decoding: decoding.clone(), ..params.clone() })
+        };
+        let asked: Vec<_> = requests.iter().map(ask).collect();
+        let bare = EngineOptions { decoding: DecodingOverrides::default(), ..subject.options.clone() };
+        assert_eq!(together(&mut subject.engine(&bare), &asked), want, "{}, {decoding:?}", subject.strategy);
     }
 }
 
@@ -270,10 +283,11 @@ const RULED: [&str; 3] = ["multi_bd", "semi_ar", "diffusion_generate"];
 #[test]
 fn every_accept_rule_comes_to_an_end_and_is_the_same_in_company() {
     let requests = &many(6)[..];
-    let is_plain = |subject: &&Subject| RULED.contains(&subject.strategy) && subject.options.kv_reuse.is_none();
+    let is_plain =
+        |subject: &&Subject| RULED.contains(&subject.strategy) && subject.options.decoding.kv_reuse.is_none();
     for subject in subjects().iter().filter(is_plain) {
         for rule in AcceptRule::NAMES {
-            let options = EngineOptions { accept_rule: Some(rule.to_owned()), ..subject.options.clone() };
+            let options = deciding(subject.options.clone(), json!({ "accept_rule": rule }));
             let alone = one_by_one(subject.engine(&without_prefixes(&options)), requests);
             let (strategy, company) = (subject.strategy, together(&mut subject.engine(&options), requests));
             assert_eq!(company, alone, "{rule} of {strategy}");

@@ -4,7 +4,7 @@ use diffulex_engine::models::families::FAMILIES;
 use diffulex_engine::{Engine, EngineConfig, EngineOptions, LoadError, ModelFiles};
 use serde_json::{Value, json};
 
-use crate::harness::{Files, options};
+use crate::harness::{Files, deciding, options};
 
 fn load(files: ModelFiles) -> Result<Engine, LoadError> {
     Engine::load(&files, &options(), &mut |_| {})
@@ -102,44 +102,32 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
         ("llada", EngineOptions { buffer_size: Some(2), ..options() }, "buffer size is no setting of semi_ar"),
         (
             "dream",
-            EngineOptions { add_block_threshold: Some(0.5), ..options() },
+            deciding(options(), json!({ "add_block_threshold": 0.5 })),
             "add_block_threshold is no setting of diffusion_generate",
         ),
         (
             "sdar",
-            EngineOptions { add_block_threshold: Some(1.5), ..options() },
+            deciding(options(), json!({ "add_block_threshold": 1.5 })),
             "add_block_threshold must be in [0, 1], got 1.5",
         ),
         ("llada2", named("semi_ar"), "multi_bd or block_edit or dmax"),
+        ("llada2", deciding(options(), json!({ "edit_threshold": 0.5 })), "edit_threshold is no setting of multi_bd"),
         (
             "llada2",
-            EngineOptions { edit_threshold: Some(0.5), ..options() },
-            "edit_threshold is no setting of multi_bd",
-        ),
-        (
-            "llada2",
-            EngineOptions { remask_threshold: Some(0.5), ..named("block_edit") },
+            deciding(named("block_edit"), json!({ "remask_threshold": 0.5 })),
             "the edit rule joint has no remask_threshold",
         ),
-        (
-            "llada2",
-            EngineOptions { edit_rule: Some("indel".to_owned()), ..named("block_edit") },
-            "one of joint, remask",
-        ),
-        (
-            "llada2",
-            EngineOptions { edit_threshold: Some(1.5), ..named("block_edit") },
-            "edit_threshold must be in [0, 1]",
-        ),
-        ("sdar", EngineOptions { block_cache: Some(true), ..options() }, "block cache is no setting of multi_bd"),
+        ("llada2", deciding(named("block_edit"), json!({ "edit_rule": "indel" })), "one of joint, remask"),
+        ("llada2", deciding(named("block_edit"), json!({ "edit_threshold": 1.5 })), "edit_threshold must be in [0, 1]"),
+        ("sdar", deciding(options(), json!({ "block_cache": true })), "block_cache is no setting of multi_bd"),
         (
             "fast_dllm_v2",
-            EngineOptions { sub_block_size: Some(3), ..options() },
-            "sub-block size 3 does not divide the block size 8",
+            deciding(options(), json!({ "sub_block_size": 3 })),
+            "sub_block_size 3 does not divide the block size 8",
         ),
         (
             "fast_dllm_v2",
-            EngineOptions { accept_rule: Some("static".to_owned()), ..options() },
+            deciding(options(), json!({ "accept_rule": "static" })),
             "static is no rule of fast_dllm_v2, which has threshold",
         ),
         (

@@ -569,8 +569,11 @@ fn traces_of_fast_dllm_v2_equal_the_authors() {
             let options = EngineOptions {
                 device,
                 block_size: Some(block_size as u32),
-                sub_block_size: params["small_block_size"].as_u64().map(|size| size as u32),
-                block_cache: params["use_block_cache"].as_bool(),
+                decoding: DecodingOverrides {
+                    sub_block_size: params["small_block_size"].as_u64().map(|size| size as u32),
+                    block_cache: params["use_block_cache"].as_bool(),
+                    ..DecodingOverrides::default()
+                },
                 ..options()
             };
             let mut engine = engine_with(Files::golden("fast_dllm_v2"), options);

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use serde_json::json;
 
 use diffulex_engine::kernels::SequenceRows;
 use diffulex_engine::models::ModelBatch;
@@ -128,6 +129,15 @@ pub(crate) fn options() -> EngineOptions {
     EngineOptions { device: DeviceChoice::Cpu, threads: Some(2), page_size: 8, ..EngineOptions::default() }
 }
 
+/// `options` with settings of the strategy by name.
+pub(crate) fn deciding(options: EngineOptions, settings: serde_json::Value) -> EngineOptions {
+    let mut decoding = serde_json::to_value(&options.decoding).unwrap();
+    for (name, value) in settings.as_object().unwrap() {
+        decoding[name] = value.clone();
+    }
+    EngineOptions { decoding: serde_json::from_value(decoding).unwrap(), ..options }
+}
+
 /// A strategy on a checkpoint that it decodes.
 pub(crate) struct Subject {
     pub(crate) strategy: &'static str,
@@ -152,8 +162,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let page_bytes = |n_kv_heads: u64| 3 * 2 * n_kv_heads * 16 * 4 * 8;
     let options = EngineOptions { max_model_len: 96, ..options() };
     let of_four = EngineOptions { block_size: Some(4), ..options.clone() };
-    let sub_blocks = EngineOptions { sub_block_size: Some(4), ..options.clone() };
-    let cached = EngineOptions { sub_block_size: Some(4), block_cache: Some(true), ..options.clone() };
+    let sub_blocks = deciding(options.clone(), json!({ "sub_block_size": 4 }));
+    let cached = deciding(options.clone(), json!({ "sub_block_size": 4, "block_cache": true }));
     let golden = |strategy, files: Files, options: &EngineOptions, least_rows, n_kv_heads| Subject {
         strategy,
         files: files.leak(),
@@ -161,20 +171,21 @@ pub(crate) fn subjects() -> Vec<Subject> {
         least_rows,
         page_bytes: page_bytes(n_kv_heads),
     };
-    let edit = EngineOptions {
-        decoding_strategy: Some("block_edit".to_owned()),
-        accept_threshold: Some(0.5),
-        ..of_four.clone()
-    };
-    let joint = EngineOptions { edit_threshold: Some(0.3), max_post_edit_steps: Some(3), ..edit.clone() };
-    let early = EngineOptions { add_block_threshold: Some(0.25), ..joint.clone() };
-    let remask = EngineOptions { edit_rule: Some("remask".to_owned()), ..edit };
+    let edit = deciding(
+        EngineOptions { decoding_strategy: Some("block_edit".to_owned()), ..of_four.clone() },
+        json!({ "accept_threshold": 0.5 }),
+    );
+    let joint = deciding(edit.clone(), json!({ "edit_threshold": 0.3, "max_post_edit_steps": 3 }));
+    let early = deciding(joint.clone(), json!({ "add_block_threshold": 0.25 }));
+    let remask = deciding(edit, json!({ "edit_rule": "remask" }));
     // A canvas is 8 positions.
-    let canvases = EngineOptions { denoising_steps: Some(6), entropy_bound: Some(0.5), ..options.clone() };
-    let merged =
-        EngineOptions { decoding_strategy: Some("dmax".to_owned()), accept_threshold: Some(0.3), ..of_four.clone() };
-    let reused = |name: &str| EngineOptions { kv_reuse: Some(name.to_owned()), ..of_four.clone() };
-    let guided = EngineOptions { cfg_scale: Some(0.7), ..reused("dual") };
+    let canvases = deciding(options.clone(), json!({ "denoising_steps": 6, "entropy_bound": 0.5 }));
+    let merged = deciding(
+        EngineOptions { decoding_strategy: Some("dmax".to_owned()), ..of_four.clone() },
+        json!({ "accept_threshold": 0.3 }),
+    );
+    let reused = |name: &str| deciding(of_four.clone(), json!({ "kv_reuse": name }));
+    let guided = deciding(reused("dual"), json!({ "cfg_scale": 0.7 }));
     let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![

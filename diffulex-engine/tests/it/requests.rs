@@ -6,8 +6,9 @@ use diffulex_protocol::{
     SnapshotSpan, StreamMode,
 };
 use proptest::prelude::*;
+use serde_json::json;
 
-use crate::harness::{Told, engine, greedy, options, prompt, request, run, subjects};
+use crate::harness::{Told, deciding, engine, greedy, options, prompt, request, run, subjects};
 
 fn streaming(mut request: ServingGenerate, mode: StreamMode) -> ServingGenerate {
     request.stream = true;
@@ -315,14 +316,16 @@ proptest! {
         page_size in prop_oneof![Just(4u32), Just(8), Just(32)],
         kv_pages in 10u64..40,
     ) {
-        let mut engine = engine(&EngineOptions {
-            block_size: Some(block_size),
-            buffer_size: Some(buffer_size),
-            add_block_threshold: Some(add_block_threshold),
-            page_size,
-            kv_cache_bytes: Some(kv_pages * 32 * 1536),
-            ..options()
-        });
+        let mut engine = engine(&deciding(
+            EngineOptions {
+                block_size: Some(block_size),
+                buffer_size: Some(buffer_size),
+                page_size,
+                kv_cache_bytes: Some(kv_pages * 32 * 1536),
+                ..options()
+            },
+            json!({ "add_block_threshold": add_block_threshold }),
+        ));
         let rules = ["threshold", "gated_threshold", "static", "dynamic", "sequential"];
         let sent: Vec<_> = seeds
             .iter()

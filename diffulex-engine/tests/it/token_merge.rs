@@ -8,8 +8,9 @@ use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
 use safetensors::Dtype;
+use serde_json::json;
 
-use crate::harness::{Files, greedy, options, prompt, request, run};
+use crate::harness::{Files, deciding, greedy, options, prompt, request, run};
 
 const VOCAB_SIZE: usize = 512;
 const MASK: u32 = 500;
@@ -148,14 +149,16 @@ fn dmax_equals_its_loop_written_down_plainly() {
         reasons.iter_mut().zip(ended).for_each(|(sum, n)| *sum += n);
         for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
             for buffer_size in [1, 2] {
-                let options = EngineOptions {
-                    device,
-                    decoding_strategy: Some("dmax".to_owned()),
-                    block_size: Some(BLOCK_SIZE as u32),
-                    buffer_size: Some(buffer_size),
-                    accept_threshold: Some(threshold),
-                    ..options()
-                };
+                let options = deciding(
+                    EngineOptions {
+                        device,
+                        decoding_strategy: Some("dmax".to_owned()),
+                        block_size: Some(BLOCK_SIZE as u32),
+                        buffer_size: Some(buffer_size),
+                        ..options()
+                    },
+                    json!({ "accept_threshold": threshold }),
+                );
                 let mut engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
                 let told = run(&mut engine, vec![request("r", &prompt, greedy(n_tokens as u32))]);
                 let reply = told.reply("r");

@@ -5,8 +5,9 @@ use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{Engine, EngineOptions, ModelFiles};
 use diffulex_protocol::{Prompt, SamplingParams, ServingGenerate};
+use serde_json::json;
 
-use crate::harness::{Files, engine, golden, greedy, options, prompt, request, run};
+use crate::harness::{Files, deciding, engine, golden, greedy, options, prompt, request, run};
 
 const MASK: u32 = 500;
 
@@ -93,8 +94,10 @@ fn gap(rid: &str, params: SamplingParams, suffix: &[u32]) -> ServingGenerate {
 
 #[test]
 fn a_gap_is_filled_as_the_slow_loop_fills_it() {
-    let options =
-        EngineOptions { accept_rule: Some("static".to_owned()), block_size: Some(10), max_model_len: 64, ..options() };
+    let options = deciding(
+        EngineOptions { block_size: Some(10), max_model_len: 64, ..options() },
+        json!({ "accept_rule": "static" }),
+    );
     let mut engine = of("llada", &options);
     let suffixes = [prompt(7, 5), prompt(8, 13)];
     let requests = suffixes.iter().zip(["a", "b"]).map(|(suffix, rid)| gap(rid, greedy(10), suffix)).collect();
@@ -112,13 +115,10 @@ fn kv_are_used_again_as_the_slow_loop_uses_them() {
     for index in 0..6 {
         let (given, suffix) = (prompt(index, 7 + index as usize), prompt(index + 20, 2 * index as usize));
         let answers = ["none", "prefix", "dual"].map(|reuse| {
-            let options = EngineOptions {
-                kv_reuse: Some(reuse.to_owned()),
-                accept_threshold: Some(0.6),
-                block_size: Some(6),
-                max_model_len: 64,
-                ..options()
-            };
+            let options = deciding(
+                EngineOptions { block_size: Some(6), max_model_len: 64, ..options() },
+                json!({ "kv_reuse": reuse, "accept_threshold": 0.6 }),
+            );
             let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(21)) };
             let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
             assert_eq!(ids, slowly(&given, 21, &suffix, 6, 0.6, reuse, 0.0), "{reuse}, prompt {index}");
@@ -158,17 +158,13 @@ fn guidance_moves_logits_as_the_slow_loop_moves_them() {
     for index in 0..4 {
         let (given, suffix) = (prompt(index, 9), prompt(index + 20, index as usize));
         let scales = [0.0, 1.5].map(|cfg_scale| {
-            let options = EngineOptions {
-                kv_reuse: Some(["none", "dual"][index as usize % 2].to_owned()),
-                cfg_scale: Some(cfg_scale),
-                accept_threshold: Some(0.6),
-                block_size: Some(6),
-                max_model_len: 64,
-                ..options()
-            };
+            let reuse = ["none", "dual"][index as usize % 2];
+            let options = deciding(
+                EngineOptions { block_size: Some(6), max_model_len: 64, ..options() },
+                json!({ "kv_reuse": reuse, "cfg_scale": cfg_scale, "accept_threshold": 0.6 }),
+            );
             let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(15)) };
             let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
-            let reuse = options.kv_reuse.as_deref().unwrap();
             assert_eq!(ids, slowly(&given, 15, &suffix, 6, 0.6, reuse, cfg_scale), "{cfg_scale}, prompt {index}");
             ids
         });
