@@ -63,6 +63,7 @@ fn round(engine: &mut Engine, size: usize) -> Round {
             stream_mode: Default::default(),
             snapshot: Default::default(),
             suffix: None,
+            masked: Vec::new(),
             adapter: None,
             user: None,
             created_time: 0.0,

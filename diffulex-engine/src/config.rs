@@ -441,7 +441,7 @@ fn edit_rule(base: EditRule, overrides: &DecodingOverrides) -> Result<EditRule, 
         "joint" if overrides.remask_threshold.is_some() => refuse("decoding.remask_threshold"),
         "joint" => {
             let (edit_threshold, max_post_edit_steps) = match base {
-                EditRule::Joint { edit_threshold, max_post_edit_steps } => (edit_threshold, max_post_edit_steps),
+                EditRule::Joint { edit_threshold, max_post_edit_steps, .. } => (edit_threshold, max_post_edit_steps),
                 EditRule::Remask { .. } => (EditRule::EDIT_THRESHOLD, EditRule::MAX_POST_EDIT_STEPS),
             };
             Ok(EditRule::Joint {

@@ -58,6 +58,18 @@ struct Telling {
 }
 
 impl Engine {
+/// Where an answer goes.
+struct Place {
+    /// What stands before it.
+    prompt: Vec<u32>,
+    /// Where it ends.
+    limits: Limits,
+    /// What is given of it, position by position; none if nothing is.
+    given: Vec<Option<u32>>,
+    /// What stands behind it.
+    suffix: Vec<u32>,
+}
+
     /// Loads a model; `progress` is called now and then.
     pub fn load(
         files: &ModelFiles,
@@ -139,13 +151,25 @@ impl Engine {
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
         };
         self.check_ids("prompt", &prompt)?;
-        let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(suffix))?;
-        let strategy = self.config.strategy_for(&params.decoding)?;
-        let limits = self.limits(&strategy, prompt.len(), suffix.len(), params.max_tokens as usize)?;
+        let mut decoding = params.decoding.clone();
+        let mut strategy = self.config.strategy_for(&decoding)?;
+        let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(&strategy, suffix))?;
+        if !request.masked.is_empty() && strategy.accept().may_pause() {
+            // Where nobody says otherwise, a schedule over time has a step for each token.
+            decoding.denoising_steps = decoding.denoising_steps.or(Some(request.masked.len() as u32));
+            strategy = self.config.strategy_for(&decoding)?;
+        }
+        let place = if request.masked.is_empty() {
+            self.behind(prompt, suffix, params.max_tokens as usize)?
+        } else {
+            self.at_masks(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
+        };
+        let Place { prompt, limits, given, suffix } = &place;
+        self.check_room(&strategy, &place)?;
         let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let sequence = Sequence::new(
-            &prompt,
-            limits,
+            prompt,
+            *limits,
             // Where there is no mask, nothing is read off it: it only stands where nothing is decided yet.
             self.config.mask_token_id.unwrap_or_default(),
             &self.config.eos_token_ids,
@@ -153,10 +177,11 @@ impl Engine {
             strategy,
             self.config.alignment,
         )
-        .followed_by(&suffix);
+        .holding(given)
+        .followed_by(suffix);
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        self.stats.prompt_tokens += prompt.len() as u64;
+        self.stats.prompt_tokens += sequence.n_given(0..sequence.states().len()) as u64;
         let telling = Telling {
             rid: request.rid.clone(),
             emitter: Emitter::new(&request, prompt.len()),
@@ -217,10 +242,10 @@ impl Engine {
         }
     }
 
-    fn suffix(&self, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
+    fn suffix(&self, strategy: &Strategy, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
         let ids = self.ids_of(suffix)?;
-        if !ids.is_empty() && self.config.strategy.layout() != Layout::WholeAnswer {
-            let name = self.config.strategy.name();
+        if !ids.is_empty() && strategy.layout() != Layout::WholeAnswer {
+            let name = strategy.name();
             let message = format!(
                 "suffix needs a model that sees what follows the gap; this one is decoded by {name}, block after block"
             );
@@ -230,15 +255,11 @@ impl Engine {
         Ok(ids)
     }
 
-    fn limits(
-        &self,
-        strategy: &Strategy,
-        prompt_len: usize,
-        suffix_len: usize,
-        max_tokens: usize,
-    ) -> Result<Limits, RequestError> {
+    /// The answer between `prompt` and `suffix`.
+    fn behind(&self, prompt: Vec<u32>, suffix: Vec<u32>, max_tokens: usize) -> Result<Place, RequestError> {
         let max_model_len = self.config.max_model_len;
         if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
+        let (prompt_len, suffix_len) = (prompt.len(), suffix.len());
             return Err(RequestError::invalid(
                 "suffix",
                 format!(
@@ -264,7 +285,63 @@ impl Engine {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        let n_positions = strategy.layout().extent(prompt_len, limits.end, strategy.block_size()) + suffix_len;
+        Ok(Place { prompt, limits, given: Vec::new(), suffix })
+    }
+
+    /// The answer from the first mask of `prompt` to the last; what follows that is its suffix.
+    fn at_masks(
+        &self,
+        strategy: &Strategy,
+        prompt: &[u32],
+        suffix: &[u32],
+        masked: &[u32],
+        max_tokens: usize,
+    ) -> Result<Place, RequestError> {
+        let invalid = |message: String| Err(RequestError::invalid("prompt", message));
+        if strategy.layout() != Layout::WholeAnswer {
+            let name = strategy.name();
+            return invalid(format!(
+                "masks in a prompt need a model that sees what follows them; this one is decoded by {name}, block after block"
+            ));
+        }
+        if !suffix.is_empty() {
+            let message = "a prompt with masks has no suffix: what follows them is part of the prompt";
+            return Err(RequestError::invalid("suffix", message));
+        }
+        let masked: BTreeSet<usize> = masked.iter().map(|position| *position as usize).collect();
+        let (Some(first), Some(last)) = (masked.first().copied(), masked.last().copied()) else {
+            return invalid("no position of the prompt is masked".to_owned());
+        };
+        let max_model_len = self.config.max_model_len;
+        if prompt.len() > max_model_len {
+            return invalid(format!(
+                "prompt has {} tokens, masks included; the limit is {max_model_len}",
+                prompt.len()
+            ));
+        }
+        if last >= prompt.len() {
+            return invalid(format!("position {last} is masked; the prompt has {}", prompt.len()));
+        }
+        let end = last + 1;
+        if end - first > max_tokens {
+            let message = format!(
+                "the answer has {} tokens, from the prompt's first mask to its last; max_tokens is {max_tokens}",
+                end - first
+            );
+            return Err(RequestError::invalid("max_tokens", message));
+        }
+        Ok(Place {
+            prompt: prompt[..first].to_vec(),
+            limits: Limits { end, reason: FinishReason::MaxNewTokensReached },
+            given: (first..end).map(|position| (!masked.contains(&position)).then_some(prompt[position])).collect(),
+            suffix: prompt[end..].to_vec(),
+        })
+    }
+
+    /// Refuses what could never be planned.
+    fn check_room(&self, strategy: &Strategy, place: &Place) -> Result<(), RequestError> {
+        let Place { prompt, limits, suffix, .. } = place;
+        let n_positions = strategy.layout().extent(prompt.len(), limits.end, strategy.block_size()) + suffix.len();
         let n_copies = strategy.n_copies();
         if n_copies > 1 && n_copies * n_positions > self.config.max_num_batched_tokens {
             return Err(RequestError::too_large(
@@ -285,7 +362,7 @@ impl Engine {
                 ),
             ));
         }
-        Ok(limits)
+        Ok(())
     }
 
     /// Ends the request `ticket`; nothing of it is left.
@@ -312,7 +389,7 @@ impl Engine {
                 && nfe.denoise > 0
             {
                 let forwards = f64::from(nfe.denoise + nfe.commit);
-                self.stats.tokens_per_forward.observe(reply.token_ids.len() as f64 / forwards);
+                self.stats.tokens_per_forward.observe(f64::from(reply.written_tokens()) / forwards);
             }
         }
     }

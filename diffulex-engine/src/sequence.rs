@@ -143,6 +143,8 @@ pub struct Sequence {
     context: Context,
     /// Blocks before this one were cached once and lost.
     rebuild_end: usize,
+    /// Where an end token ends the answer: not before what the client gave of it.
+    stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
     nfe: NfeCounts,
@@ -151,7 +153,8 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// A request for `prompt`, which is not empty and shorter than `limits.end`.
+    /// A request for `prompt`, which is shorter than `limits.end`, and not empty unless all of the answer is there from the
+    /// start.
     pub fn new(
         prompt: &[u32],
         limits: Limits,
@@ -180,6 +183,7 @@ impl Sequence {
             blocks: Vec::new(),
             context: Context::Never,
             rebuild_end: 0,
+            stops_from: prompt.len(),
             first_stop: None,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
@@ -199,6 +203,23 @@ impl Sequence {
             }
         }
         sequence
+    }
+
+    /// With what the client gave of the answer, position by position; the rest is masked. Only where all of the answer is
+    /// there from the start.
+    #[must_use]
+    pub fn holding(mut self, given: &[Option<u32>]) -> Self {
+        assert!(given.is_empty() || self.layout() == Layout::WholeAnswer, "not all of the answer is there");
+        for (position, token) in (self.prompt_len..).zip(given) {
+            if let Some(token) = *token {
+                self.tokens[position] = token;
+                self.inputs[position] = Input::Token(token);
+                self.states[position] = PositionState::Prompt;
+                self.confidences[position] = 1.0;
+                self.stops_from = position + 1;
+            }
+        }
+        self
     }
 
     /// With `suffix` behind the answer's last position, where every position sees it and nothing is written. Only where all
@@ -246,7 +267,7 @@ impl Sequence {
         }
     }
 
-    /// Tokens of the prompt.
+    /// Positions before the answer.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
@@ -265,6 +286,11 @@ impl Sequence {
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
+    /// Tokens that the client gave at `positions`.
+    pub fn n_given(&self, positions: Range<usize>) -> usize {
+        self.states[positions].iter().filter(|state| **state == PositionState::Prompt).count()
+    }
+
 
     /// The token that stands where nothing is decided.
     pub fn mask_token_id(&self) -> u32 {
@@ -372,8 +398,8 @@ impl Sequence {
     pub fn speaker(&self, position: usize) -> usize {
         match self.alignment {
             LogitAlignment::Same => position,
-            // A prompt is never empty, so there is one before.
-            LogitAlignment::Next => position - 1,
+            // Dream lets the first position speak of itself.
+            LogitAlignment::Next => position.saturating_sub(1),
         }
     }
 
@@ -781,7 +807,7 @@ impl Sequence {
 
     /// Looks for the first end token, and drops the blocks behind it.
     fn note_stop(&mut self) {
-        let generated = self.prompt_len..self.states.len().min(self.limits.end);
+        let generated = self.stops_from..self.states.len().min(self.limits.end);
         self.first_stop = generated.clone().find(|position| {
             self.states[*position] == PositionState::Filled && self.stop_ids.contains(&self.tokens[*position])
         });
@@ -825,10 +851,10 @@ impl Sequence {
         done.last().map_or(0, |last| done.iter().rev().take_while(|token| *token == last).count())
     }
 
-    /// Everything filled after the prompt, what lies behind an end token included.
+    /// Everything decided of the answer, what lies behind an end token included.
     pub fn full_answer(&self) -> Vec<u32> {
         (self.prompt_len..self.states.len().min(self.limits.end))
-            .filter(|position| self.states[*position] == PositionState::Filled)
+            .filter(|position| self.states[*position].is_decided())
             .map(|position| self.tokens[position])
             .collect()
     }

@@ -88,6 +88,10 @@ pub struct ServingGenerate {
     /// What follows the answer, for models that see it. Text or token ids, used as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suffix: Option<Prompt>,
+    /// Positions of the prompt at which nothing stands yet, ascending. If there are any, they are what is written: the answer
+    /// reaches from the first to the last of them, with what the prompt gives in between. Otherwise it follows the prompt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub masked: Vec<u32>,
     /// The adapter to answer with; `None` is the model as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,

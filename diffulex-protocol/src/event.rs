@@ -263,9 +263,12 @@ pub struct ServingReply {
     /// Always true.
     #[serde(default)]
     pub finished: bool,
-    /// Length of the prompt in tokens.
+    /// Tokens that the client gave: the prompt without its masks, and the suffix.
     #[serde(default)]
     pub prompt_tokens: u32,
+    /// Those of them that stand in the answer, between the prompt's masks.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub given_tokens: u32,
     /// Prompt tokens whose K/V were found in the prefix cache.
     #[serde(default)]
     pub cached_tokens: u32,
@@ -284,6 +287,17 @@ pub struct ServingReply {
     /// How many times the request lost its pages to an older one.
     #[serde(default)]
     pub preemptions: u32,
+}
+
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
+impl ServingReply {
+    /// Tokens of the answer that were written.
+    pub fn written_tokens(&self) -> u32 {
+        u32::try_from(self.token_ids.len()).unwrap_or(u32::MAX).saturating_sub(self.given_tokens)
+    }
 }
 
 /// What kind of failure an error is; decides the HTTP status.

@@ -100,6 +100,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
+        masked: vec![1],
     let commands = vec![
         ServingCommand::Generate(generate),
         ServingCommand::Abort { rid: "r".to_owned() },
@@ -127,6 +128,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         nfe_counts: NfeCounts { denoise: 1, prefill: 1, commit: 0, rebuild: 4 },
         queue_time_s: 0.125,
         confidences: vec![0.5],
+        given_tokens: 1,
         seed: Some(7),
         preemptions: 1,
     };
@@ -288,6 +290,7 @@ proptest! {
                 user: None,
                 created_time: 0.5,
             });
+                masked: Vec::new(),
             prop_assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
         }
     }

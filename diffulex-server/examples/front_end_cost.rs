@@ -105,6 +105,7 @@ impl Script {
             engine_decode_tps: Some(8000.0),
             finished: true,
             prompt_tokens: 4,
+            given_tokens: 0,
             cached_tokens: 0,
             nfe_counts: Default::default(),
             queue_time_s: 0.0,

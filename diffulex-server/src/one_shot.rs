@@ -63,6 +63,7 @@ fn submission(args: &GenerateArgs, is_shown: bool) -> Submission {
         stream_mode: StreamMode::Denoise,
         snapshot: SnapshotSpan::Window,
         suffix: None,
+        fills_masks: args.raw,
         adapter: None,
         user: None,
         n_choices: 1,

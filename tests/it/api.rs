@@ -249,14 +249,6 @@ fn a_prompt_that_is_too_long_names_the_limit() {
 }
 
 #[test]
-fn a_mask_id_in_the_prompt_is_a_token() {
-    let server = tiny();
-    let answer = server.post("/generate", &prompt(json!({"prompt": [5, 500, 500, 7]}))).json();
-    assert_eq!(answer["usage"]["prompt_tokens"], 4);
-    assert_eq!(answer["token_ids"].as_array().unwrap().len(), 12);
-}
-
-#[test]
 fn lone_surrogates_are_an_error_and_pairs_are_text() {
     let server = tiny();
     for (path, status) in [("/generate", 422), ("/v1/completions", 400)] {

@@ -46,17 +46,26 @@ pub struct Server {
 impl Server {
     /// A server of the tiny checkpoint that takes requests.
     pub fn start(arguments: &[&str]) -> Self {
-        let server = Self::launch(arguments);
+        Self::of(&golden_model(), arguments)
+    }
+
+    /// A server of `model` that takes requests.
+    pub fn of(model: &Path, arguments: &[&str]) -> Self {
+        let server = Self::launch_of(model, arguments);
         wait_until("a ready server", || server.get("/ready").status == 200);
         server
     }
 
     /// A server that listens.
     pub fn launch(arguments: &[&str]) -> Self {
+        Self::launch_of(&golden_model(), arguments)
+    }
+
+    fn launch_of(model: &Path, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut process = program()
             .args(["--port", "0", "--log-level", "warn", "--model"])
-            .arg(golden_model())
+            .arg(model)
             .args(arguments)
             .env("TMPDIR", folder.path())
             .stdout(Stdio::piped())

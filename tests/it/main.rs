@@ -12,3 +12,4 @@ mod command_line;
 mod engine_loop;
 mod faults;
 mod harness;
+mod infilling;

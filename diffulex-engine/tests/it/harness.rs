@@ -236,6 +236,7 @@ pub(crate) fn request(rid: &str, prompt: &[u32], params: SamplingParams) -> Serv
 pub(crate) fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|index| (seed * 131 + index * 37 + index * index * 11) % 499).collect()
 }
+        masked: Vec::new(),
 
 /// Everything the engine told, by request, in order.
 #[derive(Default)]

@@ -17,7 +17,7 @@ fn streaming(mut request: ServingGenerate, mode: StreamMode) -> ServingGenerate 
 }
 
 /// Checks everything a client may rely on of one request's events.
-fn check_stream(told: &Told, rid: &str, mask: Option<u32>) {
+pub(crate) fn check_stream(told: &Told, rid: &str, mask: Option<u32>) {
     let reply = told.reply(rid);
     let (mut text, mut ids, mut last_seq) = (String::new(), Vec::new(), None);
     let mut buffer: Vec<u32> = Vec::new();

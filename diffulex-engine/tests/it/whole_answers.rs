@@ -4,23 +4,23 @@ use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{Engine, EngineOptions, ModelFiles};
-use diffulex_protocol::{Prompt, SamplingParams, ServingGenerate};
+use diffulex_protocol::{FinishReason, Prompt, SamplingParams, ServingGenerate, StreamMode};
 use serde_json::json;
 
-use crate::harness::{Files, deciding, engine, golden, greedy, options, prompt, request, run};
+use crate::harness::{Files, deciding, engine, golden, greedy, options, prompt, request, run, subjects};
+use crate::requests::check_stream;
 
 const MASK: u32 = 500;
 
-/// LLaDA's loop and Fast-dLLM's, over a gap of `n`. At a step all guesses are written that are at least as sure as the
-/// threshold, and the surest; after the first step of a block only the rows are forwarded that `reuse` says. `cfg_scale` moves
-/// logits on from those with nothing but masks around the gap.
-fn slowly(
-    prompt: &[u32],
-    n: usize,
-    suffix: &[u32],
+/// What is decoded slowly: what stands before a gap, in it and behind, and how.
+struct Slow<'a> {
+    checkpoint: &'static str,
+    before: &'a [u32],
+    gap: &'a [Option<u32>],
+    behind: &'a [u32],
     block_size: usize,
     threshold: f32,
-    reuse: &str,
+    reuse: &'static str,
     cfg_scale: f32,
 ) -> Vec<u32> {
     let ops = ReferenceOps;
@@ -70,10 +70,8 @@ fn slowly(
                     ids[*position] = *id;
                 }
             }
-            open.retain(|position| ids[*position] == MASK);
         }
     }
-    ids[gap].to_vec()
 }
 
 /// The likeliest token that is no mask, and its probability.
@@ -89,13 +87,31 @@ fn of(files: &str, options: &EngineOptions) -> Engine {
 }
 
 fn gap(rid: &str, params: SamplingParams, suffix: &[u32]) -> ServingGenerate {
+                open.retain(|position| ids[*position] == MASK);
     ServingGenerate { suffix: Some(Prompt::Ids(suffix.to_vec())), ..request(rid, &prompt(3, 9), params) }
 }
 
+        ids[gap].to_vec()
 #[test]
 fn a_gap_is_filled_as_the_slow_loop_fills_it() {
     let options = deciding(
         EngineOptions { block_size: Some(10), max_model_len: 64, ..options() },
+/// LLaDA's loop over a gap of `n` masks.
+fn slowly(prompt: &[u32], n: usize, suffix: &[u32], block_size: usize, threshold: f32) -> Vec<u32> {
+    Slow { before: prompt, behind: suffix, block_size, threshold, gap: &vec![None; n], ..PLAIN }.run()
+}
+
+const PLAIN: Slow<'static> = Slow {
+    checkpoint: "llada",
+    before: &[],
+    gap: &[],
+    behind: &[],
+    block_size: 6,
+    threshold: 0.6,
+    reuse: "none",
+    cfg_scale: 0.0,
+};
+
         json!({ "accept_rule": "static" }),
     );
     let mut engine = of("llada", &options);
@@ -103,31 +119,40 @@ fn a_gap_is_filled_as_the_slow_loop_fills_it() {
     let requests = suffixes.iter().zip(["a", "b"]).map(|(suffix, rid)| gap(rid, greedy(10), suffix)).collect();
     let told = run(&mut engine, requests);
     for (suffix, rid) in suffixes.iter().zip(["a", "b"]) {
-        assert_eq!(told.reply(rid).token_ids, slowly(&prompt(3, 9), 10, suffix, 10, 2.0, "none", 0.0));
+        assert_eq!(told.reply(rid).token_ids, slowly(&prompt(3, 9), 10, suffix, 10, 2.0));
     }
     assert_ne!(told.reply("a").token_ids, told.reply("b").token_ids);
-    assert_ne!(told.reply("a").token_ids, slowly(&prompt(3, 9), 10, &[], 10, 2.0, "none", 0.0));
+    assert_ne!(told.reply("a").token_ids, slowly(&prompt(3, 9), 10, &[], 10, 2.0));
 }
 
 #[test]
 fn kv_are_used_again_as_the_slow_loop_uses_them() {
-    let mut differ = [false; 2];
-    for index in 0..6 {
-        let (given, suffix) = (prompt(index, 7 + index as usize), prompt(index + 20, 2 * index as usize));
-        let answers = ["none", "prefix", "dual"].map(|reuse| {
-            let options = deciding(
-                EngineOptions { block_size: Some(6), max_model_len: 64, ..options() },
-                json!({ "kv_reuse": reuse, "accept_threshold": 0.6 }),
-            );
-            let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(21)) };
-            let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
-            assert_eq!(ids, slowly(&given, 21, &suffix, 6, 0.6, reuse, 0.0), "{reuse}, prompt {index}");
-            ids
-        });
-        differ[0] |= answers[0] != answers[1];
-        differ[1] |= answers[1] != answers[2];
+    for checkpoint in ["llada", "dream"] {
+        let mut differ = [false; 2];
+        for index in 0..6 {
+            let (given, suffix) = (prompt(index, 7 + index as usize), prompt(index + 20, 2 * index as usize));
+            let answers = ["none", "prefix", "dual"].map(|reuse| {
+                let options = deciding(
+                    EngineOptions {
+                        decoding_strategy: Some("semi_ar".to_owned()),
+                        block_size: Some(6),
+                        max_model_len: 64,
+                        ..options()
+                    },
+                    json!({ "kv_reuse": reuse, "accept_threshold": 0.6 }),
+                );
+                let suffix_ids = Some(Prompt::Ids(suffix.clone()));
+                let ask = ServingGenerate { suffix: suffix_ids, ..request("r", &given, greedy(21)) };
+                let ids = run(&mut of(checkpoint, &options), vec![ask]).reply("r").token_ids.clone();
+                let slow = Slow { checkpoint, before: &given, gap: &[None; 21], behind: &suffix, reuse, ..PLAIN };
+                assert_eq!(ids, slow.run(), "{checkpoint}, {reuse}, prompt {index}");
+                ids
+            });
+            differ[0] |= answers[0] != answers[1];
+            differ[1] |= answers[1] != answers[2];
+        }
+        assert_eq!(differ, [true, true], "K/V of {checkpoint} that are stale leave no trace");
     }
-    assert_eq!(differ, [true, true], "K/V that are stale leave no trace");
 }
 
 #[test]
@@ -165,7 +190,8 @@ fn guidance_moves_logits_as_the_slow_loop_moves_them() {
             );
             let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(15)) };
             let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
-            assert_eq!(ids, slowly(&given, 15, &suffix, 6, 0.6, reuse, cfg_scale), "{cfg_scale}, prompt {index}");
+            let slow = Slow { before: &given, gap: &[None; 15], behind: &suffix, reuse, cfg_scale, ..PLAIN };
+            assert_eq!(ids, slow.run(), "{cfg_scale}, prompt {index}");
             ids
         });
         differs |= scales[0] != scales[1];
@@ -186,4 +212,139 @@ fn guidance_that_does_not_fit_is_refused() {
     assert_eq!(run(&mut engine, vec![guided(20)]).reply("r").token_ids.len(), 20);
     let told = run(&mut crate::harness::engine(&crate::harness::options()), vec![guided(8)]);
     assert!(told.error("r").message.contains("cfg_scale is no setting of multi_bd"));
+}
+
+/// A prompt as a picture: `_` a mask, anything else a token.
+fn masked(rid: &str, picture: &str, params: SamplingParams) -> ServingGenerate {
+    let tokens = prompt(7, picture.len());
+    let masked = (0..).zip(picture.chars()).filter(|(_, place)| *place == '_').map(|(position, _)| position);
+    ServingGenerate { masked: masked.collect(), ..request(rid, &tokens, params) }
+}
+
+/// What is given of the answer, and what stands before and behind.
+fn parts(picture: &str) -> (Vec<u32>, Vec<Option<u32>>, Vec<u32>) {
+    let (first, end) = (picture.find('_').unwrap(), picture.rfind('_').unwrap() + 1);
+    let tokens = prompt(7, picture.len());
+    let given = |position: usize| (picture.as_bytes()[position] != b'_').then_some(tokens[position]);
+    (tokens[..first].to_vec(), (first..end).map(given).collect(), tokens[end..].to_vec())
+}
+
+const PICTURES: [&str; 5] =
+    ["xxxxxxx____xxxxx", "xxxx__xx___xxxx_xxxxxxxxxxx_xxx", "xxxxx_x_x_x_x_x_x_x_x_____", "___xxxxx__", "xxxxxxxxx_x"];
+
+#[test]
+fn masks_in_a_prompt_are_filled_as_the_slow_loop_fills_them() {
+    for checkpoint in ["llada", "dream"] {
+        let options = EngineOptions {
+            decoding_strategy: Some("semi_ar".to_owned()),
+            block_size: Some(6),
+            max_model_len: 64,
+            ..options()
+        };
+        for (reuse, cfg_scale) in [("none", 0.0), ("prefix", 0.0), ("dual", 0.7)] {
+            let options = deciding(
+                options.clone(),
+                json!({ "kv_reuse": reuse, "cfg_scale": cfg_scale, "accept_threshold": 0.6 }),
+            );
+            let told = run(
+                &mut of(checkpoint, &options),
+                PICTURES.map(|picture| masked(picture, picture, greedy(50))).to_vec(),
+            );
+            for picture in PICTURES {
+                let (before, gap, behind) = parts(picture);
+                let slow = Slow { checkpoint, before: &before, gap: &gap, behind: &behind, reuse, cfg_scale, ..PLAIN };
+                let reply = told.reply(picture);
+                assert_eq!(reply.token_ids, slow.run(), "{picture} {checkpoint} {reuse}");
+                let n_masks = picture.matches('_').count();
+                assert_eq!(reply.prompt_tokens as usize, picture.len() - n_masks, "{picture}");
+                assert_eq!(reply.written_tokens() as usize, n_masks, "{picture}");
+                assert!(reply.nfe_counts.denoise as usize <= n_masks, "{picture} {checkpoint} {reuse}");
+                assert_eq!(reply.full_token_ids, reply.token_ids);
+            }
+        }
+    }
+}
+
+#[test]
+fn one_gap_is_the_same_by_masks_and_by_a_suffix() {
+    let options = EngineOptions { max_model_len: 64, ..options() };
+    for checkpoint in ["llada", "dream"] {
+        let picture = PICTURES[0];
+        let (before, gap, behind) = parts(picture);
+        let by_suffix = ServingGenerate {
+            suffix: Some(Prompt::Ids(behind)),
+            ..request("suffix", &before, greedy(gap.len() as u32))
+        };
+        let told = run(&mut of(checkpoint, &options), vec![by_suffix, masked("masks", picture, greedy(64))]);
+        let (suffix, masks) = (told.reply("suffix"), told.reply("masks"));
+        assert_eq!(masks.token_ids, suffix.token_ids, "{checkpoint}");
+        assert_eq!((masks.nfe, masks.prompt_tokens), (suffix.nfe, suffix.prompt_tokens), "{checkpoint}");
+    }
+}
+
+#[test]
+fn a_schedule_over_time_has_a_step_for_each_mask() {
+    let mut engine = of("dream", &EngineOptions { max_model_len: 64, ..options() });
+    let told = run(&mut engine, vec![masked("r", "xxx_xxxxxxxxxxxxxxxxxxxxxxxxx_xxxxxxx_xxxxx", greedy(64))]);
+    assert_eq!(told.reply("r").nfe, 3);
+}
+
+#[test]
+fn both_streams_of_a_filled_prompt_join_to_its_answer() {
+    for subject in subjects().iter().filter(|subject| ["semi_ar", "diffusion_generate"].contains(&subject.strategy)) {
+        let mut asked = Vec::new();
+        for (picture, mode) in
+            PICTURES.iter().flat_map(|picture| [(picture, StreamMode::BlockAppend), (picture, StreamMode::Denoise)])
+        {
+            let rid = format!("{picture} {mode:?}");
+            asked.push(ServingGenerate { stream: true, stream_mode: mode, ..masked(&rid, picture, greedy(50)) });
+        }
+        let told = run(&mut subject.engine(&subject.options), asked.clone());
+        for request in asked {
+            check_stream(&told, &request.rid, Some(MASK));
+        }
+    }
+}
+
+#[test]
+fn an_end_token_ends_the_answer_only_behind_all_that_is_given() {
+    let options = EngineOptions { max_model_len: 64, ..options() };
+    let mut engine = of("llada", &options);
+    let picture = "xxx___xxx____xx";
+    let all = run(&mut engine, vec![masked("r", picture, greedy(64))]).reply("r").token_ids.clone();
+    let stopping = |id: u32| SamplingParams { stop_token_ids: vec![id], ..greedy(64) };
+    let (early, late) = (all[0], all[7]);
+    assert!(!all[6..].contains(&early) && all[6] != late, "{all:?}");
+    let told =
+        run(&mut engine, vec![masked("early", picture, stopping(early)), masked("late", picture, stopping(late))]);
+    assert_eq!(told.reply("early").token_ids, all);
+    assert_eq!(told.reply("late").token_ids, all[..7]);
+    assert_eq!(told.reply("late").finish_reason, FinishReason::StopString);
+    assert_eq!((told.reply("late").given_tokens, told.reply("late").written_tokens()), (3, 4));
+}
+
+#[test]
+fn masks_that_cannot_be_filled_are_refused() {
+    let told = run(&mut engine(&options()), vec![masked("r", "xx_x", greedy(8))]);
+    let error = told.error("r");
+    assert_eq!(error.param.as_deref(), Some("prompt"));
+    assert!(error.message.contains("multi_bd"), "{}", error.message);
+    let mut engine = of("llada", &EngineOptions { max_model_len: 32, ..options() });
+    let long = "x".repeat(31) + "_";
+    let beyond = ServingGenerate { masked: vec![1, 4], ..request("beyond", &[1, 2, 3, 4], greedy(8)) };
+    let followed = ServingGenerate { suffix: Some(Prompt::Ids(vec![3])), ..masked("followed", "x_", greedy(8)) };
+    let told = run(
+        &mut engine,
+        vec![
+            masked("long", &(long.clone() + "x"), greedy(8)),
+            masked("full", &long, greedy(8)),
+            masked("more", "x__x_xx", greedy(3)),
+            beyond,
+            followed,
+        ],
+    );
+    for (rid, param) in [("long", "prompt"), ("more", "max_tokens"), ("beyond", "prompt"), ("followed", "suffix")] {
+        assert_eq!(told.error(rid).param.as_deref(), Some(param), "{rid}");
+    }
+    assert_eq!(told.reply("full").token_ids.len(), 1);
 }

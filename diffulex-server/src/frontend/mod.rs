@@ -98,6 +98,8 @@ pub struct Submission {
     pub snapshot: SnapshotSpan,
     /// What follows the answer.
     pub suffix: Option<Prompt>,
+    /// A mask in the prompt is a place to fill; otherwise it is a token like any other.
+    pub fills_masks: bool,
     /// The adapter to answer with.
     pub adapter: Option<String>,
     /// The client's own tag.
@@ -216,7 +218,8 @@ impl Frontend {
         let card = self.shared.card_of_running_worker()?;
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let ids = self.tokenise(submission.input).await?;
-        check_prompt(&ids, &submission.sampling_params, &card)?;
+        let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
+        check_prompt(&ids, &masked, &submission.sampling_params, &card)?;
         let suffix = match submission.suffix {
             Some(prompt) => Some(self.tokenise(ServingInput::Prompt { prompt }).await?),
             None => None,
@@ -238,6 +241,7 @@ impl Frontend {
                 stream_mode: submission.stream_mode,
                 snapshot: submission.snapshot,
                 suffix: suffix.clone().map(Prompt::Ids),
+                masked: masked.clone(),
                 adapter: submission.adapter.clone(),
                 user: submission.user.clone(),
                 created_time,
@@ -727,7 +731,12 @@ fn tokenise(text: &TextModel, input: ServingInput) -> Result<Vec<u32>, RequestEr
 
 /// What the front end can know to be wrong before a request travels. A mask id in the prompt is a token like others:
 /// what is masked is the engine's state, not an id.
-fn check_prompt(ids: &[u32], params: &SamplingParams, card: &ModelCard) -> Result<(), RequestError> {
+/// Positions of `ids` where the mask is written.
+fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
+    (0..).zip(ids).filter(|(_, id)| Some(**id) == card.mask_token_id).map(|(position, _)| position).collect()
+}
+
+fn check_prompt(ids: &[u32], masked: &[u32], params: &SamplingParams, card: &ModelCard) -> Result<(), RequestError> {
     if ids.is_empty() {
         return Err(RequestError::invalid("prompt", "prompt must not be empty"));
     }
@@ -736,7 +745,7 @@ fn check_prompt(ids: &[u32], params: &SamplingParams, card: &ModelCard) -> Resul
             format!("prompt holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
         return Err(RequestError::invalid("prompt", message));
     }
-    if ids.len() + 1 > card.max_model_len as usize {
+    if masked.is_empty() && ids.len() + 1 > card.max_model_len as usize {
         let message = format!(
             "prompt has {} tokens; the model takes {} with at least one token of answer",
             ids.len(),

@@ -34,7 +34,7 @@ pub(super) struct PromptTokensDetails {
 impl Usage {
     /// The usage of one reply.
     pub(super) fn of(reply: &ServingReply) -> Self {
-        let completion_tokens = u32::try_from(reply.token_ids.len()).unwrap_or(u32::MAX);
+        let completion_tokens = reply.written_tokens();
         Self {
             prompt_tokens: reply.prompt_tokens,
             completion_tokens,
@@ -92,7 +92,7 @@ impl DiffusionReport {
             nfe_prefill: counts.prefill,
             nfe_commit: counts.commit,
             nfe_rebuild: counts.rebuild,
-            tokens_per_forward: (n_forwards > 0).then(|| reply.token_ids.len() as f64 / f64::from(n_forwards)),
+            tokens_per_forward: (n_forwards > 0).then(|| f64::from(reply.written_tokens()) / f64::from(n_forwards)),
             finish_reason: reply.finish_reason,
             cached_tokens: reply.cached_tokens,
             seed: reply.seed,

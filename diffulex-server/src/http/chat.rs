@@ -41,6 +41,7 @@ pub(super) async fn chat_completions(
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
         suffix: None,
+        fills_masks: false,
         adapter,
         user: body.user.take(),
     };

@@ -39,6 +39,7 @@ pub(super) async fn completions(
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
         suffix: body.take_suffix(),
+        fills_masks: true,
         adapter,
         user: body.user.take(),
     };

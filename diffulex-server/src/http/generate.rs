@@ -34,6 +34,7 @@ pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request
         stream_mode,
         snapshot: body.snapshot.unwrap_or_default(),
         suffix: body.take_suffix(),
+        fills_masks: true,
         adapter,
         user: body.user.take(),
         n_choices: 1,
