@@ -202,7 +202,8 @@ impl EngineConfig {
             // Nobody has trained D2F's adapters for LLaDA-MoE.
             (AttentionKind::Full, _) if family.network == NetworkKind::MoeLlada => &[SemiAutoregressive],
             (AttentionKind::Full, LogitAlignment::Same) => &[SemiAutoregressive, D2f],
-            (AttentionKind::Full, LogitAlignment::Next) => &[DiffusionGenerate, D2f],
+            // With Fast-dLLM's caches Dream fills blocks from left to right, too.
+            (AttentionKind::Full, LogitAlignment::Next) => &[DiffusionGenerate, SemiAutoregressive, D2f],
             (AttentionKind::Canvas, LogitAlignment::Same | LogitAlignment::Next) => &[CanvasRenoise],
         }
     }
@@ -268,6 +269,7 @@ impl EngineConfig {
                 kv_reuse: KvReuse::default(),
                 cfg_scale: 0.0,
             }),
+                is_shifted: family.alignment == LogitAlignment::Next,
             // Dream's usual setting for chats (its README's `alg="entropy"`).
             StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {
                 block_size: max_model_len,

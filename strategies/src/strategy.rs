@@ -200,10 +200,10 @@ impl Strategy {
             Self::MultiBlock(_)
             | Self::BlockEdit(_)
             | Self::TokenMerge(_)
-            | Self::SemiAutoregressive(_)
             | Self::DiffusionGenerate(_)
             | Self::D2f(_)
             | Self::CanvasRenoise(_) => Focus::whole(masked.len()),
+            Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.focus(masked),
             Self::FastDllmV2(fast_dllm_v2) => fast_dllm_v2.focus(masked, is_written),
         }
     }

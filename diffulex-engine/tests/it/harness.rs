@@ -190,6 +190,7 @@ pub(crate) fn subjects() -> Vec<Subject> {
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
         golden("multi_bd", Files::golden("sdar"), &options, 24, 4),
+    let of_dream = |name: &str| EngineOptions { decoding_strategy: Some("semi_ar".to_owned()), ..reused(name) };
         golden("block_edit", llada2(), &joint, 24, 4),
         golden("block_edit", llada2(), &early, 24, 4),
         golden("block_edit", llada2(), &remask, 24, 4),
@@ -208,6 +209,9 @@ pub(crate) fn subjects() -> Vec<Subject> {
         golden("fast_dllm_v2", Files::golden("fast_dllm_v2"), &cached, 32, 2),
     ]
 }
+        golden("semi_ar", Files::golden("dream"), &of_dream("none"), 96, 2),
+        golden("semi_ar", Files::golden("dream"), &of_dream("prefix"), 96, 2),
+        golden("semi_ar", Files::golden("dream"), &of_dream("dual"), 96, 2),
 
 pub(crate) fn engine(options: &EngineOptions) -> Engine {
     Engine::load(&ModelFiles::folder(golden("sdar")).unwrap(), options, &mut |_| {}).unwrap()

@@ -22,52 +22,72 @@ struct Slow<'a> {
     threshold: f32,
     reuse: &'static str,
     cfg_scale: f32,
-) -> Vec<u32> {
-    let ops = ReferenceOps;
-    let files = ModelFiles::folder(golden("llada")).unwrap();
-    let network = models::load(&files, None, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
-    let cache = || ops.cache(&network.spec().cache_shapes(8, 8)).unwrap();
-    let (mut cache, mut unguided_cache) = (cache(), cache());
-    let gap = prompt.len()..prompt.len() + n;
-    let mut ids = [prompt, &vec![MASK; n], suffix].concat();
-    let len = ids.len() as u32;
-    for start in gap.clone().step_by(block_size) {
-        let block = start..(start + block_size).min(gap.end);
-        let mut open: Vec<usize> = block.clone().collect();
-        let mut is_first = true;
-        while !open.is_empty() {
-            let rows = match reuse {
-                _ if is_first => 0..ids.len(),
-                "none" => 0..ids.len(),
-                "prefix" => start..ids.len(),
-                "dual" => block.clone(),
-                other => panic!("{other}"),
-            };
-            is_first = false;
-            let pages: Vec<u32> = (0..len.div_ceil(8)).collect();
-            let batch = ModelBatch {
-                ids: ids[rows.clone()].to_vec(),
-                positions: (rows.start as u32..rows.end as u32).collect(),
-                slots: (rows.start as u32..rows.end as u32).collect(),
-                sequences: vec![SequenceRows { rows: 0..rows.len(), pages, visible: vec![len; rows.len()] }],
-                logit_rows: open.iter().map(|position| (position - rows.start) as u32).collect(),
-                ..ModelBatch::default()
-            };
-            let hidden = rows.clone().zip(&batch.ids);
-            let unguided = ModelBatch {
-                ids: hidden.map(|(position, id)| if gap.contains(&position) { *id } else { MASK }).collect(),
-                ..batch.clone()
-            };
-            let unguided = network.forward(&ops, &unguided, &Adapters::none(), &mut unguided_cache).unwrap();
-            let mut logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();
-            for (logit, base) in logits.iter_mut().zip(unguided) {
-                *logit = base + (cfg_scale + 1.0) * (*logit - base);
-            }
-            let guesses: Vec<(u32, f32)> = logits.chunks(network.spec().vocab_size).map(guess).collect();
-            let best = guesses.iter().map(|(_, confidence)| *confidence).fold(0.0, f32::max);
-            for (position, (id, confidence)) in open.iter().zip(&guesses) {
-                if *confidence >= threshold || *confidence == best {
-                    ids[*position] = *id;
+}
+
+impl Slow<'_> {
+    /// LLaDA's loop and Fast-dLLM's, for LLaDA and for Dream. At a step all guesses are written that are at least as sure as
+    /// the threshold, and the surest; after the first step of a block only the rows are forwarded that `reuse` says.
+    /// `cfg_scale` moves logits on from those with nothing but masks in place of what is given.
+    ///
+    /// Dream's logits speak of the next position, the first one's of itself too. Where only a part is forwarded in later
+    /// steps, what speaks of a block's first position is not in it: it alone is written in the first step.
+    fn run(&self) -> Vec<u32> {
+        let ops = ReferenceOps;
+        let files = ModelFiles::folder(golden(self.checkpoint)).unwrap();
+        let network = models::load(&files, None, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+        let cache = || ops.cache(&network.spec().cache_shapes(8, 8)).unwrap();
+        let (mut cache, mut unguided_cache) = (cache(), cache());
+        let is_shifted = self.checkpoint == "dream";
+        let speaker = |position: usize| if is_shifted { position.saturating_sub(1) } else { position };
+        let gap = self.before.len()..self.before.len() + self.gap.len();
+        let filled: Vec<u32> = self.gap.iter().map(|given| given.unwrap_or(MASK)).collect();
+        let mut ids = [self.before, &filled, self.behind].concat();
+        let is_given = |position: usize| {
+            let index = position.checked_sub(gap.start);
+            index.and_then(|index| self.gap.get(index)).is_none_or(Option::is_some)
+        };
+        let len = ids.len() as u32;
+        for start in gap.clone().step_by(self.block_size) {
+            let block = start..(start + self.block_size).min(gap.end);
+            let mut open: Vec<usize> = block.clone().filter(|position| !is_given(*position)).collect();
+            let mut is_first = true;
+            while !open.is_empty() {
+                let rows = match self.reuse {
+                    _ if is_first => 0..ids.len(),
+                    "none" => 0..ids.len(),
+                    "prefix" => start..ids.len(),
+                    "dual" => block.clone(),
+                    other => panic!("{other}"),
+                };
+                let is_alone = is_shifted && is_first && self.reuse != "none" && open[0] == start;
+                let asked = &open[..if is_alone { 1 } else { open.len() }];
+                is_first = false;
+                let pages: Vec<u32> = (0..len.div_ceil(8)).collect();
+                let batch = ModelBatch {
+                    ids: ids[rows.clone()].to_vec(),
+                    positions: (rows.start as u32..rows.end as u32).collect(),
+                    slots: (rows.start as u32..rows.end as u32).collect(),
+                    sequences: vec![SequenceRows { rows: 0..rows.len(), pages, visible: vec![len; rows.len()] }],
+                    logit_rows: asked.iter().map(|position| (speaker(*position) - rows.start) as u32).collect(),
+                    ..ModelBatch::default()
+                };
+                let hidden = rows.clone().zip(&batch.ids);
+                let unguided = ModelBatch {
+                    ids: hidden.map(|(position, id)| if is_given(position) { MASK } else { *id }).collect(),
+                    ..batch.clone()
+                };
+                let unguided = network.forward(&ops, &unguided, &Adapters::none(), &mut unguided_cache).unwrap();
+                let mut logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();
+                for (logit, base) in logits.iter_mut().zip(unguided) {
+                    *logit = base + (self.cfg_scale + 1.0) * (*logit - base);
+                }
+                let guesses: Vec<(u32, f32)> = logits.chunks(network.spec().vocab_size).map(guess).collect();
+                // The first of equals: where position 0 speaks of itself, it says the same of position 1.
+                let best = (0..guesses.len()).rev().max_by(|a, b| guesses[*a].1.total_cmp(&guesses[*b].1));
+                for (index, (position, (id, confidence))) in asked.iter().zip(&guesses).enumerate() {
+                    if *confidence >= self.threshold || Some(index) == best {
+                        ids[*position] = *id;
+                    }
                 }
             }
         }
