@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use diffulex_strategies::Input;
 
-use crate::kernels::SequenceRows;
-use crate::models::{Blend, CanvasBatch, ModelBatch};
+use crate::kernels::{Blend, SequenceRows};
+use crate::models::{CanvasBatch, ModelBatch};
 use crate::sampler::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Span, Ticket};
 use crate::sequence::{PositionState, Sequence};
@@ -103,10 +103,13 @@ fn add_rows(
             }
             Input::Token(token) => token,
             Input::Noise => frame.randomness.noise(draw_key(sequence, position), frame.vocab_size),
-            Input::Blend { token, share } => {
+            Input::Blend(blend) => {
                 let row = batch.ids.len() as u32;
-                batch.blends.push(Blend { row, share, other: sequence.mask_token_id() });
-                token
+                let parts = blend.tokens.into_iter().chain([(sequence.mask_token_id(), blend.mask)]);
+                let parts = parts.filter(|(_, weight)| *weight > 0.0).collect();
+                batch.blends.push(Blend { row, parts, keeps_length: blend.keeps_length });
+                // The blend takes its place.
+                sequence.mask_token_id()
             }
         });
         batch.positions.push(position as u32);

@@ -5,8 +5,8 @@
 
 use diffulex_protocol::{AdapterSource, DecodingOverrides};
 use diffulex_strategies::{
-    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, KvReuse, Layout, MultiBlock,
-    MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind, TokenMerge,
+    AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, KvReuse, Layout, MAX_TOP_K,
+    Merge, MergeMode, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind, TokenMerge,
 };
 use serde::{Deserialize, Serialize};
 
@@ -255,21 +255,23 @@ impl EngineConfig {
             StrategyKind::MultiBlock => Strategy::MultiBlock(blocks(AcceptRule::Threshold { accept_threshold })),
             StrategyKind::TokenMerge => Strategy::TokenMerge(TokenMerge {
                 blocks: blocks(AcceptRule::LeftmostPrefix { accept_threshold: TokenMerge::ACCEPT_THRESHOLD }),
+                merge: Merge::default(),
             }),
             StrategyKind::BlockEdit => Strategy::BlockEdit(BlockEdit {
                 blocks: blocks(AcceptRule::Threshold { accept_threshold }),
                 edit: EditRule::Joint {
                     edit_threshold: EditRule::EDIT_THRESHOLD,
                     max_post_edit_steps: EditRule::MAX_POST_EDIT_STEPS,
+                    penalty_lambda: EditRule::PENALTY_LAMBDA,
                 },
             }),
             StrategyKind::SemiAutoregressive => Strategy::SemiAutoregressive(SemiAutoregressive {
                 block_size,
                 accept: AcceptRule::ThresholdKeep { accept_threshold },
                 kv_reuse: KvReuse::default(),
+                is_shifted: family.alignment == LogitAlignment::Next,
                 cfg_scale: 0.0,
             }),
-                is_shifted: family.alignment == LogitAlignment::Next,
             // Dream's usual setting for chats (its README's `alg="entropy"`).
             StrategyKind::DiffusionGenerate => Strategy::DiffusionGenerate(DiffusionGenerate {
                 block_size: max_model_len,
@@ -449,10 +451,12 @@ fn edit_rule(base: EditRule, overrides: &DecodingOverrides) -> Result<EditRule, 
             Ok(EditRule::Joint {
                 edit_threshold: overrides.edit_threshold.unwrap_or(edit_threshold),
                 max_post_edit_steps: overrides.max_post_edit_steps.map_or(max_post_edit_steps, |steps| steps as usize),
+                penalty_lambda: overrides.penalty_lambda.unwrap_or(base.penalty_lambda()),
             })
         }
         "remask" if overrides.edit_threshold.is_some() => refuse("decoding.edit_threshold"),
         "remask" if overrides.max_post_edit_steps.is_some() => refuse("decoding.max_post_edit_steps"),
+        "remask" if overrides.penalty_lambda.is_some() => refuse("decoding.penalty_lambda"),
         "remask" => {
             let remask_threshold = match base {
                 EditRule::Remask { remask_threshold } => remask_threshold,
@@ -471,12 +475,17 @@ fn edit_rule(base: EditRule, overrides: &DecodingOverrides) -> Result<EditRule, 
 fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
     let kind = base.kind();
     let (is_edited, is_canvas) = (kind == StrategyKind::BlockEdit, kind == StrategyKind::CanvasRenoise);
+    let is_merged = kind == StrategyKind::TokenMerge;
     for (param, applies) in [
         ("decoding.add_block_threshold", overrides.add_block_threshold.is_none() || kind.has_pipeline()),
         ("decoding.edit_rule", overrides.edit_rule.is_none() || is_edited || is_canvas),
         ("decoding.edit_threshold", overrides.edit_threshold.is_none() || is_edited),
         ("decoding.max_post_edit_steps", overrides.max_post_edit_steps.is_none() || is_edited),
+        ("decoding.penalty_lambda", overrides.penalty_lambda.is_none() || is_edited),
         ("decoding.remask_threshold", overrides.remask_threshold.is_none() || is_edited),
+        ("decoding.token_merge_mode", overrides.token_merge_mode.is_none() || is_merged),
+        ("decoding.token_merge_top_k", overrides.token_merge_top_k.is_none() || is_merged),
+        ("decoding.token_merge_weight", overrides.token_merge_weight.is_none() || is_merged),
         ("decoding.cfg_scale", overrides.cfg_scale.is_none() || kind == StrategyKind::SemiAutoregressive),
         ("decoding.kv_reuse", overrides.kv_reuse.is_none() || kind == StrategyKind::SemiAutoregressive),
         ("decoding.sub_block_size", overrides.sub_block_size.is_none() || kind == StrategyKind::FastDllmV2),
@@ -502,7 +511,9 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
         Strategy::BlockEdit(BlockEdit { blocks, edit }) => {
             Strategy::BlockEdit(BlockEdit { blocks: pipeline(blocks)?, edit: edit_rule(*edit, overrides)? })
         }
-        Strategy::TokenMerge(TokenMerge { blocks }) => Strategy::TokenMerge(TokenMerge { blocks: pipeline(blocks)? }),
+        Strategy::TokenMerge(TokenMerge { blocks, merge }) => {
+            Strategy::TokenMerge(TokenMerge { blocks: pipeline(blocks)?, merge: self::merge(*merge, overrides)? })
+        }
         Strategy::D2f(D2f { pipeline: blocks }) => Strategy::D2f(D2f { pipeline: pipeline(blocks)? }),
         Strategy::FastDllmV2(fast_dllm_v2) => {
             let accept = accept()?;
@@ -532,6 +543,26 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
         }
         Strategy::CanvasRenoise(canvas_renoise) => Strategy::CanvasRenoise(canvas(canvas_renoise, overrides)?),
     })
+}
+
+fn merge(base: Merge, overrides: &DecodingOverrides) -> Result<Merge, RequestError> {
+    let mode = match overrides.token_merge_mode.as_deref() {
+        None => base.mode,
+        Some(name) => MergeMode::of_name(name).ok_or_else(|| {
+            let message = format!("token_merge_mode {name:?} is not one of {}", MergeMode::NAMES.join(", "));
+            RequestError::invalid("decoding.token_merge_mode", message)
+        })?,
+    };
+    let top_k = overrides.token_merge_top_k.map_or(base.top_k, |top_k| top_k as usize);
+    if !(1..=MAX_TOP_K).contains(&top_k) {
+        let message = format!("token_merge_top_k must be in 1..={MAX_TOP_K}, got {top_k}");
+        return Err(RequestError::invalid("decoding.token_merge_top_k", message));
+    }
+    if overrides.token_merge_weight.is_some() && mode != MergeMode::IterSmoothTopk {
+        let message = format!("token_merge_weight is no setting of {}", mode.name());
+        return Err(RequestError::invalid("decoding.token_merge_weight", message));
+    }
+    Ok(Merge { mode, top_k, weight: overrides.token_merge_weight.unwrap_or(base.weight) })
 }
 
 fn kv_reuse(base: KvReuse, overrides: &DecodingOverrides) -> Result<KvReuse, RequestError> {

@@ -4,7 +4,8 @@
 //! whole batch; requests come and go between ticks. Whatever fails, fails for the requests concerned, and every
 //! accepted one ends in exactly one reply or error.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Instant;
 
@@ -23,7 +24,7 @@ use crate::files::ModelFiles;
 use crate::load::{Loaded, load};
 use crate::models::AdapterId;
 use crate::runner::Runner;
-use crate::sampler::{Drawn, Randomness, Seeded, Vocabulary, sample};
+use crate::sampler::{Drawn, Looks, Randomness, Seeded, Vocabulary, sample};
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
 use crate::sequence::{ForwardKind, Limits, Sequence, StepChange};
 use crate::serving::ServingEngine;
@@ -57,7 +58,6 @@ struct Telling {
     has_started: bool,
 }
 
-impl Engine {
 /// Where an answer goes.
 struct Place {
     /// What stands before it.
@@ -70,6 +70,7 @@ struct Place {
     suffix: Vec<u32>,
 }
 
+impl Engine {
     /// Loads a model; `progress` is called now and then.
     pub fn load(
         files: &ModelFiles,
@@ -258,8 +259,8 @@ struct Place {
     /// The answer between `prompt` and `suffix`.
     fn behind(&self, prompt: Vec<u32>, suffix: Vec<u32>, max_tokens: usize) -> Result<Place, RequestError> {
         let max_model_len = self.config.max_model_len;
-        if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
         let (prompt_len, suffix_len) = (prompt.len(), suffix.len());
+        if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
             return Err(RequestError::invalid(
                 "suffix",
                 format!(
@@ -521,24 +522,29 @@ struct Place {
         for (logits, wanted) in rows().filter(|(_, wanted)| !wanted.is_unguided) {
             let Some(request) = self.scheduled.get(&wanted.ticket) else { continue };
             let sequence = &request.sequence;
-            let guided = sequence.guidance().zip(unguided.get(&place(wanted))).map(|(scale, base)| {
-                base.iter().zip(logits).map(|(base, logit)| base + (scale + 1.0) * (logit - base)).collect::<Vec<f32>>()
-            });
-            let logits = guided.as_deref().unwrap_or(logits);
+            let mut logits = Cow::Borrowed(logits);
+            if let Some((scale, base)) = sequence.guidance().zip(unguided.get(&place(wanted))) {
+                let guided = base.iter().zip(&*logits).map(|(base, logit)| base + (scale + 1.0) * (logit - base));
+                logits = Cow::Owned(guided.collect());
+            }
             let key = draw_key(sequence, sequence.block_range(wanted.block).start + wanted.row);
+            if let Some((token, penalty)) = sequence.repelled(key.position) {
+                logits.to_mut()[token as usize] -= penalty;
+            }
             let entry = sampled.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
             let Ok(blocks) = entry else { continue };
-            let Some(drawn) = sample(logits, vocabulary, sequence.params(), key, sequence.score(), &*self.randomness)
-            else {
+            let looks = Looks { score: sequence.score(), n_likeliest: sequence.n_likeliest() };
+            let Some(drawn) = sample(&logits, vocabulary, sequence.params(), key, looks, &*self.randomness) else {
                 let position = key.position;
                 *entry =
                     Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
                 continue;
             };
-            let Drawn { token, confidence, likeliest, score } = drawn;
+            let Drawn { token, confidence, likeliest, runners_up, score } = drawn;
             let current = sequence.draft(key.position);
             let chance = self.randomness.chance(key);
-            let candidate = Candidate { row: wanted.row, current, token, confidence, likeliest, score, chance };
+            let row = wanted.row;
+            let candidate = Candidate { row, current, token, confidence, likeliest, runners_up, score, chance };
             match blocks.last_mut() {
                 Some(last) if last.block == wanted.block => last.candidates.push(candidate),
                 Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),

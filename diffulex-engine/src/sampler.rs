@@ -6,7 +6,7 @@
 //! are no token are never drawn.
 
 use diffulex_protocol::SamplingParams;
-use diffulex_strategies::Score;
+use diffulex_strategies::{MAX_TOP_K, Score};
 
 use crate::kernels::cpu::{Simd, log_sum_exp};
 
@@ -89,6 +89,15 @@ impl DrawKey {
     }
 }
 
+/// What a strategy looks at beside the token.
+#[derive(Clone, Copy, Debug)]
+pub struct Looks {
+    /// What it ranks by.
+    pub score: Score,
+    /// How many of the likeliest tokens, 1 to [`MAX_TOP_K`].
+    pub n_likeliest: usize,
+}
+
 /// What was drawn for one position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
@@ -98,6 +107,8 @@ pub struct Drawn {
     pub confidence: f32,
     /// The likeliest token and its probability; in greedy decoding the sampled one.
     pub likeliest: (u32, f32),
+    /// The likeliest after that, as far as they were asked for; probability 0 behind the last.
+    pub runners_up: [(u32, f32); MAX_TOP_K - 1],
     /// What was asked to rank it by.
     pub score: f32,
 }
@@ -108,14 +119,33 @@ pub fn sample(
     vocabulary: Vocabulary,
     params: &SamplingParams,
     key: DrawKey,
-    score: Score,
+    looks: Looks,
     randomness: &dyn Randomness,
 ) -> Option<Drawn> {
     if params.temperature > 0.0 {
-        draw(logits, vocabulary, params, key, score, randomness)
+        draw(logits, vocabulary, params, key, looks, randomness)
     } else {
-        greedy(logits, vocabulary, score)
+        greedy(logits, vocabulary, looks)
     }
+}
+
+/// The `n - 1` likeliest after the likeliest of a distribution; ties go to the highest token.
+fn runners_up(distribution: impl Iterator<Item = (usize, f32)>, n: usize) -> [(u32, f32); MAX_TOP_K - 1] {
+    let mut runners_up = [(0, 0.0); MAX_TOP_K - 1];
+    if n > 1 {
+        let mut best: Vec<(usize, f32)> = Vec::with_capacity(n + 1);
+        for (token, probability) in distribution {
+            let place = best.partition_point(|(other, larger)| (*larger, *other) > (probability, token));
+            if place < n {
+                best.insert(place, (token, probability));
+                best.truncate(n);
+            }
+        }
+        for (place, (token, probability)) in runners_up.iter_mut().zip(best.into_iter().skip(1)) {
+            *place = (token as u32, probability);
+        }
+    }
+    runners_up
 }
 
 /// Of a distribution given as probabilities; `confidence` is the chosen token's.
@@ -146,13 +176,15 @@ fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usiz
         .filter(move |(id, _)| Some(*id as u32) != vocabulary.mask_token_id)
 }
 
-fn greedy(logits: &[f32], vocabulary: Vocabulary, score: Score) -> Option<Drawn> {
+fn greedy(logits: &[f32], vocabulary: Vocabulary, looks: Looks) -> Option<Drawn> {
     let (token, logit) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
     let total = log_sum_exp(Simd::detect(), logits);
     let confidence = (logit - total).exp();
-    let score = scored(score, confidence, logits.iter().map(|logit| (logit - total).exp()));
+    let score = scored(looks.score, confidence, logits.iter().map(|logit| (logit - total).exp()));
     let likeliest = (token as u32, confidence);
-    confidence.is_finite().then_some(Drawn { token: token as u32, confidence, likeliest, score })
+    let distribution = allowed(logits, vocabulary).map(|(id, logit)| (id, (logit - total).exp()));
+    let runners_up = runners_up(distribution, looks.n_likeliest);
+    confidence.is_finite().then_some(Drawn { token: token as u32, confidence, likeliest, runners_up, score })
 }
 
 fn draw(
@@ -160,7 +192,7 @@ fn draw(
     vocabulary: Vocabulary,
     params: &SamplingParams,
     key: DrawKey,
-    score: Score,
+    looks: Looks,
     randomness: &dyn Randomness,
 ) -> Option<Drawn> {
     let (top_id, top) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -199,10 +231,12 @@ fn draw(
     }
     let (token, weight) = weights.get(randomness.choose(key, &weights))?;
     let confidence = (f64::from(*weight) / total) as f32;
-    let score = scored(score, confidence, weights.iter().map(|(_, weight)| (f64::from(*weight) / total) as f32));
+    let score = scored(looks.score, confidence, weights.iter().map(|(_, weight)| (f64::from(*weight) / total) as f32));
     // The likeliest token's weight is 1.
     let likeliest = (top_id as u32, (1.0 / total) as f32);
-    confidence.is_finite().then_some(Drawn { token: *token as u32, confidence, likeliest, score })
+    let distribution = weights.iter().map(|(token, weight)| (*token, (f64::from(*weight) / total) as f32));
+    let runners_up = runners_up(distribution, looks.n_likeliest);
+    confidence.is_finite().then_some(Drawn { token: *token as u32, confidence, likeliest, runners_up, score })
 }
 
 #[cfg(test)]
@@ -210,10 +244,10 @@ mod tests {
     use super::*;
 
     fn sample(logits: &[f32], vocabulary: Vocabulary, params: &SamplingParams, key: DrawKey) -> Option<(u32, f32)> {
-        super::sample(logits, vocabulary, params, key, Score::Probability, &Seeded)
-            .map(|drawn| (drawn.token, drawn.confidence))
+        super::sample(logits, vocabulary, params, key, PLAIN, &Seeded).map(|drawn| (drawn.token, drawn.confidence))
     }
 
+    const PLAIN: Looks = Looks { score: Score::Probability, n_likeliest: 1 };
     const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: Some(2) };
 
     fn params(temperature: f32) -> SamplingParams {
@@ -273,12 +307,30 @@ mod tests {
         let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p.ln()).collect();
         let vocabulary = Vocabulary { n_sampleable: 4, mask_token_id: Some(9) };
         let of = |score, temperature| {
-            super::sample(&logits, vocabulary, &params(temperature), key(0), score, &Seeded).unwrap().score
+            let looks = Looks { score, ..PLAIN };
+            super::sample(&logits, vocabulary, &params(temperature), key(0), looks, &Seeded).unwrap().score
         };
         let entropy: f32 = [0.5f32, 0.25, 0.125, 0.125].iter().map(|p| p * p.ln()).sum();
         for temperature in [0.0, 1.0] {
             assert!((of(Score::Margin, temperature) - 0.25).abs() < 1e-5);
             assert!((of(Score::NegativeEntropy, temperature) - entropy).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn the_likeliest_are_in_order() {
+        let logits: Vec<f32> = [0.125f32, 0.25, 0.375, 0.125, 0.125].iter().map(|p| p.ln()).collect();
+        let vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: Some(1) };
+        let of = |n_likeliest, temperature| {
+            let looks = Looks { n_likeliest, ..PLAIN };
+            super::sample(&logits, vocabulary, &params(temperature), key(0), looks, &Seeded).unwrap().runners_up
+        };
+        assert_eq!(of(1, 0.0)[0], (0, 0.0));
+        // The mask is no token but counts; where tokens are drawn, it does not.
+        for (temperature, want) in [(0.0, 0.125), (1.0, 0.125 / 0.75)] {
+            let two = of(3, temperature);
+            assert_eq!([two[0].0, two[1].0, two[2].0], [4, 3, 0]);
+            assert!((two[0].1 - want).abs() < 1e-6 && two[2].1 == 0.0, "{two:?}");
         }
     }
 

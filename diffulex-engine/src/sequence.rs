@@ -244,6 +244,20 @@ impl Sequence {
         self.strategy.layout()
     }
 
+    /// A token that is made less likely at `position`, and what is taken off its logit.
+    pub fn repelled(&self, position: usize) -> Option<(u32, f32)> {
+        let penalty = Some(self.strategy.penalty_lambda()).filter(|penalty| *penalty > 0.0)?;
+        let is_first = position == self.block_range(self.block_of(position)).start;
+        let before =
+            position.checked_sub(1).filter(|before| !is_first && self.states[*before] != PositionState::Masked)?;
+        Some((self.tokens[before], penalty))
+    }
+
+    /// How many of the likeliest tokens of a position its strategy looks at.
+    pub fn n_likeliest(&self) -> usize {
+        self.strategy.n_likeliest()
+    }
+
     /// What its candidates are ranked by.
     pub fn score(&self) -> Score {
         self.strategy.accept().score()
@@ -272,6 +286,11 @@ impl Sequence {
         self.prompt_len
     }
 
+    /// Tokens that the client gave at `positions`.
+    pub fn n_given(&self, positions: Range<usize>) -> usize {
+        self.states[positions].iter().filter(|state| **state == PositionState::Prompt).count()
+    }
+
     /// What the request asked for.
     pub fn params(&self) -> &SamplingParams {
         &self.params
@@ -286,11 +305,6 @@ impl Sequence {
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
-    /// Tokens that the client gave at `positions`.
-    pub fn n_given(&self, positions: Range<usize>) -> usize {
-        self.states[positions].iter().filter(|state| **state == PositionState::Prompt).count()
-    }
-
 
     /// The token that stands where nothing is decided.
     pub fn mask_token_id(&self) -> u32 {

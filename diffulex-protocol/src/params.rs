@@ -104,6 +104,10 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub max_post_edit_steps: Option<u32>,
+    /// What is taken off the logit of the token that stands one position to the left, of the edit rule joint; 0 is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "LAMBDA"))]
+    pub penalty_lambda: Option<f32>,
     /// Confidence below which a written token may be masked again, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "P"))]
@@ -138,6 +142,18 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub block_cache: Option<bool>,
+    /// What dmax puts in place of a token: dmax_topk or iter_smooth_topk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
+    pub token_merge_mode: Option<String>,
+    /// How many of the likeliest tokens have a part in it, 1 to 8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    pub token_merge_top_k: Option<u32>,
+    /// Their weight beside the token's own under iter_smooth_topk, 0 or more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT"))]
+    pub token_merge_weight: Option<f32>,
     /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T"))]
@@ -168,6 +184,8 @@ impl DecodingOverrides {
         within("decoding.add_block_threshold", self.add_block_threshold, 0.0, 1.0, false)?;
         within("decoding.semi_complete_threshold", self.semi_complete_threshold, 0.0, 1.0, false)?;
         within("decoding.edit_threshold", self.edit_threshold, 0.0, 1.0, false)?;
+        within("decoding.penalty_lambda", self.penalty_lambda, 0.0, f32::MAX, false)?;
+        within("decoding.token_merge_weight", self.token_merge_weight, 0.0, f32::MAX, false)?;
         within("decoding.remask_threshold", self.remask_threshold, 0.0, 1.0, false)?;
         within("decoding.entropy_bound", self.entropy_bound, 0.0, f32::MAX, false)?;
         within("decoding.factor", self.factor, 0.0, f32::MAX, true)?;

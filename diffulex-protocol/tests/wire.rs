@@ -73,6 +73,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             edit_rule: Some("joint".to_owned()),
             edit_threshold: Some(0.5),
             max_post_edit_steps: Some(2),
+            penalty_lambda: Some(0.5),
             remask_threshold: Some(0.5),
             entropy_bound: Some(0.5),
             factor: Some(0.5),
@@ -81,6 +82,9 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             kv_reuse: Some("dual".to_owned()),
             sub_block_size: Some(4),
             block_cache: Some(true),
+            token_merge_mode: Some("dmax_topk".to_owned()),
+            token_merge_top_k: Some(2),
+            token_merge_weight: Some(0.5),
             t_min: Some(0.5),
             t_max: Some(0.5),
             stability_threshold: Some(2),
@@ -96,11 +100,11 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         stream_mode: StreamMode::BlockAppend,
         snapshot: SnapshotSpan::Full,
         suffix: Some(Prompt::Ids(vec![3])),
+        masked: vec![1],
         adapter: Some("a".to_owned()),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
-        masked: vec![1],
     let commands = vec![
         ServingCommand::Generate(generate),
         ServingCommand::Abort { rid: "r".to_owned() },
@@ -124,11 +128,11 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         engine_decode_tps: Some(2.0),
         finished: true,
         prompt_tokens: 3,
+        given_tokens: 1,
         cached_tokens: 1,
         nfe_counts: NfeCounts { denoise: 1, prefill: 1, commit: 0, rebuild: 4 },
         queue_time_s: 0.125,
         confidences: vec![0.5],
-        given_tokens: 1,
         seed: Some(7),
         preemptions: 1,
     };
@@ -286,11 +290,11 @@ proptest! {
                 stream_mode: StreamMode::Denoise,
                 snapshot: SnapshotSpan::Window,
                 suffix: None,
+                masked: Vec::new(),
                 adapter: None,
                 user: None,
                 created_time: 0.5,
             });
-                masked: Vec::new(),
             prop_assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
         }
     }

@@ -1,6 +1,6 @@
 //! What a rule may propose.
 
-use crate::view::Candidate;
+use crate::view::{Candidate, MAX_TOP_K};
 
 /// What the network reads at a position that is not decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -9,14 +9,19 @@ pub enum Input {
     Token(u32),
     /// A token drawn at random from the whole vocabulary, another one at each step.
     Noise,
-    /// Something between a token and the mask: their embeddings' sum by weight, as long as the sum of their lengths by
-    /// weight.
-    Blend {
-        /// The token.
-        token: u32,
-        /// Its weight, in [0, 1]; the rest is the mask's.
-        share: f32,
-    },
+    /// Something between tokens and the mask.
+    Blend(Blend),
+}
+
+/// A sum of embeddings by weight.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Blend {
+    /// Tokens and their weights, 0 or more; those with weight 0 take no part.
+    pub tokens: [(u32, f32); MAX_TOP_K + 1],
+    /// Weight of the mask, 0 or more.
+    pub mask: f32,
+    /// The sum is brought to the length that the embeddings' lengths sum up to by the same weights.
+    pub keeps_length: bool,
 }
 
 /// A change of one position of a block.

@@ -22,6 +22,9 @@ pub enum EditRule {
         edit_threshold: f32,
         /// Forwards over a block without masks, at most.
         max_post_edit_steps: usize,
+        /// What is taken off the logit of the token that stands one row before, against repetition; 0 or more, 0 is none
+        /// (SGLang's JointThreshold; LLaDA2.1's own generate has none).
+        penalty_lambda: f32,
     },
     /// E2, dInfer's hierarchy_remask: drafts the network would now write with less confidence than the threshold are up
     /// again together with the masks; those not accepted are masked again. One mask less at each step at least. A block
@@ -39,6 +42,8 @@ impl EditRule {
     pub const EDIT_THRESHOLD: f32 = 0.9;
     /// LLaDA2.1's generate (`max_post_steps`), SGLang's JointThreshold, Diffulex.
     pub const MAX_POST_EDIT_STEPS: usize = 16;
+    /// SGLang's and Diffulex's default (`penalty_lambda`).
+    pub const PENALTY_LAMBDA: f32 = 0.0;
     /// dInfer's hierarchy decoder and Diffulex (`remask_threshold`).
     pub const REMASK_THRESHOLD: f32 = 0.4;
 
@@ -47,6 +52,14 @@ impl EditRule {
         match self {
             Self::Joint { .. } => "joint",
             Self::Remask { .. } => "remask",
+        }
+    }
+
+    /// See [`Self::Joint`].
+    pub fn penalty_lambda(&self) -> f32 {
+        match self {
+            Self::Joint { penalty_lambda, .. } => *penalty_lambda,
+            Self::Remask { .. } => 0.0,
         }
     }
 
@@ -59,7 +72,7 @@ impl EditRule {
             Self::Joint { max_post_edit_steps, .. } if masked.is_empty() && block.full_steps >= max_post_edit_steps => {
                 Proposal { edits: Vec::new(), settles: true }
             }
-            Self::Joint { edit_threshold, max_post_edit_steps } => {
+            Self::Joint { edit_threshold, max_post_edit_steps, .. } => {
                 let accepted = accept.accept(&BlockView { candidates: &masked, ..*block });
                 let is_replaced =
                     |draft: &Candidate| draft.current != Some(draft.token) && draft.confidence > edit_threshold;
@@ -133,7 +146,7 @@ mod tests {
     const ROWS: [Row; 4] = [(Some(5), 5, 0.99), (None, 6, 0.95), (Some(7), 8, 0.6), (None, 9, 0.3)];
 
     fn joint(edit_threshold: f32) -> EditRule {
-        EditRule::Joint { edit_threshold, max_post_edit_steps: 2 }
+        EditRule::Joint { edit_threshold, max_post_edit_steps: 2, penalty_lambda: 0.0 }
     }
 
     #[test]
@@ -156,7 +169,7 @@ mod tests {
         // What was filled just now has not been looked at.
         let filling = [(Some(5), 5, 0.99), (None, 6, 0.95)];
         assert!(!propose(joint(0.7), &filling, 0).settles);
-        let unlooked = EditRule::Joint { edit_threshold: 0.7, max_post_edit_steps: 0 };
+        let unlooked = EditRule::Joint { edit_threshold: 0.7, max_post_edit_steps: 0, penalty_lambda: 0.0 };
         assert!(propose(unlooked, &filling, 0).settles);
     }
 

@@ -130,7 +130,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(blocks)
             | Self::BlockEdit(BlockEdit { blocks, .. })
-            | Self::TokenMerge(TokenMerge { blocks }) => blocks.config().block_size,
+            | Self::TokenMerge(TokenMerge { blocks, .. }) => blocks.config().block_size,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.block_size,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.block_size,
             Self::D2f(d2f) => d2f.pipeline.config().block_size,
@@ -144,7 +144,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(blocks)
             | Self::BlockEdit(BlockEdit { blocks, .. })
-            | Self::TokenMerge(TokenMerge { blocks }) => blocks.config().buffer_size,
+            | Self::TokenMerge(TokenMerge { blocks, .. }) => blocks.config().buffer_size,
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) | Self::FastDllmV2(_) => 1,
             Self::D2f(d2f) => d2f.pipeline.config().buffer_size,
             Self::CanvasRenoise(_) => CanvasRenoise::BUFFER_SIZE,
@@ -156,7 +156,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(blocks)
             | Self::BlockEdit(BlockEdit { blocks, .. })
-            | Self::TokenMerge(TokenMerge { blocks }) => blocks.config().accept,
+            | Self::TokenMerge(TokenMerge { blocks, .. }) => blocks.config().accept,
             Self::SemiAutoregressive(semi_autoregressive) => semi_autoregressive.accept,
             Self::DiffusionGenerate(diffusion_generate) => diffusion_generate.accept,
             Self::D2f(d2f) => d2f.pipeline.config().accept,
@@ -170,7 +170,7 @@ impl Strategy {
         match self {
             Self::MultiBlock(blocks)
             | Self::BlockEdit(BlockEdit { blocks, .. })
-            | Self::TokenMerge(TokenMerge { blocks }) => blocks.opens_block(n_live, newest, context_is_cached),
+            | Self::TokenMerge(TokenMerge { blocks, .. }) => blocks.opens_block(n_live, newest, context_is_cached),
             // All of them are open from the start.
             Self::SemiAutoregressive(_) | Self::DiffusionGenerate(_) => false,
             Self::D2f(d2f) => d2f.pipeline.opens_block(n_live, newest, context_is_cached),
@@ -230,6 +230,34 @@ impl Strategy {
     /// How far logits are moved on from those without the prompt, if they are: [`SemiAutoregressive::cfg_scale`].
     pub fn guidance(&self) -> Option<f32> {
         self.semi_autoregressive().map(|semi_autoregressive| semi_autoregressive.cfg_scale).filter(|scale| *scale > 0.0)
+    }
+
+    /// What is taken off the logit of the token that stands one row before: [`EditRule::Joint`](crate::EditRule::Joint).
+    pub fn penalty_lambda(&self) -> f32 {
+        match self {
+            Self::BlockEdit(block_edit) => block_edit.edit.penalty_lambda(),
+            Self::MultiBlock(_)
+            | Self::TokenMerge(_)
+            | Self::SemiAutoregressive(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::CanvasRenoise(_)
+            | Self::FastDllmV2(_) => 0.0,
+        }
+    }
+
+    /// How many of the likeliest tokens of a position it looks at, at most [`MAX_TOP_K`](crate::view::MAX_TOP_K).
+    pub fn n_likeliest(&self) -> usize {
+        match self {
+            Self::TokenMerge(token_merge) => token_merge.merge.top_k,
+            Self::MultiBlock(_)
+            | Self::BlockEdit(_)
+            | Self::SemiAutoregressive(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::CanvasRenoise(_)
+            | Self::FastDllmV2(_) => 1,
+        }
     }
 
     /// How often a request's rows are forwarded: with guidance once more, without the prompt.

@@ -2,22 +2,99 @@
 //!
 //! Blocks open and are committed as in `multi_bd`. At each step the accept rule fills masks from the left, and every token
 //! that is there already is replaced by what the network now writes. In the next step the network reads, in place of each,
-//! something between the likeliest token and the mask, by how likely that is. A block stays when all of it is sure, when a
+//! something between its likeliest tokens and the mask, by how likely they are. A block stays when all of it is sure, when a
 //! step changed nothing, or after as many steps as it has positions (czg1225/DMax, `decode_uniform` in dInfer's
 //! generate_uniform.py and parallel_strategy.py). What is committed are the tokens themselves, as theirs are.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::edit::{Edit, Input, Proposal};
+use crate::edit::{Blend, Edit, Input, Proposal};
 use crate::multi_block::MultiBlock;
-use crate::view::{BlockView, Candidate};
+use crate::view::{BlockView, Candidate, MAX_TOP_K};
 
 /// The strategy; all its state is the block's own.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(transparent)]
 pub struct TokenMerge {
     /// How blocks open, and which masks are filled.
+    #[serde(flatten)]
     pub blocks: MultiBlock,
+    /// What the network reads in place of a token.
+    #[serde(flatten)]
+    pub merge: Merge,
+}
+
+/// What the network reads in place of a token: how many of the likeliest tokens have a part in it, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Merge {
+    /// How.
+    #[serde(rename = "token_merge_mode")]
+    pub mode: MergeMode,
+    /// How many, 1 to [`MAX_TOP_K`].
+    #[serde(rename = "token_merge_top_k")]
+    pub top_k: usize,
+    /// Of [`MergeMode::IterSmoothTopk`]: their weight beside the token's own. 0 or more.
+    #[serde(rename = "token_merge_weight")]
+    pub weight: f32,
+}
+
+/// How the likeliest tokens, of probabilities `p`, are merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MergeMode {
+    /// Their embeddings by `p`, what is missing to 1 of the mask's, as long as these are by the same weights (DMax).
+    DmaxTopk,
+    /// The embedding of the token that stands there, and theirs by `weight p` (Diffulex).
+    IterSmoothTopk,
+}
+
+impl MergeMode {
+    /// The names operators give them.
+    pub const NAMES: [&'static str; 2] = ["dmax_topk", "iter_smooth_topk"];
+
+    /// The one of that name.
+    pub fn of_name(name: &str) -> Option<Self> {
+        match name {
+            "dmax_topk" => Some(Self::DmaxTopk),
+            "iter_smooth_topk" => Some(Self::IterSmoothTopk),
+            _ => None,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DmaxTopk => "dmax_topk",
+            Self::IterSmoothTopk => "iter_smooth_topk",
+        }
+    }
+}
+
+impl Default for Merge {
+    /// DMax's own loop; the weight is Diffulex's default.
+    fn default() -> Self {
+        Self { mode: MergeMode::DmaxTopk, top_k: 1, weight: 1.0 }
+    }
+}
+
+impl Merge {
+    /// What the network reads where `candidate` is written.
+    fn blend(&self, candidate: &Candidate) -> Blend {
+        let likeliest = std::iter::once(candidate.likeliest).chain(candidate.runners_up).take(self.top_k);
+        let mut tokens = [(0, 0.0); MAX_TOP_K + 1];
+        match self.mode {
+            MergeMode::DmaxTopk => {
+                tokens.iter_mut().zip(likeliest.clone()).for_each(|(part, likely)| *part = likely);
+                let sum: f32 = likeliest.map(|(_, probability)| probability).sum();
+                Blend { tokens, mask: (1.0 - sum).max(0.0), keeps_length: true }
+            }
+            MergeMode::IterSmoothTopk => {
+                let weighed = likeliest.map(|(token, probability)| (token, self.weight * probability));
+                let parts = std::iter::once((candidate.token, 1.0)).chain(weighed);
+                tokens.iter_mut().zip(parts).for_each(|(part, weighed)| *part = weighed);
+                Blend { tokens, mask: 0.0, keeps_length: false }
+            }
+        }
+    }
 }
 
 impl TokenMerge {
@@ -37,8 +114,8 @@ impl TokenMerge {
         let is_unchanged = accepted.is_empty() && drafts.iter().all(|draft| draft.current == Some(draft.token));
         let is_last = block.step + 1 >= config.block_size;
         let edits = accepted.into_iter().chain(drafts).map(|candidate| {
-            let Candidate { row, token, confidence, likeliest: (likeliest, share), .. } = candidate;
-            Edit::Draft { row, token, confidence, input: Input::Blend { token: likeliest, share } }
+            let Candidate { row, token, confidence, .. } = candidate;
+            Edit::Draft { row, token, confidence, input: Input::Blend(self.merge.blend(&candidate)) }
         });
         Proposal { edits: edits.collect(), settles: is_full && (is_sure || is_unchanged || is_last) }
     }
@@ -66,7 +143,7 @@ mod tests {
             accept: AcceptRule::LeftmostPrefix { accept_threshold: 0.5 },
             fuse_prefill: false,
         });
-        TokenMerge { blocks }.step(&BlockView {
+        TokenMerge { blocks, merge: Merge::default() }.step(&BlockView {
             progress: Progress { n_filled, n_drafts: n_filled, block_size: rows.len() },
             previous: None,
             step: steps,
@@ -77,7 +154,24 @@ mod tests {
     }
 
     fn draft(row: usize, token: u32, share: f32) -> Edit {
-        Edit::Draft { row, token, confidence: share, input: Input::Blend { token, share } }
+        let mut tokens = [(0, 0.0); MAX_TOP_K + 1];
+        tokens[0] = (token, share);
+        let blend = Blend { tokens, mask: 1.0 - share, keeps_length: true };
+        Edit::Draft { row, token, confidence: share, input: Input::Blend(blend) }
+    }
+
+    #[test]
+    fn the_likeliest_tokens_take_part_by_their_probabilities() {
+        let mut candidate = Candidate::plain(0, None, 5, 0.5);
+        (candidate.runners_up[0], candidate.runners_up[1]) = ((6, 0.25), (7, 0.125));
+        candidate.token = 9;
+        let blend = |mode, top_k| Merge { mode, top_k, weight: 2.0 }.blend(&candidate);
+        let two = blend(MergeMode::DmaxTopk, 2);
+        assert_eq!((&two.tokens[..3], two.mask, two.keeps_length), (&[(5, 0.5), (6, 0.25), (0, 0.0)][..], 0.25, true));
+        assert_eq!(blend(MergeMode::DmaxTopk, 8).mask, 0.125);
+        let smooth = blend(MergeMode::IterSmoothTopk, 2);
+        assert_eq!(smooth.tokens[..4], [(9, 1.0), (5, 1.0), (6, 0.5), (0, 0.0)]);
+        assert_eq!((smooth.mask, smooth.keeps_length), (0.0, false));
     }
 
     #[test]

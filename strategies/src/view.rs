@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+/// Likeliest tokens of a position that a strategy may look at. Chosen by us: Diffulex's configurations look at three.
+pub const MAX_TOP_K: usize = 8;
+
 /// What the network would write at one position that is not decided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
@@ -15,6 +18,8 @@ pub struct Candidate {
     pub confidence: f32,
     /// The likeliest token and its probability; in greedy decoding the sampled one.
     pub likeliest: (u32, f32),
+    /// The likeliest after that, as far as the strategy looks at them; probability 0 behind the last.
+    pub runners_up: [(u32, f32); MAX_TOP_K - 1],
     /// What rules rank by: the [`Score`] that the strategy asked for.
     pub score: f32,
     /// A number in [0, 1), drawn for this position and step alone.
@@ -25,7 +30,9 @@ pub struct Candidate {
 impl Candidate {
     /// One that is ranked by its confidence, and whose likeliest token is the sampled one.
     pub(crate) fn plain(row: usize, current: Option<u32>, token: u32, confidence: f32) -> Self {
-        Self { row, current, token, confidence, likeliest: (token, confidence), score: confidence, chance: 0.0 }
+        let likeliest = (token, confidence);
+        let runners_up = Default::default();
+        Self { row, current, token, confidence, likeliest, runners_up, score: confidence, chance: 0.0 }
     }
 }
 

@@ -208,6 +208,17 @@ impl<M> GatedMlp<M> {
     }
 }
 
+/// A row that is a sum of embeddings by weight; see [`Ops::blend`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Blend {
+    /// Which row.
+    pub row: u32,
+    /// Tokens and their weights.
+    pub parts: Vec<(u32, f32)>,
+    /// The sum is brought to the length that the embeddings' lengths sum up to by the same weights.
+    pub keeps_length: bool,
+}
+
 /// A blend that is shorter than this is left as it is: it points nowhere. DMax adds it to the length instead.
 const LEAST_BLEND: f32 = 1e-6;
 
@@ -246,9 +257,9 @@ pub trait Ops: Send + Sync {
     /// Rows of `table` by id: `[ids.len(), n_in]`.
     fn embed(&self, table: &Self::Matrix, ids: &[u32]) -> Result<Self::Tensor, StepError>;
 
-    /// Some rows become blends with others: for the `i`th of `blends`, `(row, share)`, `share x[row] + (1 - share) others[i]`,
-    /// brought to the length `share |x[row]| + (1 - share) |others[i]|`.
-    fn blend(&self, x: &mut Self::Tensor, others: &Self::Tensor, blends: &[(u32, f32)]) -> Result<(), StepError>;
+    /// Some rows become sums of rows of `table`, whatever they were: `sum w_i table[i]` over the parts `(i, w_i)`; where a
+    /// blend says so, brought to the length `sum w_i |table[i]|`.
+    fn blend(&self, x: &mut Self::Tensor, table: &Self::Matrix, blends: &[Blend]) -> Result<(), StepError>;
 
     /// `softmax(logits) table` per row: `[n_rows, n_in]`, where `logits` is `[n_rows, n_out]`.
     fn embed_mixed(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError>;

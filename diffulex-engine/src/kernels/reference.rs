@@ -5,7 +5,8 @@ use candle_core::{D, DType, Device, IndexOp, Tensor};
 use super::quantization::{round_int4, round_int8};
 use super::routing::Routing;
 use super::{
-    Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData, WeightType,
+    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData,
+    WeightType,
 };
 use crate::error::StepError;
 
@@ -102,17 +103,23 @@ impl Ops for ReferenceOps {
         Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
     }
 
-    fn blend(&self, x: &mut Tensor, others: &Tensor, blends: &[(u32, f32)]) -> Result<(), StepError> {
+    fn blend(&self, x: &mut Tensor, table: &ReferenceMatrix, blends: &[Blend]) -> Result<(), StepError> {
         let length = |row: &Tensor| -> Result<f64, StepError> {
             Ok(f64::from(row.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>()?))
         };
         let mut rows = x.chunk(x.dim(0)?, 0)?;
-        for (index, (row, share)) in blends.iter().enumerate() {
-            let (token, other) = (&rows[*row as usize], others.narrow(0, index, 1)?);
-            let share = f64::from(*share);
-            let blend = ((token * share)? + (&other * (1.0 - share))?)?;
-            let wanted = share * length(token)? + (1.0 - share) * length(&other)?;
-            rows[*row as usize] = (&blend * (wanted / length(&blend)?.max(f64::from(LEAST_BLEND))))?;
+        for blend in blends {
+            let parts = self.embed(table, &blend.parts.iter().map(|(token, _)| *token).collect::<Vec<u32>>())?;
+            let row = &mut rows[blend.row as usize];
+            let mut sum = row.zeros_like()?;
+            let mut wanted = 0.0;
+            for (index, (_, weight)) in blend.parts.iter().enumerate() {
+                let (part, weight) = (parts.narrow(0, index, 1)?, f64::from(*weight));
+                sum = (sum + (&part * weight)?)?;
+                wanted += weight * length(&part)?;
+            }
+            let factor = if blend.keeps_length { wanted / length(&sum)?.max(f64::from(LEAST_BLEND)) } else { 1.0 };
+            *row = (sum * factor)?;
         }
         *x = Tensor::cat(&rows, 0)?;
         Ok(())

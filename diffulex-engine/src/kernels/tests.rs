@@ -81,9 +81,15 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
         let sum = ops.select(&sum, &(0..n_rows as u32).collect::<Vec<_>>()).unwrap();
         results.push(ops.host(&ops.gate(sum, &x, activation).unwrap()).unwrap());
     }
-    let blends: Vec<(u32, f32)> = (0..n_rows as u32).step_by(2).map(|row| (row, row as f32 / n_rows as f32)).collect();
-    let others = tensor(ops, &values(seed + 9, blends.len() * n_in), n_in);
-    ops.blend(&mut sum, &others, &blends).unwrap();
+    let blends: Vec<Blend> = (0..n_rows as u32)
+        .step_by(2)
+        .map(|row| {
+            let part = |index: u32| ((row + index) % n_out as u32, (row + index) as f32 / n_rows as f32);
+            let parts = (0..1 + row % 3).map(part).collect();
+            Blend { row, parts, keeps_length: row % 4 == 0 }
+        })
+        .collect();
+    ops.blend(&mut sum, &weight, &blends).unwrap();
     results.push(ops.host(&sum).unwrap());
     let mut logits = ops.tensor(&values(seed + 8, n_rows * n_out), n_out).unwrap();
     ops.scale(&mut logits, 5.0).unwrap();

@@ -426,9 +426,7 @@ impl<O: Ops> Network<O> for Decoder<O> {
         };
         let mut x = ops.embed(&self.embedding, &batch.ids)?;
         if !batch.blends.is_empty() {
-            let others: Vec<u32> = batch.blends.iter().map(|blend| blend.other).collect();
-            let blends: Vec<(u32, f32)> = batch.blends.iter().map(|blend| (blend.row, blend.share)).collect();
-            ops.blend(&mut x, &ops.embed(&self.embedding, &others)?, &blends)?;
+            ops.blend(&mut x, &self.embedding, &batch.blends)?;
         }
         observe(&x)?;
         for (index, layer) in self.layers.iter().enumerate() {

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{CacheShape, Ops, SequenceRows, WeightType};
+use crate::kernels::{Blend, CacheShape, Ops, SequenceRows, WeightType};
 use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
@@ -49,17 +49,6 @@ pub struct ModelBatch {
     pub adapted: BTreeMap<AdapterId, Vec<u32>>,
     /// Rows that are not the embedding of their token alone.
     pub blends: Vec<Blend>,
-}
-
-/// A row between two embeddings; see [`Ops::blend`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Blend {
-    /// Which row.
-    pub row: u32,
-    /// Share of its token's embedding, in [0, 1].
-    pub share: f32,
-    /// The token whose embedding is the rest.
-    pub other: u32,
 }
 
 /// Whole canvases in one forward.

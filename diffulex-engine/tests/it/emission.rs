@@ -83,6 +83,7 @@ fn stream(
                                 .unwrap_or(7),
                             confidence,
                             likeliest: (7, confidence),
+                            runners_up: Default::default(),
                             score: confidence,
                             chance: 0.0,
                         }
@@ -122,7 +123,7 @@ fn stream(
 fn edit_rules() -> impl Strategy<Value = Option<EditRule>> {
     proptest::sample::select(vec![
         None,
-        Some(EditRule::Joint { edit_threshold: 0.1, max_post_edit_steps: 2 }),
+        Some(EditRule::Joint { edit_threshold: 0.1, max_post_edit_steps: 2, penalty_lambda: 0.0 }),
         Some(EditRule::Remask { remask_threshold: 0.3 }),
     ])
 }

@@ -119,6 +119,18 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
         ),
         ("llada2", deciding(named("block_edit"), json!({ "edit_rule": "indel" })), "one of joint, remask"),
         ("llada2", deciding(named("block_edit"), json!({ "edit_threshold": 1.5 })), "edit_threshold must be in [0, 1]"),
+        (
+            "llada2",
+            deciding(named("block_edit"), json!({ "edit_rule": "remask", "penalty_lambda": 1.0 })),
+            "the edit rule remask has no penalty_lambda",
+        ),
+        ("llada2", deciding(named("dmax"), json!({ "token_merge_top_k": 9 })), "token_merge_top_k must be in 1..=8"),
+        (
+            "llada2",
+            deciding(named("dmax"), json!({ "token_merge_weight": 0.5 })),
+            "token_merge_weight is no setting of dmax_topk",
+        ),
+        ("llada2", deciding(named("dmax"), json!({ "token_merge_mode": "x" })), "one of dmax_topk, iter_smooth_topk"),
         ("sdar", deciding(options(), json!({ "block_cache": true })), "block_cache is no setting of multi_bd"),
         (
             "fast_dllm_v2",

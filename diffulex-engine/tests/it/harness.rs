@@ -175,7 +175,8 @@ pub(crate) fn subjects() -> Vec<Subject> {
         EngineOptions { decoding_strategy: Some("block_edit".to_owned()), ..of_four.clone() },
         json!({ "accept_threshold": 0.5 }),
     );
-    let joint = deciding(edit.clone(), json!({ "edit_threshold": 0.3, "max_post_edit_steps": 3 }));
+    let joint =
+        deciding(edit.clone(), json!({ "edit_threshold": 0.3, "max_post_edit_steps": 3, "penalty_lambda": 0.5 }));
     let early = deciding(joint.clone(), json!({ "add_block_threshold": 0.25 }));
     let remask = deciding(edit, json!({ "edit_rule": "remask" }));
     // A canvas is 8 positions.
@@ -184,17 +185,22 @@ pub(crate) fn subjects() -> Vec<Subject> {
         EngineOptions { decoding_strategy: Some("dmax".to_owned()), ..of_four.clone() },
         json!({ "accept_threshold": 0.3 }),
     );
+    let smoothed = deciding(
+        merged.clone(),
+        json!({ "token_merge_mode": "iter_smooth_topk", "token_merge_top_k": 3, "token_merge_weight": 0.75 }),
+    );
     let reused = |name: &str| deciding(of_four.clone(), json!({ "kv_reuse": name }));
+    let of_dream = |name: &str| EngineOptions { decoding_strategy: Some("semi_ar".to_owned()), ..reused(name) };
     let guided = deciding(reused("dual"), json!({ "cfg_scale": 0.7 }));
     let llada2 = || Files::golden("llada2");
     let d2f = |base: &str, adapter: &str| Files::golden(base).with_adapter(adapter);
     vec![
         golden("multi_bd", Files::golden("sdar"), &options, 24, 4),
-    let of_dream = |name: &str| EngineOptions { decoding_strategy: Some("semi_ar".to_owned()), ..reused(name) };
         golden("block_edit", llada2(), &joint, 24, 4),
         golden("block_edit", llada2(), &early, 24, 4),
         golden("block_edit", llada2(), &remask, 24, 4),
         golden("dmax", llada2(), &merged, 24, 4),
+        golden("dmax", llada2(), &smoothed, 24, 4),
         // Its layers differ in their heads.
         Subject { page_bytes: 8192, ..golden("diffusion_gemma", Files::golden("diffusion_gemma"), &canvases, 48, 4) },
         golden("semi_ar", Files::golden("llada"), &of_four, 96, 4),
@@ -203,15 +209,15 @@ pub(crate) fn subjects() -> Vec<Subject> {
         // Everything is there twice.
         Subject { page_bytes: 2 * page_bytes(4), ..golden("semi_ar", Files::golden("llada"), &guided, 192, 4) },
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),
+        golden("semi_ar", Files::golden("dream"), &of_dream("none"), 96, 2),
+        golden("semi_ar", Files::golden("dream"), &of_dream("prefix"), 96, 2),
+        golden("semi_ar", Files::golden("dream"), &of_dream("dual"), 96, 2),
         golden("d2f", d2f("dream", "d2f_dream"), &of_four, 104, 2),
         golden("d2f", d2f("llada", "d2f_llada"), &of_four, 104, 4),
         golden("fast_dllm_v2", Files::golden("fast_dllm_v2"), &sub_blocks, 32, 2),
         golden("fast_dllm_v2", Files::golden("fast_dllm_v2"), &cached, 32, 2),
     ]
 }
-        golden("semi_ar", Files::golden("dream"), &of_dream("none"), 96, 2),
-        golden("semi_ar", Files::golden("dream"), &of_dream("prefix"), 96, 2),
-        golden("semi_ar", Files::golden("dream"), &of_dream("dual"), 96, 2),
 
 pub(crate) fn engine(options: &EngineOptions) -> Engine {
     Engine::load(&ModelFiles::folder(golden("sdar")).unwrap(), options, &mut |_| {}).unwrap()
@@ -230,6 +236,7 @@ pub(crate) fn request(rid: &str, prompt: &[u32], params: SamplingParams) -> Serv
         stream_mode: StreamMode::BlockAppend,
         snapshot: SnapshotSpan::Window,
         suffix: None,
+        masked: Vec::new(),
         adapter: None,
         user: None,
         created_time: 0.0,
@@ -240,7 +247,6 @@ pub(crate) fn request(rid: &str, prompt: &[u32], params: SamplingParams) -> Serv
 pub(crate) fn prompt(seed: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|index| (seed * 131 + index * 37 + index * index * 11) % 499).collect()
 }
-        masked: Vec::new(),
 
 /// Everything the engine told, by request, in order.
 #[derive(Default)]

@@ -92,6 +92,7 @@ impl Toy {
                                 token,
                                 confidence,
                                 likeliest: (token, confidence),
+                                runners_up: Default::default(),
                                 // As an entropy would be: 0 for what is certain.
                                 score: confidence - 1.0,
                                 chance: 0.0,
@@ -296,7 +297,7 @@ fn a_shut_gate_is_forced_open_rather_than_waited_at() {
 }
 
 fn edited(config: MultiBlockConfig, max_post_edit_steps: usize) -> Strategy {
-    let edit = EditRule::Joint { edit_threshold: 0.5, max_post_edit_steps };
+    let edit = EditRule::Joint { edit_threshold: 0.5, max_post_edit_steps, penalty_lambda: 0.0 };
     Strategy::BlockEdit(BlockEdit { blocks: MultiBlock::new(config), edit })
 }
 

@@ -41,16 +41,40 @@ fn length(row: &[f32]) -> f32 {
     row.iter().map(|value| value * value).sum::<f32>().sqrt()
 }
 
-/// `p E[token] + (1 - p) E[MASK]`, as long as `p |E[token]| + (1 - p) |E[MASK]|`.
-fn blend(files: &Files, token: u32, p: f32) -> Vec<f32> {
-    let (token, mask) = (embedding(files, token), embedding(files, MASK));
-    let sum: Vec<f32> = token.iter().zip(&mask).map(|(token, mask)| p * token + (1.0 - p) * mask).collect();
-    let factor = (p * length(&token) + (1.0 - p) * length(&mask)) / length(&sum);
-    sum.into_iter().map(|value| value * factor).collect()
+/// How many of the likeliest tokens take part in what is read, and how: `None` as DMax's loop says, beside the mask, or with
+/// a weight beside the token itself.
+#[derive(Clone, Copy, Debug)]
+struct Merge {
+    top_k: usize,
+    weight: Option<f32>,
 }
 
-/// The likeliest token of each of the last block's rows, and its probability.
-fn likeliest(files: &Files, ids: &[u32], extra: &[Vec<f32>]) -> Vec<(u32, f32)> {
+/// The sum of embeddings by weight.
+fn sum(files: &Files, parts: &[(u32, f32)]) -> Vec<f32> {
+    let mut sum = vec![0.0; HIDDEN];
+    for (token, weight) in parts {
+        sum.iter_mut().zip(embedding(files, *token)).for_each(|(sum, value)| *sum += weight * value);
+    }
+    sum
+}
+
+/// What is read where `token` was written and these are the likeliest.
+fn merged(files: &Files, token: u32, likeliest: &[(u32, f32)], merge: Merge) -> Vec<f32> {
+    let mut parts = likeliest[..merge.top_k].to_vec();
+    if let Some(weight) = merge.weight {
+        parts.iter_mut().for_each(|(_, p)| *p *= weight);
+        parts.push((token, 1.0));
+        return sum(files, &parts);
+    }
+    parts.push((MASK, 1.0 - parts.iter().map(|(_, p)| p).sum::<f32>()));
+    let blended = sum(files, &parts);
+    let wanted: f32 = parts.iter().map(|(token, p)| p * length(&embedding(files, *token))).sum();
+    let factor = wanted / length(&blended);
+    blended.into_iter().map(|value| value * factor).collect()
+}
+
+/// The likeliest tokens of each of the last block's rows, and their probabilities.
+fn likeliest(files: &Files, ids: &[u32], extra: &[Vec<f32>]) -> Vec<Vec<(u32, f32)>> {
     let files = with_rows(files, extra).leak();
     let network = models::load(&files, None, &ReferenceOps, None, 128, &mut |_, _| {}).unwrap();
     let n = ids.len();
@@ -74,16 +98,22 @@ fn likeliest(files: &Files, ids: &[u32], extra: &[Vec<f32>]) -> Vec<(u32, f32)> 
     let rows = logits.chunks_exact(VOCAB_SIZE + BLOCK_SIZE).map(|row| &row[..VOCAB_SIZE]);
     rows.map(|row| {
         // Neither the mask nor the row of the head that is no token.
-        let allowed = (0..VOCAB_SIZE - 1).filter(|id| *id != MASK as usize);
-        let best = allowed.max_by(|a, b| row[*a].total_cmp(&row[*b])).unwrap();
-        let total: f32 = row.iter().map(|logit| (logit - row[best]).exp()).sum();
-        (best as u32, 1.0 / total)
+        let mut allowed: Vec<usize> = (0..VOCAB_SIZE - 1).filter(|id| *id != MASK as usize).collect();
+        allowed.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
+        let total: f32 = row.iter().map(|logit| (logit - row[allowed[0]]).exp()).sum();
+        allowed[..4].iter().map(|id| (*id as u32, (row[*id] - row[allowed[0]]).exp() / total)).collect()
     })
     .collect()
 }
 
 /// The answer, its forwards, how many tokens were replaced, and how often a block ended for each reason.
-fn plain_loop(files: &Files, prompt: &[u32], n_tokens: usize, threshold: f32) -> (Vec<u32>, u32, usize, [usize; 3]) {
+fn plain_loop(
+    files: &Files,
+    prompt: &[u32],
+    n_tokens: usize,
+    threshold: f32,
+    merge: Merge,
+) -> (Vec<u32>, u32, usize, [usize; 3]) {
     let mut tokens = prompt.to_vec();
     let (mut n_forwards, mut n_replaced, mut reasons) = (0, 0, [0; 3]);
     while tokens.len() < prompt.len() + n_tokens {
@@ -108,7 +138,7 @@ fn plain_loop(files: &Files, prompt: &[u32], n_tokens: usize, threshold: f32) ->
             let mut accepts = true;
             let mut is_first = true;
             for row in first..BLOCK_SIZE {
-                let (token, p) = predicted[row];
+                let (token, p) = predicted[row][0];
                 if masked[row] {
                     accepts &= p >= threshold;
                     if accepts || is_first {
@@ -123,18 +153,50 @@ fn plain_loop(files: &Files, prompt: &[u32], n_tokens: usize, threshold: f32) ->
                     n_replaced += 1;
                 }
             }
-            let is_sure = predicted[first..].iter().all(|(_, p)| *p >= 0.9);
+            let is_sure = predicted[first..].iter().all(|likeliest| likeliest[0].1 >= 0.9);
             if !masked.contains(&true) && (is_sure || !changed || step == BLOCK_SIZE) {
                 reasons[if is_sure { 0 } else { usize::from(changed) + 1 }] += 1;
                 break;
             }
             for row in first..BLOCK_SIZE {
-                let (token, p) = predicted[row];
-                soft[row] = (!masked[row]).then(|| blend(files, token, p));
+                let token = predicted[row][0].0;
+                soft[row] = (!masked[row]).then(|| merged(files, token, &predicted[row], merge));
             }
         }
     }
     (tokens[prompt.len()..prompt.len() + n_tokens].to_vec(), n_forwards, n_replaced, reasons)
+}
+
+/// Compares for one prompt, whatever runs it; returns what the loop did.
+fn check(files: &Files, seed: u32, threshold: f32, merge: Merge) -> (usize, [usize; 3]) {
+    let prompt = prompt(seed, 4 + seed as usize);
+    let n_tokens = 24 - prompt.len() % BLOCK_SIZE;
+    let (want, n_forwards, n_replaced, reasons) = plain_loop(files, &prompt, n_tokens, threshold, merge);
+    let mut decoding = json!({ "accept_threshold": threshold, "token_merge_top_k": merge.top_k });
+    if let Some(weight) = merge.weight {
+        decoding["token_merge_mode"] = "iter_smooth_topk".into();
+        decoding["token_merge_weight"] = weight.into();
+    }
+    for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for buffer_size in [1, 2] {
+            let options = deciding(
+                EngineOptions {
+                    device,
+                    decoding_strategy: Some("dmax".to_owned()),
+                    block_size: Some(BLOCK_SIZE as u32),
+                    buffer_size: Some(buffer_size),
+                    ..options()
+                },
+                decoding.clone(),
+            );
+            let mut engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
+            let told = run(&mut engine, vec![request("r", &prompt, greedy(n_tokens as u32))]);
+            let reply = told.reply("r");
+            assert_eq!(reply.token_ids, want, "{seed}, {threshold}, {merge:?}");
+            assert_eq!(reply.nfe_counts.denoise, n_forwards, "{seed}, {threshold}, {merge:?}");
+        }
+    }
+    (n_replaced, reasons)
 }
 
 #[test]
@@ -142,31 +204,26 @@ fn dmax_equals_its_loop_written_down_plainly() {
     let files = Files::golden("llada2");
     let (mut n_replaced, mut reasons) = (0, [0; 3]);
     for (seed, threshold) in [(1, 0.2), (2, 0.3), (4, 0.1), (5, 0.3), (7, 0.0)] {
-        let prompt = prompt(seed, 4 + seed as usize);
-        let n_tokens = 24 - prompt.len() % BLOCK_SIZE;
-        let (want, n_forwards, replaced, ended) = plain_loop(&files, &prompt, n_tokens, threshold);
+        let (replaced, ended) = check(&files, seed, threshold, Merge { top_k: 1, weight: None });
         n_replaced += replaced;
         reasons.iter_mut().zip(ended).for_each(|(sum, n)| *sum += n);
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
-            for buffer_size in [1, 2] {
-                let options = deciding(
-                    EngineOptions {
-                        device,
-                        decoding_strategy: Some("dmax".to_owned()),
-                        block_size: Some(BLOCK_SIZE as u32),
-                        buffer_size: Some(buffer_size),
-                        ..options()
-                    },
-                    json!({ "accept_threshold": threshold }),
-                );
-                let mut engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
-                let told = run(&mut engine, vec![request("r", &prompt, greedy(n_tokens as u32))]);
-                let reply = told.reply("r");
-                assert_eq!(reply.token_ids, want, "{seed}, {threshold}");
-                assert_eq!(reply.nfe_counts.denoise, n_forwards, "{seed}, {threshold}");
-            }
-        }
     }
     assert!(n_replaced > 0, "no token was replaced");
     assert!(reasons[1] > 0 && reasons[2] > 0, "blocks ended for these reasons only: {reasons:?}");
+}
+
+#[test]
+fn merging_more_tokens_equals_the_plain_loop_and_matters() {
+    let files = Files::golden("llada2");
+    let merges = [(3, None), (1, Some(0.75)), (3, Some(0.75))].map(|(top_k, weight)| Merge { top_k, weight });
+    let mut differs = [false; 3];
+    for (seed, threshold) in [(2, 0.3), (7, 0.0)] {
+        let of = |merge| plain_loop(&files, &prompt(seed, 4 + seed as usize), 16, threshold, merge);
+        let plain = of(Merge { top_k: 1, weight: None });
+        for (merge, differs) in merges.into_iter().zip(&mut differs) {
+            check(&files, seed, threshold, merge);
+            *differs |= of(merge) != plain;
+        }
+    }
+    assert_eq!(differs, [true; 3], "what is read leaves no trace");
 }

@@ -89,33 +89,13 @@ impl Slow<'_> {
                         ids[*position] = *id;
                     }
                 }
+                open.retain(|position| ids[*position] == MASK);
             }
         }
+        ids[gap].to_vec()
     }
 }
 
-/// The likeliest token that is no mask, and its probability.
-fn guess(logits: &[f32]) -> (u32, f32) {
-    let total: f32 = logits.iter().map(|logit| logit.exp()).sum();
-    let tokens = logits.iter().enumerate().filter(|(id, _)| *id as u32 != MASK && *id < 511);
-    let (id, logit) = tokens.max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
-    (id as u32, logit.exp() / total)
-}
-
-fn of(files: &str, options: &EngineOptions) -> Engine {
-    Engine::load(&Files::golden(files).leak(), options, &mut |_| {}).unwrap()
-}
-
-fn gap(rid: &str, params: SamplingParams, suffix: &[u32]) -> ServingGenerate {
-                open.retain(|position| ids[*position] == MASK);
-    ServingGenerate { suffix: Some(Prompt::Ids(suffix.to_vec())), ..request(rid, &prompt(3, 9), params) }
-}
-
-        ids[gap].to_vec()
-#[test]
-fn a_gap_is_filled_as_the_slow_loop_fills_it() {
-    let options = deciding(
-        EngineOptions { block_size: Some(10), max_model_len: 64, ..options() },
 /// LLaDA's loop over a gap of `n` masks.
 fn slowly(prompt: &[u32], n: usize, suffix: &[u32], block_size: usize, threshold: f32) -> Vec<u32> {
     Slow { before: prompt, behind: suffix, block_size, threshold, gap: &vec![None; n], ..PLAIN }.run()
@@ -132,6 +112,26 @@ const PLAIN: Slow<'static> = Slow {
     cfg_scale: 0.0,
 };
 
+/// The likeliest token that is no mask, and its probability.
+fn guess(logits: &[f32]) -> (u32, f32) {
+    let total: f32 = logits.iter().map(|logit| logit.exp()).sum();
+    let tokens = logits.iter().enumerate().filter(|(id, _)| *id as u32 != MASK && *id < 511);
+    let (id, logit) = tokens.max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+    (id as u32, logit.exp() / total)
+}
+
+fn of(files: &str, options: &EngineOptions) -> Engine {
+    Engine::load(&Files::golden(files).leak(), options, &mut |_| {}).unwrap()
+}
+
+fn gap(rid: &str, params: SamplingParams, suffix: &[u32]) -> ServingGenerate {
+    ServingGenerate { suffix: Some(Prompt::Ids(suffix.to_vec())), ..request(rid, &prompt(3, 9), params) }
+}
+
+#[test]
+fn a_gap_is_filled_as_the_slow_loop_fills_it() {
+    let options = deciding(
+        EngineOptions { block_size: Some(10), max_model_len: 64, ..options() },
         json!({ "accept_rule": "static" }),
     );
     let mut engine = of("llada", &options);

@@ -13,7 +13,8 @@ mod vector;
 use super::quantization::MAX_INPUTS;
 use super::routing::Routing;
 use super::{
-    Activation, AttentionBatch, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData, WeightType,
+    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData,
+    WeightType,
 };
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
@@ -104,16 +105,22 @@ impl Ops for CpuOps {
         Ok(out)
     }
 
-    fn blend(&self, x: &mut Rows, others: &Rows, blends: &[(u32, f32)]) -> Result<(), StepError> {
+    fn blend(&self, x: &mut Rows, table: &PackedMatrix, blends: &[Blend]) -> Result<(), StepError> {
         let length = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>().sqrt();
-        for (index, (row, share)) in blends.iter().enumerate() {
-            let (row, other) = (x.row_mut(*row as usize), others.row(index));
-            let wanted = share * length(row) + (1.0 - share) * length(other);
-            for (value, other) in row.iter_mut().zip(other) {
-                *value = share * *value + (1.0 - share) * other;
+        for blend in blends {
+            let parts = self.embed(table, &blend.parts.iter().map(|(token, _)| *token).collect::<Vec<u32>>())?;
+            let row = x.row_mut(blend.row as usize);
+            row.fill(0.0);
+            let mut wanted = 0.0;
+            for (index, (_, weight)) in blend.parts.iter().enumerate() {
+                let part = parts.row(index);
+                row.iter_mut().zip(part).for_each(|(value, part)| *value += weight * part);
+                wanted += weight * length(part);
             }
-            let factor = wanted / length(row).max(LEAST_BLEND);
-            row.iter_mut().for_each(|value| *value *= factor);
+            if blend.keeps_length {
+                let factor = wanted / length(row).max(LEAST_BLEND);
+                row.iter_mut().for_each(|value| *value *= factor);
+            }
         }
         Ok(())
     }
