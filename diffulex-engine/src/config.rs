@@ -150,6 +150,51 @@ impl Default for EngineOptions {
     }
 }
 
+/// What `generation_config.json` says of decoding, under the names of transformers' DiffusionGemma, whose checkpoints alone
+/// say anything of it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct GenerationConfig {
+    max_denoising_steps: Option<u32>,
+    sampler_config: Option<SamplerConfig>,
+    t_min: Option<f32>,
+    t_max: Option<f32>,
+    stability_threshold: Option<u32>,
+    confidence_threshold: Option<f32>,
+}
+
+/// Its sampler: a class of transformers by name, and what it is made with.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+struct SamplerConfig {
+    #[serde(rename = "_cls_name")]
+    class: Option<String>,
+    entropy_bound: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// `base` with what the file says.
+    fn applied(&self, base: &Strategy) -> Result<Strategy, String> {
+        const SAMPLER: &str = "EntropyBoundSamplerConfig";
+        let here = |message: String| format!("generation_config.json: {}", message.replace("decoding.", ""));
+        let sampler = self.sampler_config.clone().unwrap_or_default();
+        if let Some(class) = sampler.class.filter(|class| class != SAMPLER) {
+            return Err(here(format!("the sampler {class} is not known; {SAMPLER} is")));
+        }
+        let decoding = DecodingOverrides {
+            denoising_steps: self.max_denoising_steps,
+            entropy_bound: sampler.entropy_bound,
+            t_min: self.t_min,
+            t_max: self.t_max,
+            stability_threshold: self.stability_threshold,
+            confidence_threshold: self.confidence_threshold,
+            ..DecodingOverrides::default()
+        };
+        decoding.validate().map_err(|(_, message)| here(message))?;
+        overridden(base, &decoding).map_err(|error| here(error.message))
+    }
+}
+
 /// The options as they act for one model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EngineConfig {
@@ -208,8 +253,13 @@ impl EngineConfig {
         }
     }
 
-    /// The options as they act for a model. The error names the option and what would work.
-    pub fn resolve(options: &EngineOptions, spec: &ModelSpec, text: &TextModel) -> Result<Self, String> {
+    /// The options as they act for a model whose files hold `generation`. The error names the option and what would work.
+    pub fn resolve(
+        options: &EngineOptions,
+        spec: &ModelSpec,
+        text: &TextModel,
+        generation: &GenerationConfig,
+    ) -> Result<Self, String> {
         let family = spec.family;
         let kind = Self::strategy_kind(options, spec)?;
         let layout = kind.layout();
@@ -300,6 +350,16 @@ impl EngineConfig {
         };
         options.decoding.validate().map_err(|(_, message)| message)?;
         let strategy = overridden(&strategy, &options.decoding).map_err(|error| error.message)?;
+        let strategy = match kind {
+            StrategyKind::CanvasRenoise => generation.applied(&strategy)?,
+            StrategyKind::MultiBlock
+            | StrategyKind::BlockEdit
+            | StrategyKind::TokenMerge
+            | StrategyKind::SemiAutoregressive
+            | StrategyKind::DiffusionGenerate
+            | StrategyKind::D2f
+            | StrategyKind::FastDllmV2 => strategy,
+        };
         let mask_token_id = match layout {
             Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => Some(
                 options

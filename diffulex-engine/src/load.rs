@@ -3,8 +3,11 @@
 use std::time::Instant;
 
 use diffulex_protocol::ModelCard;
+use serde::Deserialize;
 
-use crate::config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, MAX_BLOCK_SIZE, Quantization};
+use crate::config::{
+    DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, MAX_BLOCK_SIZE, Quantization,
+};
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
@@ -86,7 +89,13 @@ fn on_device<O: Ops + 'static>(
         progress(LoadProgress { done, total });
     })?;
     let spec = network.spec().clone();
-    let config = EngineConfig::resolve(options, &spec, text).map_err(|what| LoadError::of(files.place(), what))?;
+    let generation = match files.read_json("generation_config.json")? {
+        Some(json) => GenerationConfig::deserialize(json)
+            .map_err(|error| LoadError::of(files.place(), format!("generation_config.json: {error}")))?,
+        None => GenerationConfig::default(),
+    };
+    let config =
+        EngineConfig::resolve(options, &spec, text, &generation).map_err(|what| LoadError::of(files.place(), what))?;
     let runner = DeviceRunner::new(ops, network, config.n_pages, config.page_size)?;
     Ok((config, spec, Box::new(runner)))
 }

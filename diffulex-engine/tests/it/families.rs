@@ -2,6 +2,7 @@
 
 use diffulex_engine::models::families::FAMILIES;
 use diffulex_engine::{Engine, EngineConfig, EngineOptions, LoadError, ModelFiles};
+use diffulex_strategies::{AcceptRule, CanvasRenoise, Strategy};
 use serde_json::{Value, json};
 
 use crate::harness::{Files, deciding, options};
@@ -169,6 +170,47 @@ fn an_adapter_makes_a_d2f_model_of_its_base() {
         assert_eq!(named(&Files::golden(base), "d2f").unwrap(), strategy);
         let message = named(&adapted, "multi_bd").unwrap_err().to_string();
         assert!(message.contains(&format!("it is decoded by {own} or ")) && message.contains(" d2f"), "{message}");
+    }
+}
+
+#[test]
+fn a_canvas_is_denoised_as_generation_config_says() {
+    // As transformers saves it.
+    let said = json!({
+        "max_new_tokens": 256, "max_denoising_steps": 12, "t_min": 0.5, "t_max": 0.75, "stability_threshold": 2,
+        "confidence_threshold": 0.25, "eos_token_id": [1, 50],
+        "sampler_config": { "_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.125 }
+    });
+    let files = |generation: &Value| {
+        let mut files = Files::golden("diffusion_gemma");
+        files.set_json("generation_config.json", generation);
+        files
+    };
+    let want = CanvasRenoise {
+        block_size: 8,
+        accept: AcceptRule::EntropyBound { entropy_bound: 0.125 },
+        denoising_steps: 12,
+        t_min: 0.5,
+        t_max: 0.75,
+        stability_threshold: 2,
+        confidence_threshold: 0.25,
+    };
+    assert_eq!(resolved(files(&said)).strategy, Strategy::CanvasRenoise(want.clone()));
+    // What the operator says wins, and what nobody says is transformers' default.
+    let options = deciding(options(), json!({ "denoising_steps": 7 }));
+    let partly = files(&json!({ "t_min": 0.5 })).leak();
+    let engine = Engine::load(&partly, &options, &mut |_| {}).unwrap();
+    let Strategy::CanvasRenoise(got) = &engine.config().strategy else { panic!("another strategy") };
+    assert_eq!((got.denoising_steps, got.t_min, got.t_max), (7, 0.5, CanvasRenoise::T_MAX));
+    for (field, value, what) in [
+        ("sampler_config", json!({ "_cls_name": "OtherConfig" }), "the sampler OtherConfig is not known"),
+        ("t_max", json!(5.0), "generation_config.json: t_max must be in (0, 2]"),
+        ("max_denoising_steps", json!("many"), "generation_config.json"),
+    ] {
+        let mut wrong = said.clone();
+        wrong[field] = value;
+        let message = refused(files(&wrong));
+        assert!(message.contains(what), "{message}");
     }
 }
 
