@@ -11,10 +11,18 @@ use crate::models::AdapterId;
 /// Longest name in bytes. Chosen by us: it is a model name in every request and every list.
 const MAX_NAME_BYTES: usize = 256;
 
+/// An adapter that requests may name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    pub(crate) id: AdapterId,
+    /// It is one of D2F's, which make another kind of model of their base.
+    pub(crate) is_d2f: bool,
+}
+
 /// The adapters that requests may name.
 #[derive(Debug, Default)]
 pub(crate) struct AdapterTable {
-    by_name: BTreeMap<String, AdapterId>,
+    by_name: BTreeMap<String, Named>,
     /// Unloaded, with requests that still have them.
     retired: BTreeSet<AdapterId>,
     next_id: AdapterId,
@@ -22,7 +30,7 @@ pub(crate) struct AdapterTable {
 
 impl AdapterTable {
     /// The adapter called `name`.
-    pub(crate) fn id_of(&self, name: &str) -> Option<AdapterId> {
+    pub(crate) fn find(&self, name: &str) -> Option<Named> {
         self.by_name.get(name).copied()
     }
 
@@ -43,14 +51,14 @@ impl AdapterTable {
         Ok(self.next_id)
     }
 
-    /// The adapter `id` is loaded and called `name`.
-    pub(crate) fn add(&mut self, name: String, id: AdapterId) {
-        self.by_name.insert(name, id);
+    /// The adapter is loaded and called `name`.
+    pub(crate) fn add(&mut self, name: String, adapter: Named) {
+        self.by_name.insert(name, adapter);
     }
 
     /// Takes the name away; the adapter is retired until [`Self::is_gone`] finds that nothing has it.
     pub(crate) fn remove(&mut self, name: &str) -> Option<AdapterId> {
-        let id = self.by_name.remove(name)?;
+        let Named { id, .. } = self.by_name.remove(name)?;
         self.retired.insert(id);
         Some(id)
     }

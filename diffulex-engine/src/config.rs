@@ -200,6 +200,8 @@ impl GenerationConfig {
 pub struct EngineConfig {
     /// The strategy with its settings.
     pub strategy: Strategy,
+    /// That of requests with an adapter of D2F's, where the family has any.
+    pub strategy_with_d2f: Option<Strategy>,
     /// Which position a row of logits speaks of.
     pub alignment: LogitAlignment,
     /// The mask token; canvases have none.
@@ -348,8 +350,6 @@ impl EngineConfig {
                 accept: AcceptRule::Threshold { accept_threshold },
             }),
         };
-        options.decoding.validate().map_err(|(_, message)| message)?;
-        let strategy = overridden(&strategy, &options.decoding).map_err(|error| error.message)?;
         let strategy = match kind {
             StrategyKind::CanvasRenoise => generation.applied(&strategy)?,
             StrategyKind::MultiBlock
@@ -359,6 +359,15 @@ impl EngineConfig {
             | StrategyKind::DiffusionGenerate
             | StrategyKind::D2f
             | StrategyKind::FastDllmV2 => strategy,
+        };
+        options.decoding.validate().map_err(|(_, message)| message)?;
+        let strategy = overridden(&strategy, &options.decoding).map_err(|error| error.message)?;
+        let strategy_with_d2f = match options.decoding_strategy {
+            _ if !Self::strategies_of(family).contains(&StrategyKind::D2f) => None,
+            // Who names a strategy means it for everything.
+            Some(_) => Some(strategy.clone()),
+            None if kind == StrategyKind::D2f => Some(strategy.clone()),
+            None => Some(Strategy::D2f(D2f::new(family.block_size, D2f::BUFFER_SIZE))),
         };
         let mask_token_id = match layout {
             Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => Some(
@@ -430,6 +439,7 @@ impl EngineConfig {
         }
         Ok(Self {
             strategy,
+            strategy_with_d2f,
             alignment: family.alignment,
             mask_token_id,
             eos_token_ids,
@@ -459,9 +469,10 @@ impl EngineConfig {
         })
     }
 
-    /// The strategy with what one request changes of it.
-    pub fn strategy_for(&self, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
-        overridden(&self.strategy, overrides)
+    /// The strategy with what one request changes of it; `is_d2f` tells that it has an adapter of D2F's.
+    pub fn strategy_for(&self, is_d2f: bool, overrides: &DecodingOverrides) -> Result<Strategy, RequestError> {
+        let with_d2f = self.strategy_with_d2f.as_ref().filter(|_| is_d2f);
+        overridden(with_d2f.unwrap_or(&self.strategy), overrides)
     }
 }
 

@@ -15,14 +15,14 @@ use diffulex_protocol::{
 };
 use diffulex_strategies::{BlockCandidates, Candidate, Layout, Strategy};
 
-use crate::adapters::AdapterTable;
+use crate::adapters::{AdapterTable, Named};
 use crate::batch::{Forward, Frame, Wanted, draw_key, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
 use crate::emit::{Emitter, Usage};
 use crate::error::{LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
 use crate::load::{Loaded, load};
-use crate::models::AdapterId;
+use crate::models::{self, AdapterId};
 use crate::runner::Runner;
 use crate::sampler::{Drawn, Looks, Randomness, Seeded, Vocabulary, sample};
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
@@ -152,13 +152,15 @@ impl Engine {
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
         };
         self.check_ids("prompt", &prompt)?;
+        let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
+        let is_d2f = adapter.is_some_and(|adapter| adapter.is_d2f);
         let mut decoding = params.decoding.clone();
-        let mut strategy = self.config.strategy_for(&decoding)?;
+        let mut strategy = self.config.strategy_for(is_d2f, &decoding)?;
         let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(&strategy, suffix))?;
         if !request.masked.is_empty() && strategy.accept().may_pause() {
             // Where nobody says otherwise, a schedule over time has a step for each token.
             decoding.denoising_steps = decoding.denoising_steps.or(Some(request.masked.len() as u32));
-            strategy = self.config.strategy_for(&decoding)?;
+            strategy = self.config.strategy_for(is_d2f, &decoding)?;
         }
         let place = if request.masked.is_empty() {
             self.behind(prompt, suffix, params.max_tokens as usize)?
@@ -167,7 +169,6 @@ impl Engine {
         };
         let Place { prompt, limits, given, suffix } = &place;
         self.check_room(&strategy, &place)?;
-        let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let sequence = Sequence::new(
             prompt,
             *limits,
@@ -191,14 +192,14 @@ impl Engine {
             has_started: false,
         };
         self.telling.insert(ticket, telling);
-        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter));
+        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter.map(|adapter| adapter.id)));
         self.tickets.insert(request.rid, ticket);
         self.scheduler.enqueue(ticket);
         Ok(())
     }
 
-    fn adapter(&self, name: &str) -> Result<AdapterId, RequestError> {
-        self.adapters.id_of(name).ok_or_else(|| {
+    fn adapter(&self, name: &str) -> Result<Named, RequestError> {
+        self.adapters.find(name).ok_or_else(|| {
             let known: Vec<&str> = self.adapters.names().collect();
             RequestError::invalid("model", format!("no adapter {name:?} is loaded; loaded are {known:?}"))
         })
@@ -208,8 +209,17 @@ impl Engine {
     fn load_adapter(&mut self, source: &AdapterSource) -> Result<(), String> {
         let id = self.adapters.new_id(&source.name)?;
         let files = ModelFiles::folder(&source.path).map_err(|error| error.to_string())?;
+        let is_d2f = models::is_d2f(&files).map_err(|error| error.to_string())?;
+        if is_d2f && self.config.strategy_with_d2f.is_none() {
+            let Self { card, config, .. } = self;
+            return Err(format!(
+                "it is an adapter of D2F, for Dream, DiffuCoder and LLaDA; this model is {} and decoded by {}",
+                card.architecture,
+                config.strategy.name()
+            ));
+        }
         self.runner.load_adapter(id, &files).map_err(|error| error.to_string())?;
-        self.adapters.add(source.name.clone(), id);
+        self.adapters.add(source.name.clone(), Named { id, is_d2f });
         Ok(())
     }
 
@@ -352,6 +362,15 @@ impl Engine {
                     self.config.max_num_batched_tokens
                 ),
             ));
+        }
+        let budget = self.config.max_num_batched_tokens;
+        // Of the server's own strategy it is known since the start that a forward holds it.
+        if strategy.layout() == Layout::PromptFirst && n_positions + strategy.block_size() >= budget {
+            let least = n_positions + strategy.block_size() + 1;
+            let message = format!(
+                "with this adapter prompts are encoded whole, which takes {least} rows; a forward takes {budget}: ask for less or serve with --max-num-batched-tokens"
+            );
+            return Err(RequestError::too_large("model", message));
         }
         let n_pages = n_copies * n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {

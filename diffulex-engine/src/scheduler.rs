@@ -73,7 +73,6 @@ pub struct Scheduler {
     running: Vec<Ticket>,
     pool: PagePool,
     page_size: usize,
-    block_size: usize,
     max_num_reqs: usize,
     max_num_batched_tokens: usize,
     prefix_caching: bool,
@@ -94,7 +93,6 @@ impl Scheduler {
             running: Vec::new(),
             pool: PagePool::new(config.n_pages),
             page_size: config.page_size,
-            block_size: config.strategy.block_size(),
             max_num_reqs: config.max_num_reqs,
             max_num_batched_tokens: config.max_num_batched_tokens,
             prefix_caching: config.prefix_caching,
@@ -155,14 +153,13 @@ impl Scheduler {
             self.plan_request(ticket, requests, &mut budget, &mut plan);
         }
         while self.running.len() < self.max_num_reqs
-            && budget >= self.block_size
             && let Some(ticket) = self.waiting.front().copied()
         {
             let Some(request) = requests.get_mut(&ticket) else {
                 self.waiting.pop_front();
                 continue;
             };
-            if !self.admit(request) {
+            if budget < request.sequence.block_size() || !self.admit(request) {
                 break;
             }
             self.waiting.pop_front();
@@ -175,7 +172,7 @@ impl Scheduler {
     /// Looks up the prefix and checks that there is room to begin.
     fn admit(&mut self, request: &mut Scheduled) -> bool {
         self.find_prefix(request);
-        let n_positions = request.sequence.tokens().len() + self.block_size;
+        let n_positions = request.sequence.tokens().len() + request.sequence.block_size();
         let n_pages = n_positions.div_ceil(self.page_size) * request.sequence.n_copies();
         let needed = n_pages.saturating_sub(request.pages.len());
         // A page to spare for everybody who runs, lest the newcomer be thrown out in the next step.
@@ -252,7 +249,7 @@ impl Scheduler {
                 // All of the window with the block that may open, or a part of the prompt, or nothing: never a part of
                 // what is in flight, which could change the order in which blocks open.
                 // Less than the budget, for the row that may go along before a window.
-                if n_rows(ready.start..active.end) + self.block_size < *budget {
+                if n_rows(ready.start..active.end) + sequence.block_size() < *budget {
                     sequence.open_block_if_due();
                     ready.start..sequence.blocks().len()
                 } else if ready.len() > sequence.strategy_window() {

@@ -39,6 +39,14 @@ pub(super) struct Factors {
 /// What PEFT puts before every name.
 const PREFIX: &str = "base_model.model.";
 
+/// Whether the adapter among `files` is one of D2F's: they were saved by a program whose model code lies in `model_cache`
+/// (zhijie-group/Discrete-Diffusion-Forcing), and PEFT wrote that down.
+pub fn is_d2f(files: &ModelFiles) -> Result<bool, LoadError> {
+    let config = files.read_json("adapter_config.json")?.unwrap_or_default();
+    let library = config.pointer("/auto_mapping/parent_library").and_then(serde_json::Value::as_str);
+    Ok(library.is_some_and(|library| library.starts_with("model_cache.")))
+}
+
 impl Adapter {
     /// The adapter that `files` are.
     pub(super) fn open(files: &ModelFiles) -> Result<Self, LoadError> {

@@ -18,6 +18,7 @@ mod softmax_moe;
 
 use std::ops::Range;
 
+pub use adapter::is_d2f;
 pub use checkpoint::Checkpoint;
 pub use families::{AttentionKind, Family, LogitAlignment};
 pub use low_rank::{AdapterId, Adapters, LowRank, Site};

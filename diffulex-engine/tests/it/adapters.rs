@@ -114,6 +114,78 @@ fn a_mixed_batch_gives_each_what_it_would_get_alone() {
     assert_ne!(together.reply("1").token_ids, together.reply("2").token_ids);
 }
 
+#[test]
+fn a_request_with_d2fs_adapter_is_decoded_by_d2f() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = write_adapter(folder.path(), &MLP);
+    for (base, adapter) in [("dream", "d2f_dream"), ("llada", "d2f_llada")] {
+        let load = |options: &EngineOptions| {
+            Engine::load(&crate::harness::Files::golden(base).leak(), options, &mut |_| {}).unwrap()
+        };
+        let path = golden(adapter).display().to_string();
+        let options = EngineOptions { max_model_len: 96, ..options() };
+        let with_adapters = EngineOptions { adapters: vec![source("d2f", &path)], ..options.clone() };
+        let mut asked: Vec<_> = (0..4).map(|index| with_adapter(&format!("d2f{index}"), index, Some("d2f"))).collect();
+        asked.extend((0..4).map(|index| with_adapter(&format!("base{index}"), index, None)));
+        let mut engine = load(&with_adapters);
+        assert_ne!(engine.config().strategy.name(), "d2f");
+        let mixed = run_with(&mut engine, asked.clone(), |engine, tick| {
+            if tick % 5 == 3 {
+                engine.preempt(&asked[tick / 5 % 8].rid);
+            }
+        });
+        let plain: Vec<_> = (0..4).map(|index| with_adapter(&index.to_string(), index, None)).collect();
+        let merged = EngineOptions { merged_adapter: Some(path), ..options.clone() };
+        let mut merged = load(&merged);
+        assert_eq!(merged.config().strategy.name(), "d2f");
+        let (merged, alone) = (run(&mut merged, plain.clone()), run(&mut load(&options), plain));
+        for index in 0..4 {
+            let rid = index.to_string();
+            let (d2f, base) = (mixed.reply(&format!("d2f{index}")), mixed.reply(&format!("base{index}")));
+            assert_eq!(d2f.token_ids, merged.reply(&rid).token_ids, "{adapter}, {index}");
+            assert_eq!(base.token_ids, alone.reply(&rid).token_ids, "{adapter}, {index}");
+            assert_eq!(d2f.nfe_counts.denoise, merged.reply(&rid).nfe_counts.denoise, "{adapter}, {index}");
+        }
+        let mut set = with_adapter("r", 0, Some("d2f"));
+        set.sampling_params.decoding.denoising_steps = Some(3);
+        set.sampling_params.decoding.add_block_threshold = Some(0.5);
+        assert_eq!(run(&mut engine, vec![set]).reply("r").token_ids.len(), 14, "d2f's settings are taken");
+    }
+    // Any other adapter is decoded as its base is.
+    let mut engine = engine(&EngineOptions { adapters: vec![source("a", &other)], max_model_len: 96, ..options() });
+    let mut refused = with_adapter("r", 0, Some("a"));
+    refused.sampling_params.decoding.add_block_threshold = Some(0.5);
+    let told = run(&mut engine, vec![refused]);
+    assert!(told.error("r").message.contains("no setting of diffusion_generate"), "{:?}", told.error("r"));
+}
+
+#[test]
+fn d2fs_adapter_is_refused_where_it_cannot_be_decoded() {
+    // Of a model it was not made for.
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_adapter(folder.path(), &[("model.layers.1.self_attn.q_proj", 128, 64)]);
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("adapter_config.json")).unwrap()).unwrap();
+    config["auto_mapping"] = serde_json::json!({ "parent_library": "model_cache.dream.model_dream" });
+    std::fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+    let mut engine = crate::harness::engine(&options());
+    let message = outcome(&mut engine, ServingCommand::LoadAdapter(source("a", &path))).unwrap_err();
+    assert!(message.contains("D2F") && message.contains("multi_bd"), "{message}");
+
+    // With a forward that is too small for a whole prompt and what goes with it.
+    let tight = EngineOptions {
+        adapters: vec![source("a", &d2f())],
+        max_model_len: 96,
+        max_num_batched_tokens: 96,
+        ..options()
+    };
+    let told = run(&mut self::engine(&tight), vec![with_adapter("r", 0, Some("a")), with_adapter("s", 40, Some("a"))]);
+    assert_eq!(told.reply("r").token_ids.len(), 14);
+    let error = told.error("s");
+    assert_eq!(error.param.as_deref(), Some("model"));
+    assert!(error.message.contains("--max-num-batched-tokens"), "{}", error.message);
+}
+
 /// What the engine says to a command about an adapter.
 fn outcome(engine: &mut Engine, command: ServingCommand) -> Result<(), String> {
     match &engine.tick(vec![command])[..] {
