@@ -182,7 +182,7 @@ impl Emitter {
         let answer = prompt_len..prompt_len + self.ends.len();
         let full_token_ids = sequence.full_answer();
         let nfe = sequence.nfe();
-        events.push(ServingEvent::Reply(ServingReply {
+        events.push(ServingEvent::Reply(Box::new(ServingReply {
             rid: self.rid.clone(),
             text: self.text.clone(),
             token_ids: sequence.tokens()[answer.clone()].to_vec(),
@@ -202,7 +202,7 @@ impl Emitter {
             confidences: self.reported_confidences(sequence, answer),
             seed: sequence.params().seed,
             preemptions: usage.preemptions,
-        }));
+        })));
         events
     }
 
@@ -280,7 +280,7 @@ impl Emitter {
         let pieces = token_ids
             .iter()
             .zip(states)
-            .map(|(id, state)| if is_masked(state) { None } else { Some(text.piece(*id)) })
+            .map(|(id, state)| if is_masked(state) { None } else { Some(text.piece(*id).into()) })
             .collect();
         let mask_positions =
             states.iter().enumerate().filter(|(_, state)| is_masked(state)).map(|(index, _)| index as u32).collect();
@@ -294,7 +294,7 @@ impl Emitter {
             }
             index += run.len();
         }
-        ServingEvent::BufferSnapshot(ServingBufferSnapshot {
+        ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
             rid: self.rid.clone(),
             token_offset: (start - prompt_len) as u32,
             absolute_start: start as u32,
@@ -313,6 +313,6 @@ impl Emitter {
             pieces,
             confidences: sequence.confidences()[start..end].to_vec(),
             block_size: block_size as u32,
-        })
+        }))
     }
 }

@@ -2,10 +2,14 @@
 //!
 //! A frame is refused by its size before it is read, by its depth while it is read, and by bytes left over after it.
 //! Only typed structs are built; unknown keys are skipped, so an older side can read a newer one.
+//!
+//! Batches of events are most of what travels. Laid out as our own worker writes them they are read by
+//! [`read_batch`], all else by serde.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::direct::read_batch;
 use crate::{EventBatch, ServingCommand, ServingEvent};
 
 /// Changes when an old and a new side can no longer talk.
@@ -15,7 +19,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 pub const MAX_FRAME_BYTES: usize = 16 * 1024 * 1024;
 
 /// Deepest nesting. Chosen by us: our own messages nest 5 deep, rmp-serde's default of 1024 invites stack abuse.
-const MAX_DEPTH: usize = 32;
+pub(crate) const MAX_DEPTH: usize = 32;
 
 /// Why bytes are not a message.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +61,17 @@ pub fn encode_batch(batch: &EventBatch) -> Result<Vec<u8>, CodecError> {
 
 /// A batch of events from bytes. A single event, as Diffulex's worker sends it, is a batch of incarnation 0.
 pub fn decode_batch(bytes: &[u8]) -> Result<EventBatch, CodecError> {
+    if bytes.len() > MAX_FRAME_BYTES {
+        return Err(CodecError::TooLarge { len: bytes.len() });
+    }
+    match read_batch(bytes) {
+        Some(batch) => Ok(batch),
+        // Also when it is no message at all: serde knows what to say.
+        None => decode_batch_plain(bytes),
+    }
+}
+
+fn decode_batch_plain(bytes: &[u8]) -> Result<EventBatch, CodecError> {
     match decode::<EventBatch>(bytes) {
         Ok(batch) => Ok(batch),
         Err(CodecError::Malformed(batch_error)) => match decode::<ServingEvent>(bytes) {
@@ -92,4 +107,147 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
         return Err(CodecError::TrailingBytes { extra });
     }
     Ok(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        EngineStats, ErrorCode, FinishReason, Histogram, ServingBufferSnapshot, ServingDelta, ServingError,
+        ServingReply,
+    };
+
+    fn delta() -> impl Strategy<Value = ServingEvent> {
+        let parts =
+            (".{0,40}", ".{0,20}", vec(any::<u32>(), 0..20), any::<u32>(), option::of(0.0..1e9), vec(0f32..1.0, 0..20));
+        parts.prop_map(|(rid, text, token_ids, seq, engine_decode_tps, confidences)| {
+            let nfe = seq / 2;
+            let finished = seq % 2 == 0;
+            ServingEvent::Delta(ServingDelta {
+                rid,
+                text,
+                token_ids,
+                nfe,
+                finished,
+                engine_decode_tps,
+                seq,
+                confidences,
+                ..Default::default()
+            })
+        })
+    }
+
+    fn snapshot() -> impl Strategy<Value = ServingEvent> {
+        let position = (any::<u32>(), option::of(".{0,30}"), 0f32..1.0);
+        let parts = (".{0,40}", ".{0,60}", ".{0,20}", any::<u32>(), vec(position, 0..40));
+        parts.prop_map(|(rid, text, committed_text, seq, positions)| {
+            let masked = (0..).zip(&positions).filter(|(_, (_, piece, _))| piece.is_none());
+            ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
+                rid,
+                token_offset: seq / 3,
+                absolute_start: seq / 2,
+                absolute_end: seq,
+                text,
+                token_ids: positions.iter().map(|(id, _, _)| *id).collect(),
+                seq,
+                committed_text,
+                mask_positions: masked.map(|(index, _)| index).collect(),
+                pieces: positions.iter().map(|(_, piece, _)| piece.as_deref().map(Into::into)).collect(),
+                confidences: positions.iter().map(|(_, _, confidence)| *confidence).collect(),
+                block_size: 8,
+                ..Default::default()
+            }))
+        })
+    }
+
+    fn end() -> impl Strategy<Value = ServingEvent> {
+        let reason = proptest::sample::select(FinishReason::ALL.to_vec());
+        let parts = (".{0,40}", ".{0,60}", vec(any::<u32>(), 0..20), any::<u64>(), reason, any::<bool>());
+        parts.prop_map(|(rid, text, token_ids, seed, finish_reason, is_error)| {
+            if is_error {
+                let param = Some(text.clone()).filter(|text| text.len() % 2 == 0);
+                return ServingEvent::Error(ServingError { rid, message: text, code: ErrorCode::TooLarge, param });
+            }
+            ServingEvent::Reply(Box::new(ServingReply {
+                rid,
+                text,
+                nfe: 3,
+                finish_reason,
+                full_text: String::new(),
+                full_token_ids: token_ids.clone(),
+                engine_decode_time_s: 0.5,
+                engine_decode_tokens: token_ids.len() as u32,
+                token_ids,
+                engine_decode_tps: None,
+                finished: true,
+                prompt_tokens: 4,
+                given_tokens: (seed % 3) as u32,
+                cached_tokens: 0,
+                nfe_counts: Default::default(),
+                queue_time_s: 0.25,
+                confidences: Vec::new(),
+                seed: Some(seed).filter(|seed| seed % 2 == 0),
+                preemptions: 0,
+            }))
+        })
+    }
+
+    fn heartbeat() -> impl Strategy<Value = ServingEvent> {
+        any::<u64>().prop_map(|steps| {
+            let steps_per_block = Histogram::new(&[1.0, 2.0]);
+            ServingEvent::Heartbeat { stats: Box::new(EngineStats { steps, steps_per_block, ..Default::default() }) }
+        })
+    }
+
+    fn batch() -> impl Strategy<Value = EventBatch> {
+        let events = vec(prop_oneof![delta(), snapshot(), end(), heartbeat()], 0..6);
+        (any::<u64>(), events).prop_map(|(incarnation, events)| EventBatch { incarnation, events })
+    }
+
+    proptest! {
+        #[test]
+        fn our_own_batches_are_read_directly_and_alike(batch in batch()) {
+            let bytes = encode_batch(&batch).unwrap();
+            let direct = read_batch(&bytes);
+            prop_assert_eq!(direct.as_ref(), Some(&batch));
+            prop_assert_eq!(decode_batch_plain(&bytes).unwrap(), batch);
+        }
+
+        #[test]
+        fn what_is_damaged_reads_as_it_does_plainly(
+            batch in batch(),
+            damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..3),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = encode_batch(&batch).unwrap();
+            prop_assert!(read_batch(&bytes[..cut.index(bytes.len())]).is_none());
+            bytes.push(0xc0);
+            prop_assert!(read_batch(&bytes).is_none());
+            bytes.pop();
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if let Some(direct) = read_batch(&bytes) {
+                let plain = decode_batch_plain(&bytes).unwrap();
+                // Written out, so that a NaN equals itself.
+                prop_assert_eq!(encode_batch(&direct).unwrap(), encode_batch(&plain).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn events_whose_type_comes_later_are_read_too() {
+        let event = serde_json::json!({"rid": "r", "seq": 3, "text": "x", "type": "delta"});
+        let batch = serde_json::json!({"events": [event], "incarnation": 2, "type": "batch"});
+        let bytes = rmp_serde::to_vec_named(&batch).unwrap();
+        assert!(read_batch(&bytes).is_none());
+        let delta = ServingDelta { rid: "r".to_owned(), seq: 3, text: "x".to_owned(), ..Default::default() };
+        let want = EventBatch { incarnation: 2, events: vec![ServingEvent::Delta(delta)] };
+        assert_eq!(decode_batch(&bytes).unwrap(), want);
+    }
 }

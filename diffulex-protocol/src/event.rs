@@ -1,5 +1,6 @@
 //! What a worker tells a front end.
 
+use compact_str::CompactString;
 use serde::{Deserialize, Serialize};
 
 /// Everything a worker has to tell after one tick, as one message.
@@ -19,9 +20,9 @@ pub enum ServingEvent {
     /// Text that will not change any more (mode `block_append`).
     Delta(ServingDelta),
     /// The part of the answer that can still change (mode `denoise`).
-    BufferSnapshot(ServingBufferSnapshot),
+    BufferSnapshot(Box<ServingBufferSnapshot>),
     /// The answer: the last event of a request that did not fail.
-    Reply(ServingReply),
+    Reply(Box<ServingReply>),
     /// Why there is no answer: the last event of a request that failed.
     Error(ServingError),
     /// The worker is loaded and takes commands.
@@ -149,8 +150,9 @@ pub struct ServingBufferSnapshot {
     pub committed_text: String,
     /// Indices into `token_ids` that are still masked.
     pub mask_positions: Vec<u32>,
-    /// One per position: what the token looks like alone; `None` where masked.
-    pub pieces: Vec<Option<String>>,
+    /// One per position: what the token looks like alone; `None` where masked. Nearly every piece is short enough to lie in
+    /// the list itself.
+    pub pieces: Vec<Option<CompactString>>,
     /// One per position: probability when committed, 0 where masked.
     pub confidences: Vec<f32>,
     /// Positions of one block, so that a client can draw the edges: they lie at multiples of it in absolute positions.

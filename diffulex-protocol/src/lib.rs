@@ -9,6 +9,7 @@
 
 pub mod codec;
 mod command;
+mod direct;
 mod event;
 mod params;
 

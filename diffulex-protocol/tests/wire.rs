@@ -146,11 +146,11 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
     };
     let events = vec![
         ServingEvent::Delta(ServingDelta { confidences: vec![0.5], ..ServingDelta::default() }),
-        ServingEvent::BufferSnapshot(ServingBufferSnapshot {
-            pieces: vec![None, Some("a".to_owned())],
+        ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
+            pieces: vec![None, Some("a".into())],
             ..ServingBufferSnapshot::default()
-        }),
-        ServingEvent::Reply(reply),
+        })),
+        ServingEvent::Reply(Box::new(reply)),
         ServingEvent::Error(ServingError { param: Some("p".to_owned()), ..ServingError::default() }),
         ServingEvent::Ready(Box::new(ready)),
         ServingEvent::Fatal { message: "m".to_owned() },

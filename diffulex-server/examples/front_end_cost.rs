@@ -92,7 +92,7 @@ const ANSWER: &str = "four words are enough";
 
 impl Script {
     fn reply(rid: String) -> ServingEvent {
-        ServingEvent::Reply(ServingReply {
+        ServingEvent::Reply(Box::new(ServingReply {
             rid,
             text: ANSWER.to_owned(),
             token_ids: vec![5; 8],
@@ -112,7 +112,7 @@ impl Script {
             confidences: Vec::new(),
             seed: Some(1),
             preemptions: 0,
-        })
+        }))
     }
 
     fn progress(stream: &Stream) -> ServingEvent {
@@ -127,7 +127,7 @@ impl Script {
                 seq,
                 ..ServingDelta::default()
             }),
-            StreamMode::Denoise => ServingEvent::BufferSnapshot(ServingBufferSnapshot {
+            StreamMode::Denoise => ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
                 rid,
                 token_offset: seq * 4,
                 absolute_start: seq * 4,
@@ -136,12 +136,12 @@ impl Script {
                 token_ids: vec![5; 16],
                 committed_text: "some words".to_owned(),
                 mask_positions: (8..16).collect(),
-                pieces: (0..16).map(|index| (index < 8).then(|| "word".to_owned())).collect(),
+                pieces: (0..16).map(|index| (index < 8).then(|| "word".into())).collect(),
                 confidences: vec![0.9; 16],
                 block_size: 8,
                 seq,
                 ..ServingBufferSnapshot::default()
-            }),
+            })),
         }
     }
 

@@ -35,7 +35,7 @@ struct Script {
 
 impl Script {
     fn reply(request: &ServingGenerate, finish_reason: FinishReason) -> ServingEvent {
-        ServingEvent::Reply(ServingReply {
+        ServingEvent::Reply(Box::new(ServingReply {
             rid: request.rid.clone(),
             text: "ab".to_owned(),
             token_ids: vec![11, 12],
@@ -55,7 +55,7 @@ impl Script {
             confidences: Vec::new(),
             seed: request.sampling_params.seed,
             preemptions: 0,
-        })
+        }))
     }
 
     fn kind(request: &ServingGenerate) -> u32 {

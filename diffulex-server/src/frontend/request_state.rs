@@ -101,7 +101,7 @@ impl RequestState {
 
     pub(super) fn take_snapshot(
         &self,
-        snapshot: ServingBufferSnapshot,
+        snapshot: Box<ServingBufferSnapshot>,
         now: Instant,
         telemetry: &Telemetry,
     ) -> Option<Waker> {
@@ -115,16 +115,16 @@ impl RequestState {
             Some(Progress::Snapshot(older) | Progress::MergedSnapshot(older)) => {
                 telemetry.frames_coalesced.add(1);
                 pending.unread_positions -= older.token_ids.len();
-                Progress::MergedSnapshot(Box::new(merge_snapshots(*older, snapshot)))
+                Progress::MergedSnapshot(Box::new(merge_snapshots(*older, *snapshot)))
             }
-            None | Some(Progress::Delta(_)) => Progress::Snapshot(Box::new(snapshot)),
+            None | Some(Progress::Delta(_)) => Progress::Snapshot(snapshot),
         };
         pending.unread_positions += progress.n_positions();
         pending.progress.push_back(progress);
         pending.reader.take()
     }
 
-    pub(super) fn take_reply(&self, reply: ServingReply, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
+    pub(super) fn take_reply(&self, reply: Box<ServingReply>, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
         let mut pending = self.lock();
         if pending.is_ended {
             return None;
@@ -134,7 +134,7 @@ impl RequestState {
         telemetry.end_to_end.observe(now.saturating_duration_since(self.accepted));
         telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
         pending.is_ended = true;
-        pending.end = Some(End::Reply(Box::new(reply)));
+        pending.end = Some(End::Reply(reply));
         pending.reader.take()
     }
 
@@ -330,7 +330,7 @@ mod tests {
         let n_steps = 1000;
         for step in 0..n_steps {
             let shown = snapshot(step, &[7; 16], &[15], "x");
-            state.take_snapshot(shown, Instant::now(), &telemetry);
+            state.take_snapshot(Box::new(shown), Instant::now(), &telemetry);
         }
         let pending = state.lock();
         assert!(pending.progress.len() >= MAX_UNREAD_POSITIONS / 16 - 1, "{} are kept", pending.progress.len());
