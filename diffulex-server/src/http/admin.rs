@@ -4,9 +4,8 @@
 //! Every answer is the engine's own word, not a hope. Never here: shutting down, which is a signal's business.
 
 use axum::Json;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::{AdapterSource, ServingCommand};
 use serde::Deserialize;
@@ -25,12 +24,8 @@ struct ProfileBody {
 }
 
 /// Starts a profile.
-pub(super) async fn start_profile(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let body: ProfileBody = body::json_or_default(&headers, request, app.options.body).await?;
+pub(super) async fn start_profile(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: ProfileBody = body::json_or_default(request, app.options.body).await?;
     let profile_prefix = body.profile_prefix.or(body.run_id);
     let outcome = app.frontend.profile(ServingCommand::ProfileStart { profile_prefix: profile_prefix.clone() }).await?;
     outcome.map_err(refused)?;
@@ -53,12 +48,8 @@ struct AbortBody {
 }
 
 /// Ends one request; its client gets what there is, with reason `aborted`.
-pub(super) async fn abort_request(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let body: AbortBody = body::json(&headers, request, app.options.body, body::Dialect::Native).await?;
+pub(super) async fn abort_request(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: AbortBody = body::json(request, app.options.body, body::Dialect::Native).await?;
     // OpenAI's ids are the request's with a prefix.
     let rid = body.rid.trim_start_matches("chatcmpl-").trim_start_matches("cmpl-");
     if !app.frontend.abort(rid) {
@@ -82,12 +73,8 @@ struct LoadAdapterBody {
 }
 
 /// Loads an adapter from a folder of the server's machine; requests may name it as their model from then on.
-pub(super) async fn load_adapter(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let body: LoadAdapterBody = body::json(&headers, request, app.options.body, body::Dialect::OpenAi).await?;
+pub(super) async fn load_adapter(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: LoadAdapterBody = body::json(request, app.options.body, body::Dialect::OpenAi).await?;
     let LoadAdapterBody { lora_name: name, lora_path: path } = body;
     let refused = |message, param| ApiError::new(StatusCode::BAD_REQUEST, "adapter_refused", message).with_param(param);
     if app.options.is_served(&name) {
@@ -104,12 +91,8 @@ struct UnloadAdapterBody {
 }
 
 /// Unloads an adapter; requests that run with it finish.
-pub(super) async fn unload_adapter(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let body: UnloadAdapterBody = body::json(&headers, request, app.options.body, body::Dialect::OpenAi).await?;
+pub(super) async fn unload_adapter(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: UnloadAdapterBody = body::json(request, app.options.body, body::Dialect::OpenAi).await?;
     let name = body.lora_name;
     app.frontend.unload_adapter(name.clone()).await?.map_err(|message| {
         ApiError::new(StatusCode::NOT_FOUND, "adapter_not_found", message).with_param("lora_name")

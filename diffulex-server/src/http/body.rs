@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures::StreamExt;
 use serde::de::DeserializeOwned;
@@ -35,17 +35,18 @@ pub(super) enum Dialect {
 }
 
 /// Reads a whole body.
-async fn read(headers: &HeaderMap, body: Body, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
+async fn read(request: Request, limits: BodyLimits) -> Result<Vec<u8>, ApiError> {
     let late = |_| {
         let message = format!("the body was not complete within {:?}", limits.timeout);
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     };
-    tokio::time::timeout(limits.timeout, read_within(headers, body, limits.max_bytes)).await.map_err(late)?
+    tokio::time::timeout(limits.timeout, read_within(request, limits.max_bytes)).await.map_err(late)?
 }
 
-async fn read_within(headers: &HeaderMap, body: Body, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
-    let declared = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let mut chunks = body.into_data_stream();
+async fn read_within(request: Request, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
+    let declared = request.headers().get(header::CONTENT_LENGTH);
+    let declared = declared.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let mut chunks = request.into_body().into_data_stream();
     let mut bytes = Vec::with_capacity(declared.unwrap_or(0).min(max_bytes));
     let mut is_over = declared.is_some_and(|length| length > max_bytes);
     while !is_over {
@@ -76,27 +77,27 @@ async fn read_within(headers: &HeaderMap, body: Body, max_bytes: usize) -> Resul
 
 /// A body as JSON of type `T`.
 pub(super) async fn json<T: DeserializeOwned>(
-    headers: &HeaderMap,
-    body: Body,
+    request: Request,
     limits: BodyLimits,
     dialect: Dialect,
 ) -> Result<T, ApiError> {
-    check_content_type(headers)?;
-    let bytes = read(headers, body, limits).await?;
+    check_content_type(request.headers())?;
+    let bytes = read(request, limits).await?;
     parse(&bytes, dialect)
 }
 
 /// [`json`] where no body at all means the default.
 pub(super) async fn json_or_default<T: DeserializeOwned + Default>(
-    headers: &HeaderMap,
-    body: Body,
+    request: Request,
     limits: BodyLimits,
 ) -> Result<T, ApiError> {
-    let bytes = read(headers, body, limits).await?;
+    // Judged only where there is a body.
+    let content_type = check_content_type(request.headers());
+    let bytes = read(request, limits).await?;
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(T::default());
     }
-    check_content_type(headers)?;
+    content_type?;
     parse(&bytes, Dialect::Native)
 }
 

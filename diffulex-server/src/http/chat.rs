@@ -3,31 +3,24 @@
 //! Committed text arrives in `delta.content` in both stream modes. In mode `denoise` a chunk also carries the snapshot's
 //! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Never here: other routes.
 
-use axum::Json;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::extract::{Request, State};
+use axum::response::Response;
 use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingInput, ServingReply, StreamMode};
 use futures::future::try_join_all;
 use serde::Serialize;
 
-use super::answer::{DiffusionReport, TokenLogprob, Usage, reply_of, token_logprobs, unix_seconds};
+use super::answer::{self, DiffusionReport, TokenLogprob, Usage, reply_of, token_logprobs, unix_seconds};
 use super::body::{self, Dialect};
 use super::error::ApiError;
-use super::generate::SnapshotFields;
+use super::generate::{SNAPSHOT_EVENT, add_snapshot};
 use super::request::GenerationBody;
-use super::sse::{self, Framer, Frames, Spacing};
+use super::sse::{self, Framer, Frames, ObjectHead, Spacing};
 use super::{App, AskedModel, asked_model};
 use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// The route.
-pub(super) async fn chat_completions(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::OpenAi).await?;
+pub(super) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::OpenAi).await?;
     let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
     // Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
     let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
@@ -50,7 +43,12 @@ pub(super) async fn chat_completions(
     let head = Head { id, model, created: unix_seconds() };
     if is_stream {
         let framer = ChatFramer {
-            head,
+            head: ObjectHead::new(Spacing::Compact, |fields| {
+                fields.add("id", &head.id);
+                fields.add("object", "chat.completion.chunk");
+                fields.add("created", &head.created);
+                fields.add("model", &head.model);
+            }),
             frontend: app.frontend,
             choices: vec![ChoiceProgress::default(); streams.len()],
             wants_logprobs,
@@ -60,7 +58,7 @@ pub(super) async fn chat_completions(
         return Ok(sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry));
     }
     let replies = try_join_all(streams.into_iter().map(reply_of)).await?;
-    Ok(Json(completion(&head, &replies, wants_logprobs, &app.frontend)).into_response())
+    Ok(answer::json(&completion(&head, &replies, wants_logprobs, &app.frontend)))
 }
 
 struct Head {
@@ -139,28 +137,6 @@ fn logprobs(frontend: &Frontend, token_ids: &[u32], confidences: &[f32]) -> Logp
 }
 
 #[derive(Serialize)]
-struct Chunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: &'a [ChunkChoice<'a>],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Usage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    diffulex: Option<DiffusionReport>,
-}
-
-#[derive(Serialize)]
-struct SnapshotChunk<'a> {
-    #[serde(flatten)]
-    chunk: Chunk<'a>,
-    event: &'static str,
-    #[serde(flatten)]
-    fields: SnapshotFields<'a>,
-}
-
-#[derive(Serialize)]
 struct ChunkChoice<'a> {
     index: usize,
     delta: ChunkDelta<'a>,
@@ -184,7 +160,8 @@ struct ChoiceProgress {
 }
 
 struct ChatFramer {
-    head: Head,
+    /// What every chunk starts with.
+    head: ObjectHead,
     frontend: Frontend,
     choices: Vec<ChoiceProgress>,
     wants_logprobs: bool,
@@ -193,18 +170,6 @@ struct ChatFramer {
 }
 
 impl ChatFramer {
-    fn chunk<'a>(&'a self, choices: &'a [ChunkChoice<'a>]) -> Chunk<'a> {
-        Chunk {
-            id: &self.head.id,
-            object: "chat.completion.chunk",
-            created: self.head.created,
-            model: &self.head.model,
-            choices,
-            usage: None,
-            diffulex: None,
-        }
-    }
-
     fn delta(&self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
         let logprobs = (self.wants_logprobs && !delta.token_ids.is_empty())
             .then(|| logprobs(&self.frontend, &delta.token_ids, &delta.confidences));
@@ -213,15 +178,19 @@ impl ChatFramer {
             return;
         }
         let delta = ChunkDelta { role: None, content: Some(&delta.text) };
-        frames.push(&self.chunk(&[ChunkChoice { index, delta, logprobs, finish_reason: None }]));
+        let choices = [ChunkChoice { index, delta, logprobs, finish_reason: None }];
+        frames.push_object(&self.head, |fields| fields.add("choices", &choices));
     }
 
     fn snapshot(&mut self, index: usize, snapshot: &ServingBufferSnapshot, frames: &mut Frames) {
         let logprobs = self.snapshot_logprobs(index, snapshot);
         let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
         let choices = [ChunkChoice { index, delta: ChunkDelta { role: None, content }, logprobs, finish_reason: None }];
-        let chunk = self.chunk(&choices);
-        frames.push(&SnapshotChunk { chunk, event: "buffer_snapshot", fields: SnapshotFields::of(snapshot) });
+        frames.push_object(&self.head, |fields| {
+            fields.add("choices", &choices);
+            fields.add("event", SNAPSHOT_EVENT);
+            add_snapshot(fields, snapshot);
+        });
     }
 
     /// Probabilities of the tokens that became final with this snapshot.
@@ -245,7 +214,10 @@ impl ChatFramer {
             logprobs: None,
             finish_reason: Some(reply.finish_reason.openai()),
         }];
-        frames.push(&Chunk { diffulex: Some(DiffusionReport::of(reply)), ..self.chunk(&choices) });
+        frames.push_object(&self.head, |fields| {
+            fields.add("choices", &choices);
+            fields.add("diffulex", &DiffusionReport::of(reply));
+        });
     }
 }
 
@@ -253,7 +225,8 @@ impl Framer for ChatFramer {
     fn open(&mut self, frames: &mut Frames) {
         for index in 0..self.choices.len() {
             let delta = ChunkDelta { role: Some("assistant"), content: Some("") };
-            frames.push(&self.chunk(&[ChunkChoice { index, delta, logprobs: None, finish_reason: None }]));
+            let choices = [ChunkChoice { index, delta, logprobs: None, finish_reason: None }];
+            frames.push_object(&self.head, |fields| fields.add("choices", &choices));
         }
     }
 
@@ -269,7 +242,10 @@ impl Framer for ChatFramer {
 
     fn close(&mut self, frames: &mut Frames) {
         if self.wants_usage {
-            frames.push(&Chunk { usage: Some(self.usage), ..self.chunk(&[]) });
+            frames.push_object(&self.head, |fields| {
+                fields.add("choices", &[(); 0]);
+                fields.add("usage", &self.usage);
+            });
         }
     }
 }

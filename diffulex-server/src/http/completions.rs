@@ -2,31 +2,24 @@
 //!
 //! Never here: chat templates.
 
-use axum::Json;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::extract::{Request, State};
+use axum::response::Response;
 use diffulex_protocol::{ServingInput, ServingReply, StreamMode};
 use futures::future::try_join_all;
 use serde::Serialize;
 
-use super::answer::{DiffusionReport, Usage, reply_of, token_logprobs, unix_seconds};
+use super::answer::{self, DiffusionReport, Usage, reply_of, token_logprobs, unix_seconds};
 use super::body::{self, Dialect};
 use super::error::ApiError;
-use super::generate::SnapshotFields;
+use super::generate::{SNAPSHOT_EVENT, add_snapshot};
 use super::request::GenerationBody;
-use super::sse::{self, Framer, Frames, Spacing};
+use super::sse::{self, Framer, Frames, ObjectHead, Spacing};
 use super::{App, AskedModel, asked_model};
 use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// The route.
-pub(super) async fn completions(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::OpenAi).await?;
+pub(super) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::OpenAi).await?;
     let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
     let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
     let is_stream = body.stream.unwrap_or(false);
@@ -45,8 +38,14 @@ pub(super) async fn completions(
     };
     let streams = app.frontend.submit(submission).await?;
     let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
-    let head = Head { id, model, created: unix_seconds() };
+    let created = unix_seconds();
     if is_stream {
+        let head = ObjectHead::new(Spacing::Compact, |fields| {
+            fields.add("id", &id);
+            fields.add("object", OBJECT);
+            fields.add("created", &created);
+            fields.add("model", &model);
+        });
         let framer = CompletionFramer { head, wants_usage: body.wants_usage(), usage: Usage::default() };
         return Ok(sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry));
     }
@@ -63,30 +62,14 @@ pub(super) async fn completions(
         });
     }
     let diffulex = replies.first().map(DiffusionReport::of);
-    Ok(Json(Completion { usage: Some(usage), diffulex, ..head.completion(&choices) }).into_response())
+    let completion = Completion { id: &id, object: OBJECT, created, model: &model, choices: &choices, usage, diffulex };
+    Ok(answer::json(&completion))
 }
 
-struct Head {
-    id: String,
-    model: String,
-    created: u64,
-}
+/// What `object` says of the answer and of every chunk of a stream: OpenAI has one shape for both.
+const OBJECT: &str = "text_completion";
 
-impl Head {
-    fn completion<'a>(&'a self, choices: &'a [Choice<'a>]) -> Completion<'a> {
-        Completion {
-            id: &self.id,
-            object: "text_completion",
-            created: self.created,
-            model: &self.model,
-            choices,
-            usage: None,
-            diffulex: None,
-        }
-    }
-}
-
-/// The answer, and every chunk of a stream: OpenAI has one shape for both.
+/// The answer.
 #[derive(Serialize)]
 struct Completion<'a> {
     id: &'a str,
@@ -94,8 +77,7 @@ struct Completion<'a> {
     created: u64,
     model: &'a str,
     choices: &'a [Choice<'a>],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Usage>,
+    usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     diffulex: Option<DiffusionReport>,
 }
@@ -137,18 +119,9 @@ impl Logprobs {
     }
 }
 
-#[derive(Serialize)]
-struct SnapshotChunk<'a> {
-    #[serde(flatten)]
-    chunk: Completion<'a>,
-    event: &'static str,
-    // `text` of the snapshot stands beside, not inside, the choices' text.
-    #[serde(flatten)]
-    fields: SnapshotFields<'a>,
-}
-
 struct CompletionFramer {
-    head: Head,
+    /// What every chunk starts with.
+    head: ObjectHead,
     wants_usage: bool,
     usage: Usage,
 }
@@ -159,20 +132,26 @@ impl Framer for CompletionFramer {
             StreamEvent::Delta(delta) => {
                 if !delta.text.is_empty() {
                     let choice = Choice { index, text: &delta.text, logprobs: None, finish_reason: None };
-                    frames.push(&self.head.completion(&[choice]));
+                    frames.push_object(&self.head, |fields| fields.add("choices", &[choice]));
                 }
             }
             StreamEvent::Snapshot(snapshot) => {
                 let choices = [Choice { index, text: &snapshot.committed_text, logprobs: None, finish_reason: None }];
-                let chunk = self.head.completion(&choices);
-                frames.push(&SnapshotChunk { chunk, event: "buffer_snapshot", fields: SnapshotFields::of(&snapshot) });
+                frames.push_object(&self.head, |fields| {
+                    fields.add("choices", &choices);
+                    fields.add("event", SNAPSHOT_EVENT);
+                    // `text` of the snapshot stands beside, not inside, the choices' text.
+                    add_snapshot(fields, &snapshot);
+                });
             }
             StreamEvent::Reply(reply) => {
                 self.usage.add_choice(Usage::of(&reply));
                 let choices =
                     [Choice { index, text: "", logprobs: None, finish_reason: Some(reply.finish_reason.openai()) }];
-                let diffulex = Some(DiffusionReport::of(&reply));
-                frames.push(&Completion { diffulex, ..self.head.completion(&choices) });
+                frames.push_object(&self.head, |fields| {
+                    fields.add("choices", &choices);
+                    fields.add("diffulex", &DiffusionReport::of(&reply));
+                });
             }
             StreamEvent::Error(error) => return Err(error.into()),
         }
@@ -181,7 +160,10 @@ impl Framer for CompletionFramer {
 
     fn close(&mut self, frames: &mut Frames) {
         if self.wants_usage {
-            frames.push(&Completion { usage: Some(self.usage), ..self.head.completion(&[]) });
+            frames.push_object(&self.head, |fields| {
+                fields.add("choices", &[(); 0]);
+                fields.add("usage", &self.usage);
+            });
         }
     }
 }

@@ -2,25 +2,25 @@
 //!
 //! Never here: chat templates, OpenAI's shapes.
 
-use axum::Json;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::extract::{Request, State};
+use axum::response::Response;
 use diffulex_protocol::{FinishReason, ServingBufferSnapshot, ServingDelta, ServingInput, ServingReply};
 use serde::Serialize;
 
-use super::answer::{DiffusionReport, Usage, reply_of, unix_seconds};
+use super::answer::{self, DiffusionReport, Usage, reply_of, unix_seconds};
 use super::body::{self, Dialect};
 use super::error::ApiError;
 use super::request::GenerationBody;
-use super::sse::{self, Framer, Frames, Spacing};
+use super::sse::{self, Fields, Framer, Frames, ObjectHead, Spacing};
 use super::{App, AskedModel, asked_model};
 use crate::frontend::{StreamEvent, Submission};
 
+/// What every frame with a snapshot's fields has in `event`.
+pub(super) const SNAPSHOT_EVENT: &str = "buffer_snapshot";
+
 /// The route.
-pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
+pub(super) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::Native).await?;
     let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
     if body.n_choices()? > 1 {
         return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
@@ -47,7 +47,7 @@ pub(super) async fn generate(State(app): State<App>, headers: HeaderMap, request
     match streams.pop() {
         Some(stream) => {
             let reply = reply_of(stream).await?;
-            Ok(Json(Answer::of(&reply, &head, None)).into_response())
+            Ok(answer::json(&Answer::of(&reply, &head, None)))
         }
         None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
     }
@@ -148,58 +148,25 @@ impl<'a> Append<'a> {
     }
 }
 
-/// The fields of a snapshot, which chat frames carry too.
-#[derive(Serialize)]
-pub(super) struct SnapshotFields<'a> {
-    seq: u32,
-    token_offset: u32,
-    absolute_start: u32,
-    absolute_end: u32,
-    text: &'a str,
-    token_ids: &'a [u32],
-    nfe: u32,
-    finished: bool,
-    engine_decode_time_s: f64,
-    engine_decode_tokens: u32,
-    engine_decode_tps: Option<f64>,
-    committed_len: u32,
-    committed_text: &'a str,
-    mask_positions: &'a [u32],
-    pieces: &'a [Option<String>],
-    confidences: &'a [f32],
-    block_size: u32,
-}
-
-impl<'a> SnapshotFields<'a> {
-    pub(super) fn of(snapshot: &'a ServingBufferSnapshot) -> Self {
-        Self {
-            seq: snapshot.seq,
-            token_offset: snapshot.token_offset,
-            absolute_start: snapshot.absolute_start,
-            absolute_end: snapshot.absolute_end,
-            text: &snapshot.text,
-            token_ids: &snapshot.token_ids,
-            nfe: snapshot.nfe,
-            finished: snapshot.finished,
-            engine_decode_time_s: snapshot.engine_decode_time_s,
-            engine_decode_tokens: snapshot.engine_decode_tokens,
-            engine_decode_tps: snapshot.engine_decode_tps,
-            committed_len: snapshot.committed_len,
-            committed_text: &snapshot.committed_text,
-            mask_positions: &snapshot.mask_positions,
-            pieces: &snapshot.pieces,
-            confidences: &snapshot.confidences,
-            block_size: snapshot.block_size,
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Snapshot<'a> {
-    event: &'static str,
-    id: &'a str,
-    #[serde(flatten)]
-    fields: SnapshotFields<'a>,
+/// Adds the fields of a snapshot, which chat frames carry too.
+pub(super) fn add_snapshot(fields: &mut Fields<'_>, snapshot: &ServingBufferSnapshot) {
+    fields.add("seq", &snapshot.seq);
+    fields.add("token_offset", &snapshot.token_offset);
+    fields.add("absolute_start", &snapshot.absolute_start);
+    fields.add("absolute_end", &snapshot.absolute_end);
+    fields.add("text", &snapshot.text);
+    fields.add("token_ids", &snapshot.token_ids);
+    fields.add("nfe", &snapshot.nfe);
+    fields.add("finished", &snapshot.finished);
+    fields.add("engine_decode_time_s", &snapshot.engine_decode_time_s);
+    fields.add("engine_decode_tokens", &snapshot.engine_decode_tokens);
+    fields.add("engine_decode_tps", &snapshot.engine_decode_tps);
+    fields.add("committed_len", &snapshot.committed_len);
+    fields.add("committed_text", &snapshot.committed_text);
+    fields.add("mask_positions", &snapshot.mask_positions);
+    fields.add("pieces", &snapshot.pieces);
+    fields.add("confidences", &snapshot.confidences);
+    fields.add("block_size", &snapshot.block_size);
 }
 
 struct GenerateFramer {
@@ -210,10 +177,11 @@ impl Framer for GenerateFramer {
     fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
             StreamEvent::Delta(delta) => frames.push(&Append::of(&delta)),
-            StreamEvent::Snapshot(snapshot) => {
-                let fields = SnapshotFields::of(&snapshot);
-                frames.push(&Snapshot { event: "buffer_snapshot", id: &snapshot.rid, fields });
-            }
+            StreamEvent::Snapshot(snapshot) => frames.push_object(&ObjectHead::default(), |fields| {
+                fields.add("event", SNAPSHOT_EVENT);
+                fields.add("id", &snapshot.rid);
+                add_snapshot(fields, &snapshot);
+            }),
             StreamEvent::Reply(reply) => frames.push(&Answer::of(&reply, &self.head, Some("final"))),
             StreamEvent::Error(error) => return Err(error.into()),
         }

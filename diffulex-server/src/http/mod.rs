@@ -21,7 +21,7 @@ mod tokenize;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
@@ -92,9 +92,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
         .merge(playground::routes())
         .fallback(unknown_route)
-        .method_not_allowed_fallback(wrong_method)
-        // Bodies are read by `body`, which has its own limit.
-        .layer(DefaultBodyLimit::disable());
+        .method_not_allowed_fallback(wrong_method);
     let router = match app.options.api_key {
         Some(_) => router.layer(middleware::from_fn_with_state(app.clone(), check_key)),
         None => router,

@@ -29,6 +29,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// A comment: an empty `data:` event would break clients.
 const KEEP_ALIVE_FRAME: &[u8] = b": keep-alive\n\n";
 
+/// What a chunk may be larger than the one before without its memory being moved. Chosen by us: a few words.
+const SIZE_MARGIN: usize = 64;
+
 /// What an OpenAI stream ends with.
 const DONE_FRAME: &[u8] = b"data: [DONE]\n\n";
 
@@ -50,25 +53,74 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    fn new(spacing: Spacing) -> Self {
-        Self { bytes: Vec::new(), count: 0, spacing }
+    fn new(spacing: Spacing, n_expected_bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(n_expected_bytes), count: 0, spacing }
     }
 
     /// Adds one `data:` frame.
     pub(super) fn push(&mut self, data: &impl Serialize) {
         self.bytes.extend_from_slice(b"data: ");
-        let written = match self.spacing {
-            Spacing::Compact => serde_json::to_writer(&mut self.bytes, data),
-            Spacing::Python => {
-                data.serialize(&mut serde_json::Serializer::with_formatter(&mut self.bytes, PythonSpacing))
-            }
-        };
-        // Frames are structs of strings and numbers written to memory: there is nothing to fail.
-        if let Err(error) = written {
-            tracing::error!(%error, "a frame could not be written");
-        }
+        write_json(&mut self.bytes, self.spacing, data);
         self.bytes.extend_from_slice(b"\n\n");
         self.count += 1;
+    }
+
+    /// Adds one `data:` frame, an object that starts as `head` and has the fields that `write` adds.
+    ///
+    /// For frames of which there are many: what does not change from one to the next is written once, as `head`.
+    pub(super) fn push_object(&mut self, head: &ObjectHead, write: impl FnOnce(&mut Fields<'_>)) {
+        self.bytes.extend_from_slice(b"data: {");
+        self.bytes.extend_from_slice(&head.0);
+        let has_head = !head.0.is_empty();
+        write(&mut Fields { bytes: &mut self.bytes, spacing: self.spacing, needs_comma: has_head });
+        self.bytes.extend_from_slice(b"}\n\n");
+        self.count += 1;
+    }
+}
+
+/// The first fields of objects, written.
+#[derive(Debug, Default)]
+pub(super) struct ObjectHead(Vec<u8>);
+
+impl ObjectHead {
+    /// The fields that `write` adds.
+    pub(super) fn new(spacing: Spacing, write: impl FnOnce(&mut Fields<'_>)) -> Self {
+        let mut bytes = Vec::new();
+        write(&mut Fields { bytes: &mut bytes, spacing, needs_comma: false });
+        Self(bytes)
+    }
+}
+
+/// The fields of an object under construction.
+pub(super) struct Fields<'a> {
+    bytes: &'a mut Vec<u8>,
+    spacing: Spacing,
+    needs_comma: bool,
+}
+
+impl Fields<'_> {
+    /// Adds a field. Names are our own words, which need no escaping.
+    pub(super) fn add(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) {
+        let (comma, colon): (&[u8], &[u8]) = match self.spacing {
+            Spacing::Compact => (b",\"", b"\":"),
+            Spacing::Python => (b", \"", b"\": "),
+        };
+        self.bytes.extend_from_slice(if self.needs_comma { comma } else { b"\"" });
+        self.needs_comma = true;
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.extend_from_slice(colon);
+        write_json(self.bytes, self.spacing, value);
+    }
+}
+
+fn write_json(bytes: &mut Vec<u8>, spacing: Spacing, value: &(impl Serialize + ?Sized)) {
+    let written = match spacing {
+        Spacing::Compact => serde_json::to_writer(bytes, value),
+        Spacing::Python => value.serialize(&mut serde_json::Serializer::with_formatter(bytes, PythonSpacing)),
+    };
+    // Frames are strings and numbers written to memory: there is nothing to fail.
+    if let Err(error) = written {
+        tracing::error!(%error, "a frame could not be written");
     }
 }
 
@@ -101,6 +153,7 @@ pub(super) fn respond(
         progress: Progress::NotOpened,
         keep_alive: Box::pin(tokio::time::sleep(KEEP_ALIVE)),
         last_sent: Instant::now(),
+        n_last_bytes: 0,
     };
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
@@ -121,6 +174,8 @@ struct SseBody<F> {
     progress: Progress,
     keep_alive: Pin<Box<Sleep>>,
     last_sent: Instant,
+    /// Size of what was last sent; the next is likely as large.
+    n_last_bytes: usize,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -187,7 +242,7 @@ impl<F: Framer> Stream for SseBody<F> {
         if body.progress == Progress::Over {
             return Poll::Ready(None);
         }
-        let mut frames = Frames::new(body.spacing);
+        let mut frames = Frames::new(body.spacing, body.n_last_bytes);
         body.write_ready(&mut frames, context);
         if frames.bytes.is_empty() {
             return body.poll_keep_alive(context).map(|bytes| Some(Ok(bytes)));
@@ -195,6 +250,7 @@ impl<F: Framer> Stream for SseBody<F> {
         body.telemetry.frames_sent.of(body.mode).add(frames.count);
         body.telemetry.bytes_sent.of(body.mode).add(frames.bytes.len() as u64);
         body.last_sent = Instant::now();
+        body.n_last_bytes = frames.bytes.len() + SIZE_MARGIN;
         Poll::Ready(Some(Ok(Bytes::from(frames.bytes))))
     }
 }
@@ -222,14 +278,47 @@ mod tests {
 
     #[test]
     fn python_spacing_is_json_dumps() {
-        let mut frames = Frames::new(Spacing::Python);
+        let mut frames = Frames::new(Spacing::Python, 0);
         frames.push(&serde_json::json!({"event": "final", "token_ids": [1, 2]}));
         assert_eq!(frames.bytes, b"data: {\"event\": \"final\", \"token_ids\": [1, 2]}\n\n");
     }
 
     #[test]
+    fn an_object_written_field_by_field_is_what_serde_writes() {
+        #[derive(Serialize)]
+        struct Whole<'a> {
+            id: &'a str,
+            created: u64,
+            confidences: &'a [f32],
+            piece: Option<&'a str>,
+        }
+        let whole = Whole { id: "a\"b\n", created: 7, confidences: &[0.9, 1.0, f32::NAN], piece: None };
+        for spacing in [Spacing::Compact, Spacing::Python] {
+            let mut plain = Frames::new(spacing, 0);
+            plain.push(&whole);
+            let rest = |fields: &mut Fields<'_>| {
+                fields.add("confidences", whole.confidences);
+                fields.add("piece", &whole.piece);
+            };
+            let start = |fields: &mut Fields<'_>| {
+                fields.add("id", whole.id);
+                fields.add("created", &whole.created);
+            };
+            let mut written = Frames::new(spacing, 0);
+            written.push_object(&ObjectHead::new(spacing, start), rest);
+            let mut without_head = Frames::new(spacing, 0);
+            without_head.push_object(&ObjectHead::default(), |fields| {
+                start(fields);
+                rest(fields);
+            });
+            assert_eq!(String::from_utf8_lossy(&written.bytes), String::from_utf8_lossy(&plain.bytes));
+            assert_eq!(without_head.bytes, plain.bytes);
+        }
+    }
+
+    #[test]
     fn a_line_break_in_text_stays_inside_its_frame() {
-        let mut frames = Frames::new(Spacing::Compact);
+        let mut frames = Frames::new(Spacing::Compact, 0);
         frames.push(&serde_json::json!({"text": "a\n\nb"}));
         assert_eq!(frames.bytes.iter().filter(|byte| **byte == b'\n').count(), 2);
     }

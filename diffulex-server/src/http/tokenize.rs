@@ -3,9 +3,7 @@
 //! Never here: generation.
 
 use axum::Json;
-use axum::body::Body;
-use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::{Prompt, ServingInput};
 use serde::Deserialize;
@@ -17,8 +15,8 @@ use super::error::ApiError;
 use super::request::GenerationBody;
 
 /// Text or messages to ids; vLLM's reply.
-pub(super) async fn tokenize(State(app): State<App>, headers: HeaderMap, request: Body) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
+pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::Native).await?;
     let input = if body.messages.is_some() {
         ServingInput::Chat { messages: body.take_messages()? }
     } else {
@@ -38,11 +36,7 @@ struct DetokenizeBody {
 }
 
 /// Ids to text; vLLM's reply.
-pub(super) async fn detokenize(
-    State(app): State<App>,
-    headers: HeaderMap,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let body: DetokenizeBody = body::json(&headers, request, app.options.body, Dialect::Native).await?;
+pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: DetokenizeBody = body::json(request, app.options.body, Dialect::Native).await?;
     Ok(Json(json!({"prompt": app.frontend.text().decode(&body.tokens)})).into_response())
 }
