@@ -15,9 +15,8 @@ const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 pub(super) struct ChatTemplate {
+    /// Holds `bos_token`, `eos_token` and the like, which templates print, as globals.
     environment: Environment<'static>,
-    /// `bos_token`, `eos_token` and the like, which templates print.
-    special_tokens: Vec<(String, String)>,
 }
 
 impl ChatTemplate {
@@ -40,17 +39,13 @@ impl ChatTemplate {
         environment
             .add_template_owned(NAME, source)
             .map_err(|error| LoadError::of(files.place(), format!("chat template: {error}")))?;
-        let special_tokens = tokenizer_config
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(key, _)| key.ends_with("_token"))
-            .filter_map(|(key, value)| {
-                let content = value.as_str().or_else(|| value.get("content")?.as_str())?;
-                Some((key.clone(), content.to_owned()))
-            })
-            .collect();
-        Ok(Self { environment, special_tokens })
+        let settings = tokenizer_config.as_object().into_iter().flatten();
+        for (key, value) in settings.filter(|(key, _)| key.ends_with("_token")) {
+            if let Some(content) = value.as_str().or_else(|| value.get("content")?.as_str()) {
+                environment.add_global(key.clone(), content);
+            }
+        }
+        Ok(Self { environment })
     }
 
     pub(super) fn render(
@@ -58,13 +53,17 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, RequestError> {
-        let specials = Value::from_pairs(self.special_tokens.iter().cloned());
         let messages: Vec<Value> = messages
             .iter()
             .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() })
             .collect();
-        let options = Value::from_pairs(options.iter().map(|(name, value)| (name.clone(), from_json(value))));
-        let context = context! { ..options, ..context! { messages, add_generation_prompt => true, ..specials } };
+        let context = context! { messages, add_generation_prompt => true };
+        let context = if options.is_empty() {
+            context
+        } else {
+            let options = Value::from_pairs(options.iter().map(|(name, value)| (name.clone(), from_json(value))));
+            context! { ..options, ..context }
+        };
         self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
             // The template's own words (raise_exception) are the useful part.
             let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
