@@ -5,9 +5,12 @@
 //! is the front-end process's, read from its threads' scheduler accounts in nanoseconds; clients run in a third process.
 //!
 //! ```text
-//! cargo run --release -p diffulex-server --example front_end_cost [-- SCALE]
+//! cargo run --release -p diffulex-server --example front_end_cost [-- SCALE [WHAT]]
 //! ```
-//! SCALE multiplies the amount of work (default 1).
+//! SCALE multiplies the amount of work (default 1); WHAT is one of `request`, `block_append` and `denoise` (default all).
+//!
+//! What the kernel alone takes for paced frames is measured beside them: one more process writes frames of the same size,
+//! at the same pace, to as many sockets of the same clients, and does nothing else.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -38,8 +41,9 @@ fn main() -> ExitCode {
     let first = arguments.next();
     let result = match first.as_deref() {
         Some("front-end") => front_end(),
+        Some("bare-writes") => bare_writes(arguments),
         Some("worker") => worker_process::run(Box::new(|_| Ok(Box::new(Script::default()) as Box<dyn ServingEngine>))),
-        scale => measure(scale.and_then(|scale| scale.parse().ok()).unwrap_or(1.0)),
+        scale => measure(scale.and_then(|scale| scale.parse().ok()).unwrap_or(1.0), arguments.next()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -64,6 +68,41 @@ fn front_end() -> Result<(), String> {
         let starter = Box::new(WorkerProcesses::new(plan));
         launch::serve_with(&config, listener, address, &files, "script".to_owned(), starter).await
     })
+}
+
+/// Frames of `n_bytes`, `n_events` of them to each of `n_streams` connections, one write each, every `interval_ms`.
+fn bare_writes(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {
+    let mut argument = || arguments.next().and_then(|text| text.parse::<usize>().ok()).ok_or("a number is missing");
+    let (n_streams, n_bytes, interval_ms, n_events) = (argument()?, argument()?, argument()?, argument()?);
+    let serve = || -> std::io::Result<()> {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let mut out = std::io::stdout();
+        writeln!(out, "listens on http://{}\nis ready", listener.local_addr()?)?;
+        let mut sockets = Vec::with_capacity(n_streams);
+        for _ in 0..n_streams {
+            let (socket, _) = listener.accept()?;
+            socket.set_nodelay(true)?;
+            sockets.push(socket);
+        }
+        let mut frame = b"data: {".to_vec();
+        frame.resize(n_bytes.max(frame.len()), b'x');
+        let started = Instant::now();
+        // As a stream of the front end: one frame more at the start and one at the end.
+        for round in 0..n_events + 2 {
+            let due = Duration::from_millis((interval_ms * round) as u64);
+            std::thread::park_timeout(due.saturating_sub(started.elapsed()));
+            for socket in &mut sockets {
+                socket.write_all(&frame)?;
+            }
+        }
+        for socket in &mut sockets {
+            socket.write_all(b"[DONE]")?;
+        }
+        // The account of this process is read before it is ended.
+        std::thread::park();
+        Ok(())
+    };
+    serve().map_err(|error| error.to_string())
 }
 
 /// An engine that answers without a model. `user` holds the milliseconds between the events of a stream.
@@ -218,23 +257,25 @@ impl ServingEngine for Script {
     }
 }
 
-fn measure(scale: f64) -> Result<(), String> {
-    let server = Server::start()?;
+fn measure(scale: f64, only: Option<String>) -> Result<(), String> {
+    let is_asked = |what: &str| only.as_deref().is_none_or(|only| only == what);
+    let server = Server::start(&["front-end".to_owned()])?;
     let mut out = std::io::stdout().lock();
     let mut all_met = true;
-    let mut tell = |line: String, is_met: bool| {
+    let mut tell = |out: &mut std::io::StdoutLock<'_>, line: String, is_met: bool| {
         all_met &= is_met;
         let _ = writeln!(out, "{line}  {}", if is_met { "met" } else { "MISSED" });
     };
 
     let scaled = |count: f64| (count * scale).max(1.0) as usize;
     server.requests(4, scaled(500.0))?;
-    for n_connections in [1, 16, 128] {
+    for n_connections in [1, 16, 128].into_iter().filter(|_| is_asked("request")) {
         let n_each = scaled(20_000.0) / n_connections;
         let (cpu, wall) = server.requests(n_connections, n_each)?;
         let n = (n_connections * n_each) as f64;
         let (us, parts) = cpu.each(n);
         tell(
+            &mut out,
             format!(
                 "request, {n_connections:>3} connections: {us:6.2} us CPU each ({parts}; bar {REQUEST_BAR_US}), {:.0}/s, n = {n}",
                 n / wall.as_secs_f64()
@@ -242,7 +283,10 @@ fn measure(scale: f64) -> Result<(), String> {
             us <= REQUEST_BAR_US,
         );
     }
-    for (mode, name) in [(StreamMode::BlockAppend, "block_append"), (StreamMode::Denoise, "denoise")] {
+    for (mode, name) in [(StreamMode::BlockAppend, "block_append"), (StreamMode::Denoise, "denoise")]
+        .into_iter()
+        .filter(|(_, name)| is_asked(name))
+    {
         for (n_streams, interval_ms, n_events) in [(64, 0, 2000.0), (256, 20, 250.0)] {
             let n_events = scaled(n_events);
             let seen = server.streams(mode, n_streams, interval_ms, n_events)?;
@@ -250,6 +294,7 @@ fn measure(scale: f64) -> Result<(), String> {
             let (us, parts) = seen.cpu.each(n);
             let pace = if interval_ms == 0 { "flat out".to_owned() } else { format!("every {interval_ms} ms") };
             tell(
+                &mut out,
                 format!(
                     "event, {name:<12} {n_streams:>3} streams, {pace:<11}: {us:6.2} us CPU each \
                      ({parts}; bar {EVENT_BAR_US}), {:.0}/s, {} frames, n = {n}",
@@ -263,6 +308,7 @@ fn measure(scale: f64) -> Result<(), String> {
                 let rate = expected / seen.slowest.as_secs_f64().max(expected);
                 let kept = rate * (seen.n_frames as f64 / n).min(1.0);
                 tell(
+                    &mut out,
                     format!(
                         "      cadence of the slowest stream {:.2} % (bar {:.0} %)",
                         kept * 100.0,
@@ -270,10 +316,29 @@ fn measure(scale: f64) -> Result<(), String> {
                     ),
                     kept >= CADENCE_BAR,
                 );
+                let n_bytes = seen.n_bytes / seen.n_frames.max(1);
+                let (us, kernel) = bare(n_streams, n_bytes, interval_ms, n_events)?;
+                let line = format!("      bare writes of {n_bytes} bytes: {us:.2} us CPU each (kernel {kernel:.0} %)");
+                let _ = writeln!(out, "{line}");
             }
         }
     }
     if all_met { Ok(()) } else { Err("a bar was missed".to_owned()) }
+}
+
+/// Microseconds of CPU for each bare write of `n_bytes`, and how much of it was the kernel's.
+fn bare(n_streams: usize, n_bytes: usize, interval_ms: u64, n_events: usize) -> Result<(f64, f64), String> {
+    let numbers = [n_streams, n_bytes, interval_ms as usize, n_events].map(|number| number.to_string());
+    let arguments: Vec<String> = std::iter::once("bare-writes".to_owned()).chain(numbers).collect();
+    let server = Server::start(&arguments)?;
+    let cpu = server.cpu()?;
+    server.run_clients(n_streams, async || {
+        let mut socket = server.connect().await?;
+        count_frames(&mut socket).await
+    })?;
+    let cpu = server.cpu()?.since(cpu);
+    let total = (cpu.http + cpu.events + cpu.zmq).as_secs_f64();
+    Ok((total * 1e6 / (n_streams * n_events) as f64, 100.0 * cpu.kernel.as_secs_f64() / total))
 }
 
 struct Server {
@@ -320,15 +385,17 @@ struct Seen {
     wall: Duration,
     /// Progress frames the clients got.
     n_frames: usize,
+    /// Bytes they got, headers included.
+    n_bytes: usize,
     /// Longest time from a stream's first progress frame to its last.
     slowest: Duration,
 }
 
 impl Server {
-    fn start() -> Result<Self, String> {
+    fn start(arguments: &[String]) -> Result<Self, String> {
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut process =
-            Command::new(program).arg("front-end").stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
+            Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().map_err(|error| error.to_string())?;
         let stdout = process.stdout.take().ok_or("no standard output")?;
         let mut address = None;
         for line in BufReader::new(stdout).lines() {
@@ -423,8 +490,9 @@ impl Server {
         Ok(Seen {
             cpu: self.cpu()?.since(cpu),
             wall: started.elapsed(),
-            n_frames: seen.iter().map(|(n_frames, _)| n_frames).sum(),
-            slowest: seen.iter().map(|(_, taken)| *taken).max().unwrap_or_default(),
+            n_frames: seen.iter().map(|stream| stream.n_frames).sum(),
+            n_bytes: seen.iter().map(|stream| stream.n_bytes).sum(),
+            slowest: seen.iter().map(|stream| stream.taken).max().unwrap_or_default(),
         })
     }
 }
@@ -443,11 +511,20 @@ fn http_request(path: &str, body: &str) -> String {
     )
 }
 
-/// Progress frames up to `[DONE]`: all but the one with the role and the one with the reason; and the time from the first
-/// of them to the end.
-async fn count_frames(socket: &mut TcpStream) -> Result<(usize, Duration), String> {
+/// What one client saw of its stream.
+struct SeenOne {
+    /// All frames but the one with the role and the one with the reason.
+    n_frames: usize,
+    n_bytes: usize,
+    /// From the first of the frames to the end.
+    taken: Duration,
+}
+
+/// Reads up to `[DONE]`.
+async fn count_frames(socket: &mut TcpStream) -> Result<SeenOne, String> {
     const NEEDLE: &[u8] = b"data: {";
     let mut n_frames = 0;
+    let mut n_read = 0;
     let mut first = None;
     let mut buffer = vec![0; 64 * 1024];
     let mut n_kept = 0;
@@ -456,6 +533,7 @@ async fn count_frames(socket: &mut TcpStream) -> Result<(usize, Duration), Strin
         if n_bytes == 0 {
             return Err("a stream ended before [DONE]".to_owned());
         }
+        n_read += n_bytes;
         let seen = &buffer[..n_kept + n_bytes];
         let mut from = 0;
         while let Some(at) = seen[from..].windows(NEEDLE.len()).position(|window| window == NEEDLE) {
@@ -466,7 +544,8 @@ async fn count_frames(socket: &mut TcpStream) -> Result<(usize, Duration), Strin
             from += at + NEEDLE.len();
         }
         if seen.windows(6).any(|window| window == b"[DONE]") {
-            return Ok((n_frames - 2, first.map_or(Duration::ZERO, |first| first.elapsed())));
+            let taken = first.map_or(Duration::ZERO, |first| first.elapsed());
+            return Ok(SeenOne { n_frames: n_frames - 2, n_bytes: n_read, taken });
         }
         // A needle may be cut in two.
         let tail = (seen.len() - from).min(NEEDLE.len() - 1);
