@@ -199,7 +199,8 @@ impl Scheduler {
         let root = PageHash::root(request.adapter);
         let mut hash = root;
         let mut names = Vec::new();
-        for ids in sequence.tokens()[..n_final].chunks_exact(self.page_size) {
+        for index in 0..n_final / self.page_size {
+            let ids = content(sequence, index, self.page_size);
             hash = self.pool.hash(hash, ids);
             let Some(page) = self.pool.find(hash, ids) else { break };
             request.pages.push(page);
@@ -332,11 +333,22 @@ impl Scheduler {
         let n_final = request.sequence.cached_end();
         let (mut n_named, mut hash) = request.named;
         while (n_named + 1) * self.page_size <= n_final {
-            let ids = &request.sequence.tokens()[n_named * self.page_size..(n_named + 1) * self.page_size];
+            let ids = content(&request.sequence, n_named, self.page_size);
             hash = self.pool.hash(hash, ids);
             self.pool.name(request.pages[n_named], hash, ids);
             n_named += 1;
         }
         request.named = (n_named, hash);
     }
+}
+
+/// The tokens that, with those before them, decide the K/V of page `index`, which is decided. Where positions see to the
+/// end of their block, that is more than the page holds if a block goes on behind it.
+fn content(sequence: &Sequence, index: usize, page_size: usize) -> &[u32] {
+    let (start, end) = (index * page_size, (index + 1) * page_size);
+    let end = match sequence.layout() {
+        Layout::BlockCausal => end.next_multiple_of(sequence.block_size()),
+        Layout::Canvases | Layout::PromptFirst | Layout::WholeAnswer => end,
+    };
+    &sequence.tokens()[start..end]
 }

@@ -155,6 +155,24 @@ fn a_prefix_hit_changes_nothing() {
     }
 }
 
+/// Where blocks are longer than pages, tokens of the next page shape the K/V of this one.
+#[test]
+fn a_page_inside_a_block_is_found_only_with_all_of_the_block() {
+    for (block_size, seed) in [(32, 0), (32, 1), (12, 2), (12, 3)] {
+        let options = EngineOptions { block_size: Some(block_size), page_size: 8, ..options() };
+        let [first, second] = [10, 20].map(|other| [prompt(seed, 8), prompt(other + seed, 24)].concat());
+        let third = [second.clone(), prompt(30 + seed, 5)].concat();
+        let requests = [("first", first), ("second", second), ("third", third)]
+            .map(|(rid, prompt)| (rid.to_owned(), prompt, greedy(20)));
+        let want = alone(&options, &requests);
+        let mut engine = engine(&options);
+        for (request, want) in requests.iter().zip(&want) {
+            assert_eq!(together(&mut engine, std::slice::from_ref(request))[0], *want, "{}", request.0);
+        }
+        assert!(engine.stats().prefix_hits > 0, "the third begins as the second");
+    }
+}
+
 #[test]
 fn an_answer_is_a_prefix_for_the_next_turn() {
     for subject in subjects() {
