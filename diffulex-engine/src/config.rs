@@ -227,11 +227,11 @@ pub struct EngineConfig {
 /// Bytes of the KV pool where nobody sets them, at most. Chosen by us: memory is taken as it is used.
 const DEFAULT_KV_CACHE_BYTES: u64 = 1 << 30;
 
-/// Block sizes that are served: Diffulex's (diffulex/config.py), and 64 for the largest SDAR variant.
-const BLOCK_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
+/// The longest block: the largest SDAR variant's.
+pub(crate) const MAX_BLOCK_SIZE: usize = 64;
 
-/// The largest of them.
-pub(crate) const MAX_BLOCK_SIZE: usize = BLOCK_SIZES[BLOCK_SIZES.len() - 1];
+/// Diffulex's (diffulex/config.py), and 64.
+const PAGE_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
 
 impl EngineConfig {
     /// The strategies a family can be decoded by, its authors' first.
@@ -268,8 +268,8 @@ impl EngineConfig {
         let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(family.block_size);
         let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
         match layout {
-            Layout::BlockCausal | Layout::PromptFirst if !BLOCK_SIZES.contains(&block_size) => {
-                return Err(format!("block size {block_size} is not one of {BLOCK_SIZES:?}"));
+            Layout::BlockCausal | Layout::PromptFirst if !(1..=MAX_BLOCK_SIZE).contains(&block_size) => {
+                return Err(format!("block size {block_size} is not in 1..={MAX_BLOCK_SIZE}"));
             }
             // Nothing is aligned to such blocks; LLaDA's own default is 128.
             Layout::WholeAnswer if !(1..=max_model_len).contains(&block_size) => {
@@ -290,8 +290,8 @@ impl EngineConfig {
             return Err(format!("buffer size {buffer_size} is not in 1..=16"));
         }
         let page_size = options.page_size as usize;
-        if !BLOCK_SIZES.contains(&page_size) {
-            return Err(format!("page size {page_size} is not one of {BLOCK_SIZES:?}"));
+        if !PAGE_SIZES.contains(&page_size) {
+            return Err(format!("page size {page_size} is not one of {PAGE_SIZES:?}"));
         }
         let accept_threshold = family.accept_threshold;
         let blocks = |accept| {
@@ -345,7 +345,10 @@ impl EngineConfig {
             }),
             StrategyKind::FastDllmV2 => Strategy::FastDllmV2(FastDllmV2 {
                 block_size,
-                sub_block_size: FastDllmV2::SUB_BLOCK_SIZE.min(block_size),
+                sub_block_size: (1..=FastDllmV2::SUB_BLOCK_SIZE)
+                    .rev()
+                    .find(|size| block_size.is_multiple_of(*size))
+                    .unwrap_or(1),
                 block_cache: false,
                 accept: AcceptRule::Threshold { accept_threshold },
             }),

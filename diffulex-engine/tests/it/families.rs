@@ -264,3 +264,15 @@ fn rotary_positions_may_be_given_the_newer_way() {
     let files = files.with_config("rope_parameters", json!({"rope_type": "default", "rope_theta": 1e6}));
     assert!(load(files.leak()).is_ok());
 }
+
+#[test]
+fn a_block_may_have_any_length_up_to_the_longest() {
+    for block_size in [1, 3, 5, 64] {
+        let config = resolved(Files::golden("sdar").with_config("block_size", block_size.into()));
+        assert_eq!(config.strategy.block_size(), block_size);
+    }
+    for block_size in [0u64, 65, 1 << 40] {
+        let message = refused(Files::golden("sdar").with_config("block_size", json!(block_size)));
+        assert!(message.contains("block size") && message.contains("1..=64"), "{message}");
+    }
+}
