@@ -66,6 +66,22 @@ impl ModelFiles {
         }
     }
 
+    /// Names of the files that end in one of `endings`, in order.
+    pub fn names(&self, endings: &[&str]) -> Result<Vec<String>, LoadError> {
+        let mut names = match self {
+            Self::Folder(folder) => {
+                let fail = |error| LoadError::of(folder.display(), error);
+                let entries: Result<Vec<_>, _> = std::fs::read_dir(folder).map_err(fail)?.collect();
+                let names = entries.map_err(fail)?.into_iter();
+                names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
+            }
+            Self::Embedded { files, .. } => files.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        };
+        names.retain(|name| endings.iter().any(|ending| name.ends_with(ending)));
+        names.sort();
+        Ok(names)
+    }
+
     /// The content of `file`, which the model cannot do without.
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, LoadError> {
         self.read(file)?.ok_or_else(|| LoadError::of(self.place(), format!("has no {file}")))

@@ -8,6 +8,7 @@
 use serde::Deserialize;
 
 use super::Checkpoint;
+use super::checkpoint::ADAPTER_WEIGHTS;
 use super::decoder::unknown_switch;
 use crate::error::LoadError;
 use crate::files::ModelFiles;
@@ -77,7 +78,7 @@ impl Adapter {
         if r == 0 {
             return Err(here(&"r is 0"));
         }
-        let checkpoint = Checkpoint::open_file(files, "adapter_model.safetensors")?;
+        let checkpoint = Checkpoint::open_file(files, ADAPTER_WEIGHTS)?;
         Ok(Some(Self { checkpoint, rank: r, scale: lora_alpha / r as f32 }))
     }
 

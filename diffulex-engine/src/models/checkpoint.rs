@@ -13,10 +13,15 @@ use crate::kernels::{WeightData, WeightType};
 /// Names listed in an error before it says how many more there are.
 const NAMES_SHOWN: usize = 8;
 
+/// The weights of a low-rank adapter, which may stand beside a model's.
+pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+
 /// An open checkpoint. Remembers which tensors were asked for, so that surplus ones can be refused.
 pub struct Checkpoint {
     place: String,
     shards: Vec<Shard>,
+    /// What each shard is called.
+    names: Vec<String>,
     tensors: BTreeMap<String, Entry>,
     used: BTreeSet<String>,
 }
@@ -43,26 +48,11 @@ struct Entry {
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+    /// Opens the shards that `model.safetensors.index.json` names, or `model.safetensors`, or else every safetensors file
+    /// there is.
     pub fn open(files: &ModelFiles) -> Result<Self, LoadError> {
-        let names: Vec<String> = match files.read_json("model.safetensors.index.json")? {
-            Some(index) => {
-                let map = index
-                    .get("weight_map")
-                    .and_then(|map| map.as_object())
-                    .ok_or_else(|| LoadError::of(files.place(), "model.safetensors.index.json has no weight_map"))?;
-                let shards: BTreeSet<String> =
-                    map.values().filter_map(|shard| shard.as_str().map(str::to_owned)).collect();
-                // A shard is a file of this folder: a path would let a checkpoint read others.
-                if let Some(path) = shards.iter().find(|shard| shard.contains(['/', '\\'])) {
-                    return Err(LoadError::of(files.place(), format!("weight_map names {path:?}, which is a path")));
-                }
-                shards.into_iter().collect()
-            }
-            None => return Self::open_file(files, "model.safetensors"),
-        };
         let mut checkpoint = Self::empty(files);
-        for name in names {
+        for name in shards(files)? {
             checkpoint.add_shard(files, &name)?;
         }
         Ok(checkpoint)
@@ -76,7 +66,13 @@ impl Checkpoint {
     }
 
     fn empty(files: &ModelFiles) -> Self {
-        Self { place: files.place(), shards: Vec::new(), tensors: BTreeMap::new(), used: BTreeSet::new() }
+        Self {
+            place: files.place(),
+            shards: Vec::new(),
+            names: Vec::new(),
+            tensors: BTreeMap::new(),
+            used: BTreeSet::new(),
+        }
     }
 
     fn add_shard(&mut self, files: &ModelFiles, name: &str) -> Result<(), LoadError> {
@@ -93,7 +89,7 @@ impl Checkpoint {
         let bytes = shard.bytes();
         let header = SafeTensors::deserialize(bytes).map_err(|error| fail(&error))?;
         let base = bytes.as_ptr() as usize;
-        for (name, view) in header.tensors() {
+        for (tensor, view) in header.tensors() {
             let start = view.data().as_ptr() as usize - base;
             let entry = Entry {
                 shard: self.shards.len(),
@@ -101,9 +97,13 @@ impl Checkpoint {
                 shape: view.shape().to_vec(),
                 range: start..start + view.data().len(),
             };
-            self.tensors.insert(name, entry);
+            if let Some(other) = self.tensors.insert(tensor.clone(), entry) {
+                let other = &self.names[other.shard];
+                return Err(LoadError::of(&self.place, format!("{tensor} is in {other} and in {name}")));
+            }
         }
         self.shards.push(shard);
+        self.names.push(name.to_owned());
         Ok(())
     }
 
@@ -149,6 +149,15 @@ impl Checkpoint {
         }
     }
 
+    /// Whether two tensors are the same, bit for bit.
+    pub fn are_equal(&self, [one, other]: [&str; 2]) -> bool {
+        let content = |name: &str| {
+            let entry = self.tensors.get(name)?;
+            Some((entry.dtype, &entry.shape, &self.shards[entry.shard].bytes()[entry.range.clone()]))
+        };
+        content(one) == content(other)
+    }
+
     /// Says that the tensor `name` has been read for good: its part of the file need not stay in memory.
     pub fn release(&self, name: &str) {
         let Some(entry) = self.tensors.get(name) else { return };
@@ -184,4 +193,35 @@ impl Checkpoint {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         Err(LoadError::of(&self.place, format!("the network has no use for these tensors: {shown}{more}")))
     }
+}
+
+/// The files that hold the weights.
+fn shards(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
+    const INDEX: &str = "model.safetensors.index.json";
+    const ONE: &str = "model.safetensors";
+    let here = |what: String| LoadError::of(files.place(), what);
+    if let Some(index) = files.read_json(INDEX)? {
+        let map = index.get("weight_map").and_then(|map| map.as_object()).filter(|map| !map.is_empty());
+        let map = map.ok_or_else(|| here(format!("{INDEX} has no weight_map, or an empty one")))?;
+        let mut shards = BTreeSet::new();
+        for (tensor, shard) in map {
+            match shard.as_str() {
+                // A shard is a file of this folder: a path would let a checkpoint read others.
+                Some(name) if !name.contains(['/', '\\']) => shards.insert(name.to_owned()),
+                _ => return Err(here(format!("weight_map of {INDEX} has {tensor} in {shard}, which is no file name"))),
+            };
+        }
+        return Ok(shards.into_iter().collect());
+    }
+    let mut names = files.names(&[".safetensors"])?;
+    if names.iter().any(|name| name == ONE) {
+        return Ok(vec![ONE.to_owned()]);
+    }
+    names.retain(|name| name != ADAPTER_WEIGHTS);
+    if names.is_empty() {
+        let others = files.names(&[".bin", ".pt", ".pth", ".gguf", ".ckpt", ".msgpack", ".h5"])?;
+        let found = if others.is_empty() { String::new() } else { format!("; it has {}", others.join(", ")) };
+        return Err(here(format!("has neither {ONE} nor {INDEX}{found}")));
+    }
+    Ok(names)
 }

@@ -174,6 +174,68 @@ fn rotary_frequencies_and_a_tied_heads_copy_are_let_pass() {
     assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), with_copy);
 }
 
+/// A checkpoint folder of `files`, which is gone when it is dropped.
+fn folder(files: &[(&str, &[u8])]) -> (tempfile::TempDir, ModelFiles) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    let files = ModelFiles::folder(folder.path()).unwrap();
+    (folder, files)
+}
+
+/// The files of a folder, and what is said of it.
+type Case<'a> = (&'a [(&'a str, &'a [u8])], &'a [&'a str]);
+
+#[test]
+fn weights_that_are_not_what_they_should_be_are_named() {
+    let golden = Files::golden("sdar").0;
+    let (config, weights) = (&golden["config.json"][..], &golden["model.safetensors"][..]);
+    let index = |json: serde_json::Value| json.to_string().into_bytes();
+    let empty = index(serde_json::json!({"weight_map": {}}));
+    let number = index(serde_json::json!({"weight_map": {"lm_head.weight": 3}}));
+    let missing = index(serde_json::json!({"weight_map": {"lm_head.weight": "b.safetensors"}}));
+    let twice = index(serde_json::json!({"weight_map": {"lm_head.weight": "a.safetensors", "x": "b.safetensors"}}));
+    let index = "model.safetensors.index.json";
+    let cases: [Case<'_>; 9] = [
+        (&[("model.safetensors", &weights[..weights.len() - 1])], &["model.safetensors"]),
+        (&[("model.safetensors", b"")], &["model.safetensors"]),
+        (&[("model.safetensors", b"version https://git-lfs.github.com/spec/v1")], &["model.safetensors"]),
+        (&[], &["model.safetensors"]),
+        (&[("pytorch_model.bin", b"x")], &["model.safetensors", "pytorch_model.bin"]),
+        (&[(index, &empty)], &["weight_map"]),
+        (&[(index, &number)], &["weight_map", "lm_head.weight"]),
+        (&[(index, &missing), ("a.safetensors", weights)], &["b.safetensors"]),
+        (
+            &[(index, &twice), ("a.safetensors", weights), ("b.safetensors", weights)],
+            &["a.safetensors", "b.safetensors"],
+        ),
+    ];
+    for (files, named) in cases {
+        let files = [files, &[("config.json", config)]].concat();
+        let message = logits(&folder(&files).1, WeightType::F32).unwrap_err().to_string();
+        assert!(named.iter().all(|name| message.contains(name)), "{named:?}: {message}");
+    }
+}
+
+#[test]
+fn shards_without_an_index_are_found() {
+    let golden = Files::golden("sdar");
+    let want = logits(&golden.clone().leak(), WeightType::F32).unwrap();
+    let mut halves = [Tensors::new(), Tensors::new()];
+    for (index, (name, tensor)) in golden.tensors().into_iter().enumerate() {
+        halves[index % 2].insert(name, tensor);
+    }
+    let [first, second] = halves.map(|half| safetensors_bytes(&half));
+    let files = [
+        ("config.json", &golden.0["config.json"][..]),
+        ("layer-0-ep-0-of-1.safetensors", &first),
+        ("layer-1-ep-0-of-1.safetensors", &second),
+    ];
+    let (_folder, files) = folder(&files);
+    assert_eq!(logits(&files, WeightType::F32).unwrap(), want);
+}
+
 #[test]
 fn an_adapter_that_does_not_fit_is_refused_by_name() {
     let files = Files::golden("dream").with_adapter("d2f_dream");
