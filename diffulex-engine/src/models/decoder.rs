@@ -12,6 +12,7 @@ use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::{Adapters, Site};
 use super::{KvHeads, ModelBatch, ModelSpec, Network};
+use crate::config::MAX_BLOCK_SIZE;
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activation, AttentionBatch, GatedMlp, Ops, RopeTable};
@@ -49,11 +50,21 @@ pub(super) struct DecoderConfig {
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct RopeParameters {
     rope_theta: Option<f64>,
+    pub(super) partial_rotary_factor: Option<f64>,
 }
 
 impl DecoderConfig {
     pub(super) fn from_json(config: &serde_json::Value) -> Result<Self, LoadError> {
-        parse(config)
+        let config: Self = parse(config)?;
+        check_sizes(&[
+            ("hidden_size", config.hidden_size),
+            ("num_hidden_layers", config.num_hidden_layers),
+            ("num_attention_heads", config.num_attention_heads),
+            ("num_key_value_heads", config.n_kv_heads()),
+            ("vocab_size", config.vocab_size),
+        ])?;
+        check_sizes(&[("head_dim", config.head_dim())])?;
+        Ok(config)
     }
 
     fn n_kv_heads(&self) -> usize {
@@ -61,17 +72,25 @@ impl DecoderConfig {
     }
 
     pub(super) fn head_dim(&self) -> usize {
-        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+        self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads)
     }
 
     fn rope_theta(&self) -> Result<f64, LoadError> {
         let nested = self.rope_parameters.as_ref().and_then(|parameters| parameters.rope_theta);
-        self.rope_theta.or(nested).ok_or_else(|| refuse("has neither rope_theta nor rope_parameters.rope_theta"))
+        if let (Some(theta), Some(nested)) = (self.rope_theta, nested)
+            && theta != nested
+        {
+            return Err(refuse(format!("rope_theta is {theta}, and rope_parameters.rope_theta {nested}")));
+        }
+        let theta = self.rope_theta.or(nested);
+        let theta = theta.ok_or_else(|| refuse("has neither rope_theta nor rope_parameters.rope_theta"))?;
+        check_positive("rope_theta", theta)?;
+        Ok(theta)
     }
 
     fn check(&self) -> Result<(), LoadError> {
         let (n_heads, n_kv_heads) = (self.num_attention_heads, self.n_kv_heads());
-        if n_kv_heads == 0 || n_heads == 0 || n_heads % n_kv_heads != 0 {
+        if !n_heads.is_multiple_of(n_kv_heads) {
             return Err(refuse(format!("{n_heads} attention heads cannot share {n_kv_heads} key/value heads")));
         }
         let (head_dim, rotary_dim) = (self.head_dim(), self.rotary_dim.unwrap_or(self.head_dim()));
@@ -80,13 +99,37 @@ impl DecoderConfig {
                 "{rotary_dim} channels of heads {head_dim} wide cannot turn; rotary positions need an even number of them"
             )));
         }
-        Ok(())
+        check_positive("rms_norm_eps", f64::from(self.rms_norm_eps))?;
+        if self.max_position_embeddings == 0 {
+            return Err(refuse("max_position_embeddings is 0"));
+        }
+        self.rope_theta().map(drop)
     }
 }
 
-/// A config of a network's own, out of config.json.
+/// A config of a network's own, out of config.json. The error names the field.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(config: &serde_json::Value) -> Result<T, LoadError> {
-    T::deserialize(config).map_err(refuse)
+    serde_path_to_error::deserialize(config).map_err(refuse)
+}
+
+/// The largest size that is believed: four times the largest vocabulary. Chosen by us; products of three do not overflow,
+/// and what is made before a tensor is asked for stays small.
+const MAX_SIZE: usize = 1 << 20;
+
+/// Refuses the first of some fields, each with what it says, that is no size.
+pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), LoadError> {
+    match sizes.iter().find(|(_, size)| !(1..=MAX_SIZE).contains(size)) {
+        Some((field, size)) => Err(refuse(format!("{field} is {size}; it must be in 1..={MAX_SIZE}"))),
+        None => Ok(()),
+    }
+}
+
+/// Refuses what a field says if it is not above zero and finite.
+pub(super) fn check_positive(field: &str, number: f64) -> Result<(), LoadError> {
+    if number > 0.0 && number.is_finite() {
+        return Ok(());
+    }
+    Err(refuse(format!("{field} is {number}; it must be above 0")))
 }
 
 /// config.json says `what`.
@@ -237,13 +280,18 @@ impl<O: Ops> Decoder<O> {
         // The largest tensors come first, while there is least beside them. Some tied checkpoints carry the head all the
         // same; some untied ones leave it out. The embedding then serves.
         let head_name = weight(names.head);
-        let head = if loader.checkpoint.contains(&head_name) && !config.tie_word_embeddings {
-            Some(loader.table(&head_name, config.vocab_size, hidden)?)
-        } else {
-            loader.checkpoint.ignore(&head_name);
-            None
+        let head = match (loader.checkpoint.contains(&head_name), config.tie_word_embeddings) {
+            (true, false) => Some(loader.table(&head_name, config.vocab_size, hidden)?),
+            (true, true) if !loader.checkpoint.are_equal([&head_name, &weight(names.embedding)]) => {
+                return Err(refuse(format!("says the head is tied to the embedding; {head_name} is another matrix")));
+            }
+            (true, true) => {
+                loader.checkpoint.ignore(&head_name);
+                None
+            }
+            (false, _) => None,
         };
-        let mut layers = Vec::with_capacity(config.num_hidden_layers);
+        let mut layers = Vec::new();
         for index in 0..config.num_hidden_layers {
             let layer = format!("{}.{index}", names.layers);
             let name = |part: &str| format!("{layer}.{part}");
@@ -280,7 +328,12 @@ impl<O: Ops> Decoder<O> {
             },
             n_heads: config.num_attention_heads,
             eps: config.rms_norm_eps,
-            rope: RopeTable::new(config.rope_theta()?, rotary_dim, head_dim, max_positions),
+            rope: RopeTable::new(
+                config.rope_theta()?,
+                rotary_dim,
+                head_dim,
+                max_positions.min(config.max_position_embeddings.saturating_add(MAX_BLOCK_SIZE)),
+            ),
             embedding,
             layers,
             sites: std::mem::take(&mut loader.sites),
@@ -376,7 +429,7 @@ pub(super) fn load_dense_mlp<O: Ops>(
     }))
 }
 
-/// The experts of a layer: a tensor per expert and matrix, or, in some newer files, all experts in one tensor with an
+/// The experts of a layer: a tensor per expert and matrix, or, in some files, all experts in one tensor, which may have an
 /// expert's gate rows before its up rows.
 pub(super) fn load_experts<O: Ops>(
     loader: &mut Loader<'_, O>,
@@ -385,20 +438,26 @@ pub(super) fn load_experts<O: Ops>(
     width: usize,
     hidden: usize,
 ) -> Result<Vec<GatedMlp<O::Matrix>>, LoadError> {
-    let merged = format!("{prefix}.gate_up_proj");
-    if !loader.checkpoint.contains(&merged) {
+    let name = |part: &str| format!("{prefix}.{part}");
+    let [merged, gate] = [name("gate_up_proj"), name("gate_proj")];
+    let (gates, ups) = if loader.checkpoint.contains(&merged) {
+        let matrices = loader.stack(&merged, n_experts, &[width, width], hidden)?;
+        let (gates, ups): (Vec<_>, Vec<_>) =
+            matrices.into_iter().enumerate().partition(|(index, _)| index.is_multiple_of(2));
+        let without_index =
+            |matrices: Vec<(usize, O::Matrix)>| matrices.into_iter().map(|(_, matrix)| matrix).collect();
+        (without_index(gates), without_index(ups))
+    } else if loader.checkpoint.contains(&gate) {
+        let gates = loader.stack(&gate, n_experts, &[width], hidden)?;
+        (gates, loader.stack(&name("up_proj"), n_experts, &[width], hidden)?)
+    } else {
         return (0..n_experts)
             .map(|expert| load_mlp(loader, &format!("{prefix}.{expert}"), MLP_NAMES, width, hidden))
             .collect();
-    }
-    let gate_up = loader.stack(&merged, n_experts, &[width, width], hidden)?;
-    let down = loader.stack(&format!("{prefix}.down_proj"), n_experts, &[hidden], width)?;
-    let mut matrices = gate_up.into_iter();
-    let experts: Option<Vec<_>> = down
-        .into_iter()
-        .map(|down| Some(GatedMlp { gate: matrices.next()?, up: matrices.next()?, down, activation: Activation::Silu }))
-        .collect();
-    experts.ok_or_else(|| LoadError::of(merged, "has a gate and an up projection per expert"))
+    };
+    let downs = loader.stack(&name("down_proj"), n_experts, &[hidden], width)?;
+    let matrices = gates.into_iter().zip::<Vec<O::Matrix>>(ups).zip(downs);
+    Ok(matrices.map(|((gate, up), down)| GatedMlp { gate, up, down, activation: Activation::Silu }).collect())
 }
 
 impl<O: Ops> Network<O> for Decoder<O> {

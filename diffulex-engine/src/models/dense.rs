@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{
-    Decoder, DecoderConfig, MLP_NAMES, Names, QkvNames, load_dense_mlp, parse, refuse, refuse_switches,
+    Decoder, DecoderConfig, MLP_NAMES, Names, QkvNames, check_sizes, load_dense_mlp, parse, refuse, refuse_switches,
 };
 use super::families::Family;
 use super::loader::Loader;
@@ -70,6 +70,7 @@ pub(super) fn load<O: Ops>(
 ) -> Result<Decoder<O>, LoadError> {
     let shared = DecoderConfig::from_json(config)?;
     let MlpConfig { intermediate_size } = parse(config)?;
+    check_sizes(&[("intermediate_size", intermediate_size)])?;
     let hidden = shared.hidden_size;
     Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, _, layer| {
         load_dense_mlp(loader, &format!("{layer}.mlp"), MLP_NAMES, intermediate_size, hidden)
@@ -122,6 +123,17 @@ pub(super) fn load_llada<O: Ops>(
 ) -> Result<Decoder<O>, LoadError> {
     refuse_switches(config, &llada_switches())?;
     let config: LladaConfig = parse(config)?;
+    let n_kv_heads = config.n_kv_heads.unwrap_or(config.n_heads);
+    check_sizes(&[
+        ("d_model", config.d_model),
+        ("n_layers", config.n_layers),
+        ("n_heads", config.n_heads),
+        ("n_kv_heads", n_kv_heads),
+        ("mlp_hidden_size", config.mlp_hidden_size.unwrap_or(1)),
+        ("mlp_ratio", config.mlp_ratio.unwrap_or(1)),
+        ("vocab_size", config.vocab_size),
+        ("embedding_size", config.embedding_size.unwrap_or(config.vocab_size)),
+    ])?;
     let width = match (config.mlp_hidden_size, config.mlp_ratio) {
         (Some(width), _) => width,
         (None, Some(ratio)) => ratio * config.d_model,
@@ -131,7 +143,7 @@ pub(super) fn load_llada<O: Ops>(
         hidden_size: config.d_model,
         num_hidden_layers: config.n_layers,
         num_attention_heads: config.n_heads,
-        num_key_value_heads: config.n_kv_heads,
+        num_key_value_heads: Some(n_kv_heads),
         head_dim: None,
         vocab_size: config.embedding_size.unwrap_or(config.vocab_size),
         rms_norm_eps: config.rms_norm_eps,

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{MLP_NAMES, load_experts, load_mlp, parse, refuse, refuse_switches};
+use super::decoder::{MLP_NAMES, check_positive, check_sizes, load_experts, load_mlp, parse, refuse, refuse_switches};
 use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::Adapters;
@@ -52,6 +52,7 @@ struct TextConfig {
     #[serde(default)]
     per_layer_config: BTreeMap<String, LayerOverride>,
     layer_types: Vec<LayerType>,
+    num_hidden_layers: Option<usize>,
     sliding_window: usize,
     num_experts: usize,
     top_k_experts: usize,
@@ -62,6 +63,7 @@ struct TextConfig {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct LayerOverride {
     head_dim: Option<usize>,
     num_key_value_heads: Option<usize>,
@@ -85,9 +87,10 @@ struct Rope {
     rope_type: RopeType,
     rope_theta: f64,
     partial_rotary_factor: Option<f64>,
+    factor: Option<f64>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RopeType {
     Default,
@@ -95,18 +98,76 @@ enum RopeType {
 }
 
 impl Rope {
+    /// Share of the pairs of a head that turn.
+    fn share(&self) -> f64 {
+        self.partial_rotary_factor.unwrap_or(1.0)
+    }
+
+    fn check(&self) -> Result<(), LoadError> {
+        let known = match self.rope_type {
+            RopeType::Default => self.share() == 1.0,
+            RopeType::Proportional => (0.0..=1.0).contains(&self.share()),
+        };
+        if !known || self.factor.is_some_and(|factor| factor != 1.0) {
+            let Self { rope_type, partial_rotary_factor, factor, .. } = self;
+            return Err(refuse(format!(
+                "rope_parameters has {rope_type:?} positions with partial_rotary_factor {partial_rotary_factor:?} and factor {factor:?}; \
+                 default ones turn all of a head, proportional ones a share of it, and none is stretched"
+            )));
+        }
+        check_positive("rope_parameters: rope_theta", self.rope_theta)
+    }
+
     fn table(&self, head_dim: usize, max_positions: usize) -> RopeTable {
         match self.rope_type {
             RopeType::Default => RopeTable::new(self.rope_theta, head_dim, head_dim, max_positions),
-            RopeType::Proportional => {
-                let share = self.partial_rotary_factor.unwrap_or(1.0);
-                RopeTable::proportional(self.rope_theta, share, head_dim, max_positions)
-            }
+            RopeType::Proportional => RopeTable::proportional(self.rope_theta, self.share(), head_dim, max_positions),
         }
     }
 }
 
 impl TextConfig {
+    fn check(&self) -> Result<(), LoadError> {
+        check_sizes(&[
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("moe_intermediate_size", self.moe_intermediate_size),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("num_global_key_value_heads", self.num_global_key_value_heads.unwrap_or(1)),
+            ("global_head_dim", self.global_head_dim.unwrap_or(1)),
+            ("num_experts", self.num_experts),
+            // Reach is not memory: a window may be wider than any of these.
+            ("sliding_window", self.sliding_window.min(1)),
+        ])?;
+        check_choice("top_k_experts", self.top_k_experts, self.num_experts)?;
+        check_positive("rms_norm_eps", f64::from(self.rms_norm_eps))?;
+        check_positive("final_logit_softcapping", f64::from(self.final_logit_softcapping.unwrap_or(1.0)))?;
+        self.rope_parameters.sliding_attention.check()?;
+        self.rope_parameters.full_attention.check()?;
+        let n_layers = self.layer_types.len();
+        if let Some(n) = self.num_hidden_layers.filter(|n| *n != n_layers) {
+            return Err(refuse(format!("num_hidden_layers is {n}; layer_types has {n_layers}")));
+        }
+        for layer in 0..n_layers {
+            let KvHeads { n_heads, head_dim } = self.kv_heads(layer);
+            // One table of rotations serves all layers of a kind.
+            let same_kind = self.layer_types.iter().position(|kind| *kind == self.layer_types[layer]).unwrap_or(layer);
+            if !self.num_attention_heads.is_multiple_of(n_heads)
+                || !head_dim.is_multiple_of(2)
+                || head_dim != self.kv_heads(same_kind).head_dim
+            {
+                return Err(refuse(format!(
+                    "{} heads of layer {layer} cannot have {n_heads} key/value heads of {head_dim} channels (num_key_value_heads, head_dim, per_layer_config)",
+                    self.num_attention_heads
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn kv_heads(&self, layer: usize) -> KvHeads {
         let (n_heads, head_dim) = match self.layer_types[layer] {
             LayerType::SlidingAttention => (None, None),
@@ -197,20 +258,20 @@ impl<O: Ops> DiffusionGemma<O> {
             ("hidden_activation", "gelu_pytorch_tanh".into()),
             ("attention_bias", false.into()),
             ("tie_word_embeddings", true.into()),
+            // Of images, which are not read; the other value lets text see what follows it.
+            ("use_bidirectional_attention", "vision".into()),
+            ("quantization_config", Value::Null),
         ];
         refuse_switches(text, &switches)?;
+        refuse_switches(config, &[("tie_word_embeddings", true.into())])?;
         let text: TextConfig = parse(text)?;
+        text.check()?;
         let canvas_len = loader.declared.block_size.ok_or_else(|| refuse("has no canvas_length"))?;
+        check_sizes(&[("canvas_length", canvas_len)])?;
         // The last canvas may stick out.
-        let max_positions = max_positions + canvas_len;
-        check_choice(text.top_k_experts, text.num_experts)?;
+        let max_positions = max_positions.min(text.max_position_embeddings) + canvas_len;
         let hidden = text.hidden_size;
         let kv_layers: Vec<KvHeads> = (0..text.layer_types.len()).map(|layer| text.kv_heads(layer)).collect();
-        if let Some(heads) = kv_layers.iter().find(|heads| {
-            heads.n_heads == 0 || !text.num_attention_heads.is_multiple_of(heads.n_heads) || heads.head_dim % 2 != 0
-        }) {
-            return Err(refuse(format!("{} heads cannot attend to {heads:?}", text.num_attention_heads)));
-        }
         let kind = |loader: &Loader<'_, O>, layer_type: LayerType, rope: &Rope| -> Result<HeadKind<O>, LoadError> {
             let first = text.layer_types.iter().position(|other| *other == layer_type);
             let head_dim = first.map_or(text.head_dim, |layer| kv_layers[layer].head_dim);
@@ -220,13 +281,13 @@ impl<O: Ops> DiffusionGemma<O> {
                 ones: upload(loader, &vec![1.0; head_dim])?,
             })
         };
-        let sliding = kind(loader, LayerType::SlidingAttention, &text.rope_parameters.sliding_attention)?;
-        let full = kind(loader, LayerType::FullAttention, &text.rope_parameters.full_attention)?;
         let embedding = loader.table("model.decoder.embed_tokens.weight", text.vocab_size, hidden)?;
-        let mut layers = Vec::with_capacity(text.layer_types.len());
+        let mut layers = Vec::new();
         for (index, layer_type) in text.layer_types.iter().enumerate() {
             layers.push(Layer::load(loader, &text, index, *layer_type, kv_layers[index])?);
         }
+        let sliding = kind(loader, LayerType::SlidingAttention, &text.rope_parameters.sliding_attention)?;
+        let full = kind(loader, LayerType::FullAttention, &text.rope_parameters.full_attention)?;
         let signal = "model.decoder.self_conditioning";
         let signal_mlp = load_mlp(loader, signal, MLP_NAMES, text.intermediate_size, hidden)?;
         for prefix in VISION {

@@ -14,13 +14,14 @@
 //! | `.mlp.{gate,up,down}_proj`, in dense layers | intermediate, hidden; the reverse |
 //! | `.mlp.gate`, `.mlp.gate.expert_bias` or `.e_score_correction_bias` | experts, hidden; experts |
 //! | `.mlp.experts.E.{gate,up,down}_proj`, `.mlp.shared_experts.{gate,up,down}_proj` | width, hidden; the reverse |
+//! | or `.mlp.experts.{gate,up,down}_proj`, without `.weight` | experts, width, hidden; the reverse |
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{
-    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, Names, QkvNames, load_dense_mlp, load_experts, load_mlp,
-    parse, refuse, refuse_switches,
+    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, Names, QkvNames, check_positive, check_sizes,
+    load_dense_mlp, load_experts, load_mlp, parse, refuse, refuse_switches,
 };
 use super::families::Family;
 use super::loader::Loader;
@@ -85,7 +86,12 @@ pub(super) fn load<O: Ops>(
     let mut shared = DecoderConfig::from_json(config)?;
     let moe: Llada2Config = parse(config)?;
     let (hidden, head_dim) = (shared.hidden_size, shared.head_dim());
-    let by_share = moe.partial_rotary_factor.map(|share| (head_dim as f64 * share) as usize);
+    let newer = shared.rope_parameters.as_ref().and_then(|parameters| parameters.partial_rotary_factor);
+    let share = moe.partial_rotary_factor.or(newer);
+    if let Some(share) = share.filter(|share| !(0.0..=1.0).contains(share)) {
+        return Err(refuse(format!("partial_rotary_factor is {share}; it must be in 0..=1")));
+    }
+    let by_share = share.map(|share| (head_dim as f64 * share) as usize);
     if let (Some(rotary_dim), Some(by_share)) = (moe.rotary_dim, by_share)
         && rotary_dim != by_share
     {
@@ -94,10 +100,20 @@ pub(super) fn load<O: Ops>(
         )));
     }
     shared.rotary_dim = moe.rotary_dim.or(by_share);
-    check_choice(moe.num_experts_per_tok, moe.num_experts)?;
+    check_sizes(&[
+        ("rotary_dim", shared.rotary_dim.unwrap_or(head_dim)),
+        ("intermediate_size", moe.intermediate_size),
+        ("moe_intermediate_size", moe.moe_intermediate_size),
+        ("num_experts", moe.num_experts),
+        ("num_shared_experts", moe.num_shared_experts.unwrap_or(0).max(1)),
+        ("n_group", moe.n_group),
+        ("topk_group", moe.topk_group),
+    ])?;
+    check_positive("routed_scaling_factor", f64::from(moe.routed_scaling_factor))?;
+    check_choice("num_experts_per_tok", moe.num_experts_per_tok, moe.num_experts)?;
     let groups = ExpertGroups { n_groups: moe.n_group, n_kept: moe.topk_group };
-    if moe.n_group == 0
-        || !moe.num_experts.is_multiple_of(moe.n_group)
+    if !moe.num_experts.is_multiple_of(moe.n_group)
+        || moe.topk_group > moe.n_group
         || moe.num_experts / moe.n_group * moe.topk_group < moe.num_experts_per_tok
     {
         return Err(refuse(format!(

@@ -4,8 +4,11 @@
 
 use std::ops::Range;
 
+use serde::Deserialize;
+
 use super::Checkpoint;
 use super::adapter::Adapter;
+use super::decoder::parse;
 use super::low_rank::Site;
 use crate::error::LoadError;
 use crate::kernels::{Ops, WeightData, WeightType};
@@ -33,16 +36,17 @@ pub(super) struct Declared {
 }
 
 impl Declared {
-    pub(super) fn read(config: &serde_json::Value) -> Self {
-        let number = |field: &str| config.get(field).and_then(serde_json::Value::as_u64);
-        Self {
+    pub(super) fn read(config: &serde_json::Value) -> Result<Self, LoadError> {
+        #[derive(Deserialize)]
+        struct Fields {
+            block_size: Option<usize>,
             // Fast-dLLM v2 and DiffusionGemma have names of their own for it.
-            block_size: ["block_size", "bd_size", "canvas_length"]
-                .into_iter()
-                .find_map(number)
-                .map(|size| size as usize),
-            mask_token_id: number("mask_token_id").and_then(|id| u32::try_from(id).ok()),
+            bd_size: Option<usize>,
+            canvas_length: Option<usize>,
+            mask_token_id: Option<u32>,
         }
+        let Fields { block_size, bd_size, canvas_length, mask_token_id } = parse(config)?;
+        Ok(Self { block_size: block_size.or(bd_size).or(canvas_length), mask_token_id })
     }
 }
 

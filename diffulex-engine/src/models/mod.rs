@@ -206,6 +206,7 @@ pub fn load<O: Ops + 'static>(
     let (family, config) = read_config(files)?;
     let here = |error: LoadError| LoadError::of(files.place(), error);
     refuse_unsupported(family, &config).map_err(here)?;
+    let declared = Declared::read(&config).map_err(here)?;
     let mut checkpoint = Checkpoint::open(files)?;
     let dtype = dtype.unwrap_or(checkpoint.weight_type());
     let mut loader = Loader {
@@ -214,7 +215,7 @@ pub fn load<O: Ops + 'static>(
         dtype,
         progress,
         n_parameters: 0,
-        declared: Declared::read(&config),
+        declared,
         sites: Vec::new(),
         adapter: merged.map_or_else(|| Adapter::find(files), |files| Adapter::open(files).map(Some))?,
     };
@@ -257,10 +258,23 @@ fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(),
     }
     for field in ["rope_scaling", "rope_parameters"] {
         if let Some(rope) = given(field) {
-            let kind = rope.get("rope_type").or_else(|| rope.get("type")).and_then(|kind| kind.as_str());
-            if kind != Some("default") {
+            let kind = rope.get("rope_type").or_else(|| rope.get("type"));
+            // transformers takes a missing kind for the default; some older ways of stretching had none, but a factor.
+            if kind.map_or(rope.get("factor").is_some(), |kind| kind != "default") {
                 return refuse(format!("{field} {rope} is not supported; only the default rotary positions are"));
             }
+        }
+    }
+    // LLaDA2 alone turns a part of each head.
+    for (name, from) in
+        [("partial_rotary_factor", Some(config)), ("rope_parameters.partial_rotary_factor", given("rope_parameters"))]
+    {
+        if family.network != NetworkKind::Llada2
+            && let Some(share) =
+                from.and_then(|from| from.get("partial_rotary_factor")).and_then(serde_json::Value::as_f64)
+            && share != 1.0
+        {
+            return refuse(format!("{name} is {share}; this network knows 1"));
         }
     }
     if let Some(layers) = given("layer_types").and_then(|layers| layers.as_array())
@@ -273,7 +287,7 @@ fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(),
             return refuse(format!("{field} is on; this network does not have it"));
         }
     }
-    for field in ["clip_qkv", "quantization_config"] {
+    for field in ["clip_qkv", "quantization_config", "compression_config"] {
         if let Some(value) = given(field) {
             return refuse(format!("{field} is {value}; this network does not have it"));
         }

@@ -16,7 +16,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{
-    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, load_dense_mlp, load_experts, load_mlp, parse, refuse,
+    Decoder, DecoderConfig, Experts, FeedForward, MLP_NAMES, check_sizes, load_dense_mlp, load_experts, load_mlp,
+    parse, refuse,
 };
 use super::dense::NAMES;
 use super::families::Family;
@@ -49,13 +50,17 @@ pub(super) fn load_sdar<O: Ops>(
     let shared = DecoderConfig::from_json(config)?;
     let moe: SdarMoeConfig = parse(config)?;
     let hidden = shared.hidden_size;
-    check_choice(moe.num_experts_per_tok, moe.num_experts)?;
+    check_sizes(&[
+        ("intermediate_size", moe.intermediate_size),
+        ("moe_intermediate_size", moe.moe_intermediate_size),
+        ("num_experts", moe.num_experts),
+        ("decoder_sparse_step", moe.decoder_sparse_step),
+    ])?;
+    check_choice("num_experts_per_tok", moe.num_experts_per_tok, moe.num_experts)?;
     let routing = softmax(moe.num_experts_per_tok, moe.norm_topk_prob);
     Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
         let mlp = format!("{layer}.mlp");
-        let has_experts = !moe.mlp_only_layers.contains(&index)
-            && moe.decoder_sparse_step > 0
-            && (index + 1).is_multiple_of(moe.decoder_sparse_step);
+        let has_experts = !moe.mlp_only_layers.contains(&index) && (index + 1).is_multiple_of(moe.decoder_sparse_step);
         if !has_experts {
             return load_dense_mlp(loader, &mlp, MLP_NAMES, moe.intermediate_size, hidden);
         }
@@ -89,7 +94,6 @@ struct LladaMoeConfig {
     moe_router_score_function: Option<String>,
     router_num_group: Option<usize>,
     routed_scaling_factor: Option<f32>,
-    partial_rotary_factor: Option<f64>,
     qk_layernorm: Option<bool>,
 }
 
@@ -112,9 +116,6 @@ pub(super) fn load_llada<O: Ops>(
     if let Some(factor) = moe.routed_scaling_factor.filter(|factor| *factor != 1.0) {
         return Err(refuse(format!("routed_scaling_factor is {factor}; this network knows 1")));
     }
-    if let Some(factor) = moe.partial_rotary_factor.filter(|factor| *factor != 1.0) {
-        return Err(refuse(format!("partial_rotary_factor is {factor}; this network knows 1")));
-    }
     if moe.qk_layernorm == Some(false) {
         return Err(refuse("qk_layernorm is false; this network has a norm per head"));
     }
@@ -122,7 +123,13 @@ pub(super) fn load_llada<O: Ops>(
         let (found, expected) = (moe.moe_layer_freq.len(), shared.num_hidden_layers);
         return Err(refuse(format!("moe_layer_freq speaks of {found} layers; there are {expected}")));
     }
-    check_choice(moe.num_experts_per_tok, moe.num_experts)?;
+    check_sizes(&[
+        ("dense_intermediate_size", moe.dense_intermediate_size),
+        ("expert_intermediate_size", moe.expert_intermediate_size),
+        ("shared_expert_intermediate_size", moe.shared_expert_intermediate_size.unwrap_or(1)),
+        ("num_experts", moe.num_experts),
+    ])?;
+    check_choice("num_experts_per_tok", moe.num_experts_per_tok, moe.num_experts)?;
     Decoder::load(loader, family, &NAMES, &shared, max_positions, |loader, index, layer| {
         let mlp = format!("{layer}.mlp");
         if moe.moe_layer_freq.get(index) == Some(&0) {
@@ -164,10 +171,10 @@ fn softmax(n_chosen: usize, renormalise: bool) -> Routing {
     }
 }
 
-/// A row has at least one expert and no more than there are.
-pub(super) fn check_choice(n_chosen: usize, n_experts: usize) -> Result<(), LoadError> {
+/// A row has at least one expert and no more than there are; `field` says how many.
+pub(super) fn check_choice(field: &str, n_chosen: usize, n_experts: usize) -> Result<(), LoadError> {
     if (1..=n_experts).contains(&n_chosen) {
         return Ok(());
     }
-    Err(refuse(format!("num_experts_per_tok is {n_chosen}; there are {n_experts} experts")))
+    Err(refuse(format!("{field} is {n_chosen}; there are {n_experts} experts")))
 }

@@ -50,11 +50,15 @@ impl TextModel {
         };
         // generation_config.json wins: it lists every token that ends a turn, config.json only the base model's.
         let mut eos_token_ids = BTreeSet::new();
-        for source in [&generation, &config] {
-            match source.get("eos_token_id") {
-                Some(serde_json::Value::Array(ids)) => eos_token_ids.extend(ids.iter().filter_map(as_id)),
-                Some(id) => eos_token_ids.extend(as_id(id)),
-                None => {}
+        for (file, source) in [("generation_config.json", &generation), ("config.json", &config)] {
+            let ids = match source.get("eos_token_id") {
+                Some(serde_json::Value::Array(ids)) => ids.as_slice(),
+                Some(serde_json::Value::Null) | None => &[],
+                Some(id) => std::slice::from_ref(id),
+            };
+            for id in ids {
+                let what = || format!("{file}: eos_token_id has {id}, which is no token id");
+                eos_token_ids.insert(as_id(id).ok_or_else(|| LoadError::of(files.place(), what()))?);
             }
         }
         eos_token_ids.extend(tokenizer_config.get("eos_token").and_then(token_id));

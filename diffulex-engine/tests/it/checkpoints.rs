@@ -115,6 +115,23 @@ fn experts_may_be_stored_in_one_tensor() {
     assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), want);
 }
 
+/// As LLaDA2's training code exports them: every expert's gates in one tensor, and so on.
+#[test]
+fn experts_may_be_stored_in_a_tensor_for_each_projection() {
+    let files = Files::golden("llada2");
+    let want = logits(&files.clone().leak(), WeightType::F32).unwrap();
+    let mut tensors = files.tensors();
+    for layer in 1..3 {
+        for (part, shape) in [("gate", [16, 32, 64]), ("up", [16, 32, 64]), ("down", [16, 64, 32])] {
+            let experts = format!("model.layers.{layer}.mlp.experts");
+            let one = |expert: usize| tensors.remove(&format!("{experts}.{expert}.{part}_proj.weight")).unwrap().2;
+            let all: Vec<u8> = (0..16).flat_map(one).collect();
+            tensors.insert(format!("{experts}.{part}_proj"), (Dtype::F32, shape.to_vec(), all));
+        }
+    }
+    assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), want);
+}
+
 /// What is said about a checkpoint whose tensors were changed.
 fn said_of(checkpoint: &str, change: impl FnOnce(&mut Tensors)) -> String {
     let files = Files::golden(checkpoint);
@@ -168,10 +185,23 @@ fn another_familys_tensors_are_refused_whatever_the_config_calls_them() {
 fn rotary_frequencies_and_a_tied_heads_copy_are_let_pass() {
     let files = Files::golden("sdar").with_config("tie_word_embeddings", true.into());
     let mut tensors = files.tensors();
+    tensors.insert("lm_head.weight".to_owned(), tensors["model.embed_tokens.weight"].clone());
     tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), (Dtype::F32, vec![1], vec![0; 4]));
     let with_copy = logits(&files.clone().with_tensors(&tensors).leak(), WeightType::F32).unwrap();
     tensors.remove("lm_head.weight");
     assert_eq!(logits(&files.with_tensors(&tensors).leak(), WeightType::F32).unwrap(), with_copy);
+}
+
+#[test]
+fn a_tied_head_that_is_not_the_embedding_is_refused() {
+    for (checkpoint, field, head) in [
+        ("sdar", "tie_word_embeddings", "lm_head.weight"),
+        ("llada", "weight_tying", "model.transformer.ff_out.weight"),
+    ] {
+        let files = Files::golden(checkpoint).with_config(field, true.into());
+        let message = logits(&files.leak(), WeightType::F32).unwrap_err().to_string();
+        assert!(message.contains(head) && message.contains("tied"), "{message}");
+    }
 }
 
 /// A checkpoint folder of `files`, which is gone when it is dropped.

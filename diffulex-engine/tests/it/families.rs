@@ -249,7 +249,6 @@ fn what_no_network_computes_is_refused_by_its_name() {
         let named = match field {
             "num_key_value_heads" => "key/value heads",
             "head_dim" => "31 channels",
-            "topk_group" => "groups",
             _ => field,
         };
         assert!(message.contains("config.json") && message.contains(named), "{field}: {message}");
@@ -263,6 +262,132 @@ fn rotary_positions_may_be_given_the_newer_way() {
     assert!(message.contains("rope_theta"), "{message}");
     let files = files.with_config("rope_parameters", json!({"rope_type": "default", "rope_theta": 1e6}));
     assert!(load(files.leak()).is_ok());
+}
+
+/// A golden checkpoint with the field at `path`, its parts parted by `/`, set.
+fn with_field(checkpoint: &str, path: &str, value: Value) -> Files {
+    match path.split_once('/') {
+        None => Files::golden(checkpoint).with_config(path, value),
+        Some((outer, field)) => {
+            let files = Files::golden(checkpoint);
+            let mut inner = files.json("config.json")[outer].clone();
+            inner[field] = value;
+            files.with_config(outer, inner)
+        }
+    }
+}
+
+/// No panic, no memory for what is not there, and the field's name.
+#[test]
+fn sizes_and_numbers_that_mean_nothing_are_refused_by_their_field() {
+    let gemma = |field: &str| format!("text_config/{field}");
+    let mut cases = Vec::new();
+    let sizes =
+        ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"];
+    let moe = ["num_experts", "num_experts_per_tok", "moe_intermediate_size"];
+    let canvases =
+        ["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim", "vocab_size"];
+    let llada = ["d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "embedding_size"];
+    let fields = (sizes.iter().map(|field| ("sdar", (*field).to_owned())))
+        .chain([("sdar", "intermediate_size".to_owned())])
+        .chain(llada.iter().map(|field| ("llada", (*field).to_owned())))
+        .chain(moe.iter().map(|field| ("sdar_moe", (*field).to_owned())))
+        .chain(["n_group", "topk_group", "rotary_dim"].map(|field| ("llada2", field.to_owned())))
+        .chain(
+            canvases
+                .iter()
+                .chain(&["num_experts", "top_k_experts", "sliding_window"])
+                .map(|field| ("diffusion_gemma", gemma(field))),
+        )
+        .chain([("diffusion_gemma", "canvas_length".to_owned())]);
+    for (checkpoint, field) in fields {
+        for value in [json!(0), json!(-4), json!("64"), json!(0.5), json!(1u64 << 62)] {
+            // A window may be as wide as it likes.
+            if !(field.ends_with("sliding_window") && value.is_u64() && value != 0) {
+                cases.push((checkpoint, field.clone(), value));
+            }
+        }
+    }
+    cases.extend([
+        ("sdar", "max_position_embeddings".to_owned(), json!(0)),
+        ("sdar", "rms_norm_eps".to_owned(), json!(-1e-6)),
+        ("sdar", "rms_norm_eps".to_owned(), json!(1e300)),
+        ("sdar", "rope_theta".to_owned(), json!(0)),
+        ("sdar", "rope_theta".to_owned(), json!(-1e4)),
+        ("sdar", "block_size".to_owned(), json!(-4)),
+        ("sdar", "block_size".to_owned(), json!("4")),
+        ("sdar", "mask_token_id".to_owned(), json!(-1)),
+        ("sdar", "mask_token_id".to_owned(), json!("<|mask|>")),
+        ("sdar", "mask_token_id".to_owned(), json!(1u64 << 40)),
+        ("sdar", "eos_token_id".to_owned(), json!("<|endoftext|>")),
+        ("sdar", "eos_token_id".to_owned(), json!([501, -1])),
+        ("sdar_moe", "decoder_sparse_step".to_owned(), json!(0)),
+        ("sdar_moe", "mlp_only_layers".to_owned(), json!("all")),
+        ("llada", "rms_norm_eps".to_owned(), json!(-1)),
+        ("llada2", "routed_scaling_factor".to_owned(), json!("x")),
+        ("llada_moe", "moe_layer_freq".to_owned(), json!(1)),
+        ("diffusion_gemma", gemma("final_logit_softcapping"), json!(0)),
+    ]);
+    for (checkpoint, field, value) in cases {
+        let message = refused(with_field(checkpoint, &field, value.clone()));
+        let name = field.rsplit('/').next().unwrap();
+        // The golden folders are called `golden`, so a name is only in what is said.
+        assert!(message.contains("config.json") && message.contains(name), "{checkpoint}, {field} {value}: {message}");
+    }
+}
+
+#[test]
+fn what_would_be_computed_wrongly_is_refused_by_its_name() {
+    let default = json!({"rope_type": "default", "rope_theta": 1e4});
+    let ropes = |sliding: Value, full: Value| json!({"sliding_attention": sliding, "full_attention": full});
+    let changes = [
+        ("sdar", "partial_rotary_factor", json!(0.5)),
+        ("sdar", "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5})),
+        ("dream", "compression_config", json!({"format": "pack-quantized"})),
+        // It says another base twice.
+        ("sdar", "rope_parameters", json!({"rope_type": "default", "rope_theta": 1e4})),
+        ("llada2", "partial_rotary_factor", json!(-0.5)),
+        ("llada2", "partial_rotary_factor", json!(2.0)),
+        ("diffusion_gemma", "tie_word_embeddings", json!(false)),
+        ("diffusion_gemma", "text_config/use_bidirectional_attention", json!("all")),
+        ("diffusion_gemma", "text_config/quantization_config", json!({"quant_method": "fp8"})),
+        ("diffusion_gemma", "text_config/num_hidden_layers", json!(3)),
+        ("diffusion_gemma", "text_config/layer_types", json!(["chunked_attention"])),
+        ("diffusion_gemma", "text_config/per_layer_config", json!({"3": {"head_dim": 16}})),
+        ("diffusion_gemma", "text_config/per_layer_config", json!({"3": {"sliding_window": 4}})),
+        (
+            "diffusion_gemma",
+            "text_config/rope_parameters",
+            ropes(default.clone(), json!({"rope_type": "proportional", "rope_theta": 1e6, "factor": 8.0})),
+        ),
+        (
+            "diffusion_gemma",
+            "text_config/rope_parameters",
+            ropes(json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}), default.clone()),
+        ),
+        (
+            "diffusion_gemma",
+            "text_config/rope_parameters",
+            ropes(default, json!({"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 2.5})),
+        ),
+    ];
+    for (checkpoint, field, value) in changes {
+        let message = refused(with_field(checkpoint, field, value.clone()));
+        let name = field.rsplit('/').next().unwrap();
+        assert!(message.contains("config.json") && message.contains(name), "{checkpoint}, {field} {value}: {message}");
+    }
+}
+
+#[test]
+fn a_share_of_channels_that_turns_may_be_given_the_newer_way() {
+    let resolved = |files: Files| load(files.leak()).is_ok();
+    let files = without(without(Files::golden("llada2"), "rotary_dim"), "partial_rotary_factor");
+    let files = without(files, "rope_theta");
+    let newer = |share: f64| json!({"rope_theta": 6e5, "partial_rotary_factor": share});
+    assert!(resolved(files.clone().with_config("rope_parameters", newer(0.5))));
+    let message =
+        refused(files.clone().with_config("rope_parameters", newer(0.25)).with_config("rotary_dim", 16.into()));
+    assert!(message.contains("rotary_dim") && message.contains("partial_rotary_factor"), "{message}");
 }
 
 #[test]
