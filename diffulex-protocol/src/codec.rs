@@ -4,7 +4,7 @@
 //! Only typed structs are built; unknown keys are skipped, so an older side can read a newer one.
 //!
 //! Batches of events are most of what travels. Laid out as our own worker writes them they are read by
-//! [`read_batch`], all else by serde.
+//! `read_batch`, all else by serde.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
