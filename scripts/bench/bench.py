@@ -60,7 +60,7 @@ def main():
                 try:
                     got = program.ask(case.replace("x", " "))["ms"]
                 except (EOFError, BrokenPipeError) as error:
-                    print(f"left out: {error}", file=sys.stderr)
+                    print(f"left out: {program.name} ({error})", file=sys.stderr)
                     peers.remove(program)
                     continue
                 times.setdefault((case, program.name), []).append(statistics.median(got))

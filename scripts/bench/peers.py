@@ -101,7 +101,7 @@ def transformers(folder):
 
         def forward():
             model(ids, past_key_values=past)
-            past.crop(context)
+            past.crop(-block)
         return forward
     answer(forward_of)
 
