@@ -4,6 +4,8 @@
 //! compiler vectorises it. Sums run over fixed lanes and are folded in a fixed order, so that a result does not depend
 //! on the instruction set beyond fused rounding.
 
+use std::sync::OnceLock;
+
 /// Lanes a sum is spread over: one AVX-512 register of f32.
 const LANES: usize = 16;
 
@@ -72,8 +74,14 @@ fn has_avx512() -> bool {
 }
 
 impl Simd {
-    /// The fastest set this machine has.
+    /// The fastest set this machine has. Found once: a virtual machine takes microseconds to say who made its processor,
+    /// and every row that is sampled asks.
     pub(crate) fn detect() -> Self {
+        static FOUND: OnceLock<Simd> = OnceLock::new();
+        *FOUND.get_or_init(Self::find)
+    }
+
+    fn find() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
             if has_avx512() {
