@@ -20,10 +20,8 @@ pub const ZERO_INT4: i32 = 8;
 /// Inputs beyond which a sum of 32 bits could overflow: each product is at most 255 x 127.
 pub const MAX_INPUTS: usize = (i32::MAX / (255 * 127)) as usize;
 
-/// The largest magnitude among `values`; 0 of none.
-fn largest(values: &[f32]) -> f32 {
-    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
-}
+/// Magnitudes compared side by side, so that the search vectorises.
+const LANES: usize = 16;
 
 /// 1.5 * 2^23: adding it rounds to the nearest integer, ties to even, which then stands in the low bits.
 const ROUND: f32 = 12_582_912.0;
@@ -35,13 +33,26 @@ pub fn nearest(value: f32) -> i32 {
 }
 
 /// The scale of int8 values as large as `values`. 0 where all are 0.
+#[inline(always)]
 pub fn scale_int8(values: &[f32]) -> f32 {
-    largest(values) / MAX_INT8
+    let mut lanes = [0.0f32; LANES];
+    for values in values.chunks(LANES) {
+        for (largest, value) in lanes.iter_mut().zip(values) {
+            *largest = largest.max(value.abs());
+        }
+    }
+    lanes.into_iter().fold(0.0, f32::max) / MAX_INT8
+}
+
+/// What values are multiplied with where they are divided by `scale`; 0 where all of them are 0.
+#[inline(always)]
+pub fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
 /// `values / scale` as int8, to the nearest.
 pub fn quantize_int8<'a>(values: &'a [f32], scale: f32) -> impl Iterator<Item = i8> + 'a {
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let inverse = inverse(scale);
     values.iter().map(move |value| nearest(value * inverse).clamp(-127, 127) as i8)
 }
 
@@ -55,7 +66,7 @@ pub fn scale_int4(values: &[f32]) -> f32 {
 
 /// `values / scale` as integers of -8 to 7, to the nearest.
 pub fn quantize_int4<'a>(values: &'a [f32], scale: f32) -> impl Iterator<Item = i8> + 'a {
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let inverse = inverse(scale);
     values.iter().map(move |value| nearest(value * inverse).clamp(-8, 7) as i8)
 }
 

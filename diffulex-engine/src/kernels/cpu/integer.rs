@@ -7,7 +7,7 @@ use super::packed::{BYTES, Integers, PANEL, QUAD};
 use super::threads::Pool;
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
-use crate::kernels::quantization::{GROUP, MAX_INT8, ZERO_INT4, ZERO_INT8, nearest};
+use crate::kernels::quantization::{GROUP, ZERO_INT4, ZERO_INT8, inverse, nearest, scale_int8};
 
 /// Vectors of weights by which the only tile of a panel asks for them before it reads them: 8 KiB, far enough for main
 /// memory. Where there are more tiles, the last of them asks for the next panels while it works on what the caches have.
@@ -71,14 +71,8 @@ for_each_instruction_set! {
 
 #[inline(always)]
 unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usize, form: Form) {
-    let mut lanes = [0.0f32; PANEL];
-    for values in row.chunks(PANEL) {
-        for (largest, value) in lanes.iter_mut().zip(values) {
-            *largest = largest.max(value.abs());
-        }
-    }
-    let scale = lanes.into_iter().fold(0.0, f32::max) / MAX_INT8;
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    let scale = scale_int8(row);
+    let inverse = inverse(scale);
 
     let (quads, ends) = words.split_at_mut(n_quads);
     let (starts, scale_place) = ends.split_at_mut(ends.len() - 1);

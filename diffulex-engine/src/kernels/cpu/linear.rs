@@ -37,14 +37,20 @@ unsafe fn pack_row_body<V: Vector>(row: &[f32], words: &mut [f32]) {
 /// `x W`: `[n_rows, n_in]`, the weighted sum of the rows of `weight`, widened.
 pub(super) fn mix(pool: &Pool, x: &Rows, weight: &PackedMatrix) -> Rows {
     assert_eq!(x.width(), weight.n_out());
-    let mut out = x.scratch(x.n_rows(), weight.n_in());
+    let n_in = weight.n_in();
+    let mut out = x.scratch(x.n_rows(), n_in);
     out.values_mut().fill(0.0);
-    pool.chunks(out.values_mut(), weight.n_in(), |row, sums| {
-        let mut weights = vec![0.0; weight.n_in()];
-        for (out, factor) in x.row(row).iter().enumerate() {
+    // Each task widens the weights once for all of its rows.
+    let rows_per_task = x.n_rows().div_ceil(pool.n_tasks(x.n_rows())).max(1);
+    pool.chunks(out.values_mut(), rows_per_task * n_in, |task, rows| {
+        let mut weights = vec![0.0; n_in];
+        for out in 0..weight.n_out() {
             weight.unpack_row(out, &mut weights);
-            for (sum, weight) in sums.iter_mut().zip(&weights) {
-                *sum += weight * factor;
+            for (row, sums) in (task * rows_per_task..).zip(rows.chunks_exact_mut(n_in)) {
+                let factor = x.row(row)[out];
+                for (sum, weight) in sums.iter_mut().zip(&weights) {
+                    *sum += weight * factor;
+                }
             }
         }
     });

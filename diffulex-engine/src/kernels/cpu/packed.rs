@@ -64,34 +64,35 @@ impl PackedMatrix {
                     }
                 }))
             }
-            WeightType::Int8 => Panels::Int8(Integers {
-                words: pack_rows(pool, n_out, n_in.div_ceil(QUAD), [0; BYTES], |out, lane, vectors| {
-                    let row = row(out);
-                    for (input, value) in quantize_int8(&row, scale_int8(&row)).enumerate() {
+            WeightType::Int8 => {
+                let scales = pack_rows(pool, n_out, 1, [0.0; PANEL], |out, lane, scales| {
+                    scales[0][lane] = scale_int8(&row(out));
+                });
+                let words = pack_rows(pool, n_out, n_in.div_ceil(QUAD), [0; BYTES], |out, lane, vectors| {
+                    for (input, value) in quantize_int8(&row(out), scales[out / PANEL][lane]).enumerate() {
                         vectors[input / QUAD][lane * QUAD + input % QUAD] = (i32::from(value) + ZERO_INT8) as u8;
                     }
-                }),
-                scales: pack_rows(pool, n_out, 1, [0.0; PANEL], |out, lane, scales| {
-                    scales[0][lane] = scale_int8(&row(out));
-                }),
-                n_groups: 1,
-            }),
-            WeightType::Int4 => Panels::Int4(Integers {
-                words: pack_rows(pool, n_out, n_in.div_ceil(2 * QUAD), [0; BYTES], |out, lane, vectors| {
-                    let row = row(out);
-                    let values = row.chunks(GROUP).flat_map(|group| quantize_int4(group, scale_int4(group)));
+                });
+                Panels::Int8(Integers { words, scales, n_groups: 1 })
+            }
+            WeightType::Int4 => {
+                let n_groups = n_in.div_ceil(GROUP);
+                let scales = pack_rows(pool, n_out, n_groups, [0.0; PANEL], |out, lane, scales| {
+                    for (scale, group) in scales.iter_mut().zip(row(out).chunks(GROUP)) {
+                        scale[lane] = scale_int4(group);
+                    }
+                });
+                let words = pack_rows(pool, n_out, n_in.div_ceil(2 * QUAD), [0; BYTES], |out, lane, vectors| {
+                    let (row, scales) = (row(out), &scales[out / PANEL * n_groups..]);
+                    let groups = row.chunks(GROUP).zip(scales);
+                    let values = groups.flat_map(|(group, scale)| quantize_int4(group, scale[lane]));
                     for (input, value) in values.enumerate() {
                         let place = &mut vectors[input / (2 * QUAD)][lane * QUAD + input % QUAD];
                         *place |= ((i32::from(value) + ZERO_INT4) as u8) << (4 * (input / QUAD % 2));
                     }
-                }),
-                scales: pack_rows(pool, n_out, n_in.div_ceil(GROUP), [0.0; PANEL], |out, lane, scales| {
-                    for (scale, group) in scales.iter_mut().zip(row(out).chunks(GROUP)) {
-                        scale[lane] = scale_int4(group);
-                    }
-                }),
-                n_groups: n_in.div_ceil(GROUP),
-            }),
+                });
+                Panels::Int4(Integers { words, scales, n_groups })
+            }
         };
         Self { n_out, n_in, panels }
     }
