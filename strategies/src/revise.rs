@@ -112,11 +112,7 @@ mod tests {
     type Row = (Option<u32>, u32, f32);
 
     fn propose(rule: EditRule, rows: &[Row], full_steps: usize) -> Proposal {
-        let candidates: Vec<Candidate> = rows
-            .iter()
-            .enumerate()
-            .map(|(row, (current, token, confidence))| Candidate::plain(row, *current, *token, *confidence))
-            .collect();
+        let candidates = Candidate::plain_block(rows);
         let n_filled = rows.iter().filter(|(current, ..)| current.is_some()).count();
         rule.propose(
             &AcceptRule::Threshold { accept_threshold: 0.9 },

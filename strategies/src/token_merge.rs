@@ -130,11 +130,7 @@ mod tests {
 
     /// `(token that stands there, token the network would write, its confidence)` of each row, after `steps`.
     fn step(rows: &[(Option<u32>, u32, f32)], steps: usize) -> Proposal {
-        let candidates: Vec<Candidate> = rows
-            .iter()
-            .enumerate()
-            .map(|(row, (current, token, confidence))| Candidate::plain(row, *current, *token, *confidence))
-            .collect();
+        let candidates = Candidate::plain_block(rows);
         let n_filled = rows.iter().filter(|(current, ..)| current.is_some()).count();
         let blocks = MultiBlock::new(MultiBlockConfig {
             block_size: rows.len(),

@@ -34,6 +34,14 @@ impl Candidate {
         let runners_up = Default::default();
         Self { row, current, token, confidence, likeliest, runners_up, score: confidence, chance: 0.0 }
     }
+
+    /// A block of them, row by row: `(token that stands there or None, token the network would write, its confidence)`.
+    pub(crate) fn plain_block(rows: &[(Option<u32>, u32, f32)]) -> Vec<Self> {
+        (0..)
+            .zip(rows)
+            .map(|(row, (current, token, confidence))| Self::plain(row, *current, *token, *confidence))
+            .collect()
+    }
 }
 
 /// What candidates may be ranked by.

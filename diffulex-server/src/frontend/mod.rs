@@ -729,13 +729,12 @@ fn tokenise(text: &TextModel, input: ServingInput) -> Result<Vec<u32>, RequestEr
     }
 }
 
-/// What the front end can know to be wrong before a request travels. A mask id in the prompt is a token like others:
-/// what is masked is the engine's state, not an id.
 /// Positions of `ids` where the mask is written.
 fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
     (0..).zip(ids).filter(|(_, id)| Some(**id) == card.mask_token_id).map(|(position, _)| position).collect()
 }
 
+/// What the front end can know to be wrong before a request travels.
 fn check_prompt(ids: &[u32], masked: &[u32], params: &SamplingParams, card: &ModelCard) -> Result<(), RequestError> {
     if ids.is_empty() {
         return Err(RequestError::invalid("prompt", "prompt must not be empty"));
