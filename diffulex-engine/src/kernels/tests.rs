@@ -221,17 +221,35 @@ proptest! {
         }
     }
 
+    /// Wide enough for several chunks of inputs, high enough for several blocks of rows.
     #[test]
-    fn a_row_does_not_depend_on_the_rows_beside_it(n_rows in 2usize..30, n_in in 1usize..300, seed in 0u64..1 << 32) {
-        let ops = CpuOps::new(2).unwrap();
-        let weight = bytes(&values(seed, 40 * n_in));
+    fn products_agree_with_the_reference_and_a_row_does_not_depend_on_the_rows_beside_it(
+        n_rows in 1usize..80,
+        n_in in 1usize..700,
+        n_out in 1usize..180,
+        seed in 0u64..1 << 32,
+    ) {
+        let data = bytes(&values(seed, n_out * n_in));
         let hold = HOLDS[seed as usize % HOLDS.len()];
-        let weight = ops.matrix(WeightData::F32(&weight), 40, n_in, hold).unwrap();
         let x = values(seed + 1, n_rows * n_in);
-        let together = ops.host(&ops.linear(&tensor(&ops, &x, n_in), &weight, None).unwrap()).unwrap();
-        for (row, x) in x.chunks_exact(n_in).enumerate() {
-            let alone = ops.host(&ops.linear(&tensor(&ops, x, n_in), &weight, None).unwrap()).unwrap();
-            prop_assert_eq!(&alone[..], &together[row * 40..(row + 1) * 40]);
+        let product = |ops: &CpuOps, x: &[f32], weight: &cpu::PackedMatrix| ops.host(&ops.linear(&tensor(ops, x, n_in), weight, None).unwrap());
+        let want = {
+            let weight = ReferenceOps.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+            ReferenceOps.host(&ReferenceOps.linear(&tensor(&ReferenceOps, &x, n_in), &weight, None).unwrap()).unwrap()
+        };
+        for simd in cpu::Simd::all() {
+            let ops = CpuOps::with_simd(simd);
+            let weight = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+            let together = product(&ops, &x, &weight).unwrap();
+            assert_close(&together, &want);
+            for (row, x) in x.chunks_exact(n_in).enumerate() {
+                let alone = product(&ops, x, &weight).unwrap();
+                prop_assert_eq!(&alone[..], &together[row * n_out..(row + 1) * n_out]);
+            }
         }
+        let ops = CpuOps::new(2).unwrap();
+        let weight = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+        let on_two_threads = product(&ops, &x, &weight).unwrap();
+        prop_assert_eq!(on_two_threads, product(&CpuOps::new(1).unwrap(), &x, &weight).unwrap());
     }
 }

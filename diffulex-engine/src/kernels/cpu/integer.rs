@@ -2,16 +2,16 @@
 //!
 //! What a row's integers add up to depends on nothing else: not on the rows beside it, the threads or the instructions.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
 use super::linear::Output;
 use super::packed::{BYTES, Integers, PANEL, QUAD};
 use super::threads::Pool;
+use super::tiles::{Tiles, product};
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
 use crate::kernels::quantization::{GROUP, ZERO_INT4, ZERO_INT8, inverse, nearest, scale_int8};
-
-/// Vectors of weights by which the only tile of a panel asks for them before it reads them: 8 KiB, far enough for main
-/// memory. Where there are more tiles, the last of them asks for the next panels while it works on what the caches have.
-const PREFETCH: usize = (8 << 10) / BYTES;
 
 /// How integers lie in a vector of weights.
 #[derive(Clone, Copy)]
@@ -130,7 +130,7 @@ unsafe fn product_int8_body<V: Vector>(
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product::<V, Int8>(rows, weight, start, end, output) };
+    unsafe { product::<V, _>(&Products::<Int8> { rows, weight, output, unpack: PhantomData }, start, end) };
 }
 
 #[inline(always)]
@@ -142,7 +142,7 @@ unsafe fn product_int4_body<V: Vector>(
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product::<V, Int4>(rows, weight, start, end, output) };
+    unsafe { product::<V, _>(&Products::<Int4> { rows, weight, output, unpack: PhantomData }, start, end) };
 }
 
 /// What a vector of weights holds of each output: [`Form::quads_per_vector`] quads of unsigned bytes.
@@ -178,103 +178,40 @@ impl<V: Vector> Unpack<V> for Int4 {
     }
 }
 
-/// Tiles of as many rows and panels as the registers hold sums for: sixteen where there are 32 registers.
-#[inline(always)]
-unsafe fn product<V: Vector, U: Unpack<V>>(
-    rows: &IntegerRows,
-    weight: &Integers,
-    start: usize,
-    end: usize,
-    output: &Output<'_>,
-) {
-    let mut panel = start;
-    while panel < end {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            if V::HAS_32_REGISTERS && rows.words.n_rows() <= 4 && panel + 4 <= end {
-                tiles::<V, U, 4>(rows, weight, panel, output);
-                panel += 4;
-            } else if V::HAS_32_REGISTERS && rows.words.n_rows() < 16 && panel + 2 <= end {
-                tiles::<V, U, 2>(rows, weight, panel, output);
-                panel += 2;
-            } else {
-                tiles::<V, U, 1>(rows, weight, panel, output);
-                panel += 1;
-            }
-        }
-    }
+/// A product in integers.
+struct Products<'a, U> {
+    rows: &'a IntegerRows,
+    weight: &'a Integers,
+    output: &'a Output<'a>,
+    unpack: PhantomData<U>,
 }
 
-/// All rows times `P` panels.
-#[inline(always)]
-unsafe fn tiles<V: Vector, U: Unpack<V>, const P: usize>(
-    rows: &IntegerRows,
-    weight: &Integers,
-    panel: usize,
-    output: &Output<'_>,
-) {
-    let mut row = 0;
-    while row < rows.words.n_rows() {
-        let left = rows.words.n_rows() - row;
-        let height = match left {
-            16.. if V::HAS_32_REGISTERS && P == 1 => 16,
-            8.. if V::HAS_32_REGISTERS && P <= 2 => 8,
-            4.. => 4,
-            2.. => 2,
-            _ => 1,
-        };
-        let n_vectors = rows.n_quads / U::FORM.quads_per_vector();
-        let ahead = match (row, left - height) {
-            (0, 0) => PREFETCH,
-            (_, 0) => P * n_vectors,
-            _ => 0,
-        };
-        // SAFETY: passed on from the caller.
-        unsafe {
-            match height {
-                16 => tile::<V, U, 16, P>(rows, weight, row, panel, ahead, output),
-                8 => tile::<V, U, 8, P>(rows, weight, row, panel, ahead, output),
-                4 => tile::<V, U, 4, P>(rows, weight, row, panel, ahead, output),
-                2 => tile::<V, U, 2, P>(rows, weight, row, panel, ahead, output),
-                _ => tile::<V, U, 1, P>(rows, weight, row, panel, ahead, output),
-            }
-        }
-        row += height;
-    }
-}
-
-/// `R` rows times `P` panels, asking for the weights `ahead` vectors on.
-#[inline(always)]
-unsafe fn tile<V: Vector, U: Unpack<V>, const R: usize, const P: usize>(
-    rows: &IntegerRows,
-    weight: &Integers,
-    row: usize,
-    panel: usize,
-    ahead: usize,
-    output: &Output<'_>,
-) {
-    let n_quads = rows.n_quads;
-    let quads_per_vector = U::FORM.quads_per_vector();
-    let (n_vectors, n_groups) = (n_quads / quads_per_vector, weight.n_groups);
-    let vectors_per_group = U::FORM.quads_per_group(n_quads) / quads_per_vector;
-    let inputs: [&[f32]; R] = std::array::from_fn(|r| rows.words.row(row + r));
-    let vectors = &weight.words[panel * n_vectors..(panel + P) * n_vectors];
-    let scales = &weight.scales[panel * n_groups..(panel + P) * n_groups];
-    assert!(inputs.iter().all(|words| words.len() == n_quads + n_groups + 1));
-    // SAFETY: passed on from the caller.
-    let mut sums = [[unsafe { V::splat(0.0) }; P]; R];
-    for group in 0..n_groups {
-        let mut dots: [[V::Ints; P]; R] = std::array::from_fn(|r| {
-            // SAFETY: passed on from the caller.
-            [unsafe { V::ints(inputs[r][n_quads + group].to_bits() as i32) }; P]
-        });
-        for vector in group * vectors_per_group..((group + 1) * vectors_per_group).min(n_vectors) {
+impl<U> Products<'_, U> {
+    /// Adds the products of some vectors of `P` panels to the sums of `R` rows. See [`Tiles::add`].
+    #[inline(always)]
+    unsafe fn dots<V: Vector, const R: usize, const P: usize>(
+        &self,
+        row: usize,
+        panel: usize,
+        vectors: Range<usize>,
+        ahead: isize,
+        mut dots: [[V::Ints; P]; R],
+    ) -> [[V::Ints; P]; R]
+    where
+        U: Unpack<V>,
+    {
+        let quads_per_vector = U::FORM.quads_per_vector();
+        let n_vectors = self.rows.n_quads / quads_per_vector;
+        let inputs: [&[f32]; R] = std::array::from_fn(|r| &self.rows.words.row(row + r)[..self.rows.n_quads]);
+        let panels = &self.weight.words[panel * n_vectors..(panel + P) * n_vectors];
+        assert!(vectors.end <= n_vectors);
+        for vector in vectors {
             // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors of weights, and `n_quads` words of inputs in
             // each row, which are `quads_per_vector` for each vector; the rest is passed on.
             unsafe {
                 let weights: [U::Quads; P] = std::array::from_fn(|p| {
-                    let place = vectors.as_ptr().add(p * n_vectors + vector);
-                    V::prefetch(place.wrapping_add(ahead).cast());
+                    let place = panels.as_ptr().add(p * n_vectors + vector);
+                    V::prefetch(place.wrapping_offset(ahead).cast());
                     U::load(&*place)
                 });
                 for quad in 0..quads_per_vector {
@@ -287,22 +224,119 @@ unsafe fn tile<V: Vector, U: Unpack<V>, const R: usize, const P: usize>(
                 }
             }
         }
-        for (sums, dots) in sums.iter_mut().zip(dots) {
-            for (p, (sum, dot)) in sums.iter_mut().zip(dots).enumerate() {
-                // SAFETY: passed on from the caller.
-                *sum = unsafe { V::from_ints(dot).mul_add(V::load(&scales[p * n_groups + group]), *sum) };
-            }
+        dots
+    }
+
+    /// Where the integer sums of a row's group begin.
+    fn start_of(&self, row: usize, group: usize) -> i32 {
+        self.rows.words.row(row)[self.rows.n_quads + group].to_bits() as i32
+    }
+
+    /// Multiplies with the row's scale and writes.
+    #[inline(always)]
+    unsafe fn write<V: Vector>(&self, row: usize, panel: usize, sum: V) {
+        let scale = self.rows.words.row(row)[self.rows.n_quads + self.weight.n_groups];
+        let mut lanes = [0.0; PANEL];
+        // SAFETY: passed on from the caller.
+        unsafe {
+            sum.store(&mut lanes);
+            self.output.write(row, panel, &lanes.map(|lane| lane * scale));
         }
     }
-    let mut lanes = [0.0; PANEL];
-    for (r, (sums, inputs)) in sums.iter().zip(inputs).enumerate() {
-        let scale = inputs[n_quads + n_groups];
-        for (p, sum) in sums.iter().enumerate() {
+}
+
+impl<V: Vector> Tiles<V> for Products<'_, Int8> {
+    type Sum = V::Ints;
+
+    #[inline(always)]
+    fn n_rows(&self) -> usize {
+        self.rows.words.n_rows()
+    }
+
+    #[inline(always)]
+    fn n_vectors(&self) -> usize {
+        self.rows.n_quads
+    }
+
+    #[inline(always)]
+    unsafe fn start(&self, row: usize) -> V::Ints {
+        // SAFETY: passed on from the caller.
+        unsafe { V::ints(self.start_of(row, 0)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const P: usize>(
+        &self,
+        row: usize,
+        panel: usize,
+        vectors: Range<usize>,
+        ahead: isize,
+        sums: [[V::Ints; P]; R],
+    ) -> [[V::Ints; P]; R] {
+        // SAFETY: passed on from the caller.
+        unsafe { self.dots::<V, R, P>(row, panel, vectors, ahead, sums) }
+    }
+
+    #[inline(always)]
+    unsafe fn finish(&self, row: usize, panel: usize, sum: V::Ints) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            self.write(row, panel, V::from_ints(sum).mul_add(V::load(&self.weight.scales[panel]), V::splat(0.0)))
+        };
+    }
+}
+
+impl<V: Vector> Tiles<V> for Products<'_, Int4> {
+    type Sum = V;
+
+    #[inline(always)]
+    fn n_rows(&self) -> usize {
+        self.rows.words.n_rows()
+    }
+
+    #[inline(always)]
+    fn n_vectors(&self) -> usize {
+        self.rows.n_quads / Form::Int4.quads_per_vector()
+    }
+
+    #[inline(always)]
+    unsafe fn start(&self, _: usize) -> V {
+        // SAFETY: passed on from the caller.
+        unsafe { V::splat(0.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const P: usize>(
+        &self,
+        row: usize,
+        panel: usize,
+        vectors: Range<usize>,
+        ahead: isize,
+        mut sums: [[V; P]; R],
+    ) -> [[V; P]; R] {
+        let n_groups = self.weight.n_groups;
+        let vectors_per_group = Form::Int4.quads_per_group(self.rows.n_quads) / Form::Int4.quads_per_vector();
+        let scales = &self.weight.scales[panel * n_groups..(panel + P) * n_groups];
+        for start in vectors.clone().step_by(vectors_per_group) {
+            let group = start / vectors_per_group;
             // SAFETY: passed on from the caller.
             unsafe {
-                sum.store(&mut lanes);
-                output.write(row + r, panel + p, &lanes.map(|lane| lane * scale));
+                let starts = std::array::from_fn(|r| [V::ints(self.start_of(row + r, group)); P]);
+                let end = (start + vectors_per_group).min(vectors.end);
+                let dots = self.dots::<V, R, P>(row, panel, start..end, ahead, starts);
+                for (sums, dots) in sums.iter_mut().zip(dots) {
+                    for (p, (sum, dot)) in sums.iter_mut().zip(dots).enumerate() {
+                        *sum = V::from_ints(dot).mul_add(V::load(&scales[p * n_groups + group]), *sum);
+                    }
+                }
             }
         }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn finish(&self, row: usize, panel: usize, sum: V) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.write(row, panel, sum) };
     }
 }

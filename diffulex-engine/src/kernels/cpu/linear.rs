@@ -6,9 +6,12 @@
 //! A bfloat16 matrix is multiplied with activations rounded to bfloat16, two products at a time, and summed in f32: what
 //! processors with AVX-512 BF16 do in one instruction, some of them at twice the speed of f32. On others both are widened.
 
+use std::ops::Range;
+
 use super::integer::{Form, IntegerRows, product_int4, product_int8};
 use super::packed::{PANEL, PackedMatrix, Panels, pair_bf16, unpair_bf16};
 use super::threads::Pool;
+use super::tiles::{PANELS, Tiles, product};
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
 
@@ -68,8 +71,7 @@ pub(super) fn linear(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix, b
     let n_panels = n_out.div_ceil(PANEL);
     let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), n_out, bias };
     let n_tasks = if x.n_rows() * n_in * n_out < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) };
-    // Tasks begin at every fourth panel, so that all but the last can go in tiles of four.
-    let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(4);
+    let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(PANELS);
     let in_tasks = |task: &(dyn Fn(usize, usize) + Sync)| {
         pool.run(n_panels.div_ceil(panels_per_task), &|index| {
             task(index * panels_per_task, ((index + 1) * panels_per_task).min(n_panels));
@@ -194,7 +196,7 @@ for_each_instruction_set! {
     fn product_bf16 => product_bf16_body(
         inputs: &[f32],
         panels: &[[u32; PANEL]],
-        n_in: usize,
+        n_pairs: usize,
         start: usize,
         end: usize,
         output: &Output<'_>,
@@ -211,109 +213,91 @@ unsafe fn product_f32_body<V: Vector>(
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product::<V, F32>(inputs, panels, n_in, start, end, output) };
+    unsafe { product(&Floats::<V, F32> { inputs, panels, n_vectors: n_in, output }, start, end) };
 }
 
 #[inline(always)]
 unsafe fn product_bf16_body<V: Vector>(
     inputs: &[f32],
     panels: &[[u32; PANEL]],
-    n_in: usize,
+    n_pairs: usize,
     start: usize,
     end: usize,
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product::<V, Bf16>(inputs, panels, n_in, start, end, output) };
+    unsafe { product(&Floats::<V, Bf16> { inputs, panels, n_vectors: n_pairs, output }, start, end) };
 }
 
-/// Tiles of as many rows and panels as the registers hold sums for: sixteen where there are 32 registers.
-#[inline(always)]
-unsafe fn product<V: Vector, F: Format<V>>(
-    inputs: &[f32],
-    panels: &[[F::Weight; PANEL]],
-    n_in: usize,
-    start: usize,
-    end: usize,
-    output: &Output<'_>,
-) {
-    let mut panel = start;
-    while panel < end {
-        // SAFETY: passed on from the caller.
-        unsafe {
-            if V::HAS_32_REGISTERS && panel + 2 <= end {
-                rows::<V, F, 2>(inputs, panels, n_in, panel, output);
-                panel += 2;
-            } else {
-                rows::<V, F, 1>(inputs, panels, n_in, panel, output);
-                panel += 1;
-            }
-        }
+/// A product in floats: `n_vectors` vectors of weights in a panel, each met by `F::N_WORDS` words of a row.
+struct Floats<'a, V: Vector, F: Format<V>> {
+    inputs: &'a [f32],
+    panels: &'a [[F::Weight; PANEL]],
+    n_vectors: usize,
+    output: &'a Output<'a>,
+}
+
+impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
+    type Sum = V;
+
+    #[inline(always)]
+    fn n_rows(&self) -> usize {
+        self.output.n_rows
     }
-}
 
-/// All rows times `P` panels.
-#[inline(always)]
-unsafe fn rows<V: Vector, F: Format<V>, const P: usize>(
-    inputs: &[f32],
-    panels: &[[F::Weight; PANEL]],
-    n_in: usize,
-    panel: usize,
-    output: &Output<'_>,
-) {
-    let panels = &panels[panel * n_in..(panel + P) * n_in];
-    let mut row = 0;
-    while row < output.n_rows {
-        let left = output.n_rows - row;
-        // SAFETY: passed on from the caller.
-        row += unsafe {
-            match left {
-                8.. if V::HAS_32_REGISTERS => tile::<V, F, 8, P>(inputs, panels, n_in, row, panel, output),
-                4.. => tile::<V, F, 4, P>(inputs, panels, n_in, row, panel, output),
-                2.. => tile::<V, F, 2, P>(inputs, panels, n_in, row, panel, output),
-                _ => tile::<V, F, 1, P>(inputs, panels, n_in, row, panel, output),
-            }
-        };
+    #[inline(always)]
+    fn n_vectors(&self) -> usize {
+        self.n_vectors
     }
-}
 
-/// `R` rows times `P` panels; returns `R`.
-#[inline(always)]
-unsafe fn tile<V: Vector, F: Format<V>, const R: usize, const P: usize>(
-    inputs: &[f32],
-    panels: &[[F::Weight; PANEL]],
-    n_in: usize,
-    row: usize,
-    panel: usize,
-    output: &Output<'_>,
-) -> usize {
-    let width = n_in * F::N_WORDS;
-    let inputs = &inputs[row * width..(row + R) * width];
-    assert_eq!(panels.len(), P * n_in);
-    // SAFETY: passed on from the caller.
-    let mut sums = [[unsafe { V::splat(0.0) }; P]; R];
-    for k in 0..n_in {
-        // SAFETY: `k < n_in`, and there are `P * n_in` vectors and `R * n_in * N_WORDS` words; the rest is passed on.
-        unsafe {
-            let weights: [F::Loaded; P] = std::array::from_fn(|p| F::load(panels.get_unchecked(p * n_in + k)));
-            for (r, sums) in sums.iter_mut().enumerate() {
-                let first = r * width + k * F::N_WORDS;
-                let words = inputs.get_unchecked(first..first + F::N_WORDS);
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = F::add(*sum, words, weights);
+    #[inline(always)]
+    unsafe fn start(&self, _: usize) -> V {
+        // SAFETY: passed on from the caller.
+        unsafe { V::splat(0.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add<const R: usize, const P: usize>(
+        &self,
+        row: usize,
+        panel: usize,
+        vectors: Range<usize>,
+        ahead: isize,
+        mut sums: [[V; P]; R],
+    ) -> [[V; P]; R] {
+        let n_vectors = self.n_vectors;
+        let width = n_vectors * F::N_WORDS;
+        let inputs = &self.inputs[row * width..(row + R) * width];
+        let panels = &self.panels[panel * n_vectors..(panel + P) * n_vectors];
+        assert!(vectors.end <= n_vectors);
+        for vector in vectors {
+            // SAFETY: `vector < n_vectors`, and there are `P * n_vectors` vectors and `R * n_vectors * N_WORDS` words; the
+            // rest is passed on.
+            unsafe {
+                let weights: [F::Loaded; P] = std::array::from_fn(|p| {
+                    let place = panels.as_ptr().add(p * n_vectors + vector);
+                    V::prefetch(place.wrapping_offset(ahead).cast());
+                    F::load(&*place)
+                });
+                for (r, sums) in sums.iter_mut().enumerate() {
+                    let first = r * width + vector * F::N_WORDS;
+                    let words = inputs.get_unchecked(first..first + F::N_WORDS);
+                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                        *sum = F::add(*sum, words, weights);
+                    }
                 }
             }
         }
+        sums
     }
-    let mut lanes = [0.0; PANEL];
-    for (r, sums) in sums.iter().enumerate() {
-        for (p, sum) in sums.iter().enumerate() {
-            // SAFETY: passed on from the caller.
-            unsafe {
-                sum.store(&mut lanes);
-                output.write(row + r, panel + p, &lanes);
-            }
+
+    #[inline(always)]
+    unsafe fn finish(&self, row: usize, panel: usize, sum: V) {
+        let mut lanes = [0.0; PANEL];
+        // SAFETY: passed on from the caller.
+        unsafe {
+            sum.store(&mut lanes);
+            self.output.write(row, panel, &lanes);
         }
     }
-    R
 }

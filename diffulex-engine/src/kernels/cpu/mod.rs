@@ -8,6 +8,7 @@ mod packed;
 mod rows;
 mod simd;
 mod threads;
+mod tiles;
 mod vector;
 
 use super::quantization::MAX_INPUTS;

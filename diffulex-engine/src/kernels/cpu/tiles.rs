@@ -1,0 +1,164 @@
+//! The walk of a product over rows, panels and inputs, in tiles of as many rows and panels as the registers hold sums for.
+//!
+//! Whatever the tile, a sum takes the inputs in ascending order.
+
+use std::array::from_fn;
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use super::vector::Vector;
+
+/// Panels that belong together. Parts of a product begin at multiples.
+pub(super) const PANELS: usize = 4;
+
+/// Vectors of weights in one go, 16 KiB: a tile asks for as many while it works on those it has, which is early enough for
+/// main memory, and they stay in the nearest cache until every tile of [`ROWS`] has had them.
+const CHUNK: usize = 256;
+
+/// Rows that have a chunk in turn: their inputs of a chunk fit the nearest cache beside it.
+const ROWS: usize = 36;
+
+/// Where there are fewer rows, a tile has all panels that belong together.
+const FEW_ROWS: usize = 8;
+
+/// A product of rows with panels of weights.
+pub(super) trait Tiles<V: Vector> {
+    /// A vector of sums that is not finished.
+    type Sum: Copy;
+
+    /// Rows of the result.
+    fn n_rows(&self) -> usize;
+
+    /// Stored vectors of a panel.
+    fn n_vectors(&self) -> usize;
+
+    /// What the sums of a row begin with.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`.
+    unsafe fn start(&self, row: usize) -> Self::Sum;
+
+    /// Adds some vectors of `P` panels to the sums of `R` rows, asking for the vectors that lie `ahead` of each. The
+    /// range begins at a multiple of 64 and ends at one or at the panel's end.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`.
+    unsafe fn add<const R: usize, const P: usize>(
+        &self,
+        row: usize,
+        panel: usize,
+        vectors: Range<usize>,
+        ahead: isize,
+        sums: [[Self::Sum; P]; R],
+    ) -> [[Self::Sum; P]; R];
+
+    /// Writes a finished vector of sums.
+    ///
+    /// # Safety
+    /// The machine has the instructions of `V`, and the panel is the caller's to write.
+    unsafe fn finish(&self, row: usize, panel: usize, sum: Self::Sum);
+}
+
+/// All rows times the panels `start..end`.
+///
+/// # Safety
+/// The machine has the instructions of `V`, and the panels are the caller's to write.
+#[inline(always)]
+pub(super) unsafe fn product<V: Vector, T: Tiles<V>>(tiles: &T, start: usize, end: usize) {
+    let mut panel = start;
+    while panel < end {
+        let n_panels = if V::HAS_32_REGISTERS && end - panel >= PANELS { PANELS } else { 1 };
+        for first in (0..tiles.n_rows()).step_by(ROWS) {
+            let rows = first..tiles.n_rows().min(first + ROWS);
+            // SAFETY: passed on from the caller.
+            unsafe {
+                match n_panels {
+                    1 => block::<V, T, 1, 1>(tiles, rows, panel),
+                    _ if tiles.n_rows() < FEW_ROWS => block::<V, T, PANELS, 1>(tiles, rows, panel),
+                    _ => block::<V, T, 2, { PANELS / 2 }>(tiles, rows, panel),
+                }
+            }
+        }
+        panel += n_panels;
+    }
+}
+
+/// Up to [`ROWS`] rows times `S` sets of `P` panels, a chunk at a time. Sums wait in memory while others have the chunk.
+#[inline(always)]
+unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(tiles: &T, rows: Range<usize>, panel: usize) {
+    let n_vectors = tiles.n_vectors();
+    let mut waiting = [[[MaybeUninit::uninit(); P]; ROWS]; S];
+    for start in (0..n_vectors).step_by(CHUNK / P) {
+        let chunk = start..n_vectors.min(start + CHUNK / P);
+        for (set, waiting) in waiting.iter_mut().enumerate() {
+            let panel = panel + set * P;
+            // Only the first to read a chunk asks for the next.
+            let mut ahead = ahead::<P, S>(set, &chunk, n_vectors);
+            let mut row = rows.start;
+            while row < rows.end {
+                let waiting = &mut waiting[row - rows.start..];
+                let is_wide = V::HAS_32_REGISTERS && P <= 2;
+                // SAFETY: passed on from the caller, and every tile has had the chunks before.
+                row += unsafe {
+                    match rows.end - row {
+                        12.. if is_wide => tile::<V, T, 12, P>(tiles, row, panel, &chunk, ahead, waiting),
+                        8.. if is_wide => tile::<V, T, 8, P>(tiles, row, panel, &chunk, ahead, waiting),
+                        4.. => tile::<V, T, 4, P>(tiles, row, panel, &chunk, ahead, waiting),
+                        3 => tile::<V, T, 3, P>(tiles, row, panel, &chunk, ahead, waiting),
+                        2 => tile::<V, T, 2, P>(tiles, row, panel, &chunk, ahead, waiting),
+                        _ => tile::<V, T, 1, P>(tiles, row, panel, &chunk, ahead, waiting),
+                    }
+                };
+                ahead = 0;
+            }
+        }
+    }
+}
+
+/// `R` rows and `P` panels of a chunk; returns `R`.
+///
+/// # Safety
+/// As for [`Tiles::finish`]; the sums wait unless the chunk is the first.
+#[inline(always)]
+unsafe fn tile<V: Vector, T: Tiles<V>, const R: usize, const P: usize>(
+    tiles: &T,
+    row: usize,
+    panel: usize,
+    chunk: &Range<usize>,
+    ahead: isize,
+    waiting: &mut [[MaybeUninit<T::Sum>; P]],
+) -> usize {
+    let waiting = &mut waiting[..R];
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let sums = if chunk.start == 0 {
+            from_fn(|r| [tiles.start(row + r); P])
+        } else {
+            from_fn(|r| waiting[r].map(|sum| sum.assume_init()))
+        };
+        let sums = tiles.add::<R, P>(row, panel, chunk.clone(), ahead, sums);
+        for (r, (sums, waiting)) in sums.iter().zip(waiting).enumerate() {
+            for (p, (sum, waiting)) in sums.iter().zip(waiting).enumerate() {
+                if chunk.end == tiles.n_vectors() {
+                    tiles.finish(row + r, panel + p, *sum);
+                } else {
+                    waiting.write(*sum);
+                }
+            }
+        }
+    }
+    R
+}
+
+/// From where a chunk of a set of `P` panels lies to where the next one to be read does, of `S` sets.
+fn ahead<const P: usize, const S: usize>(set: usize, chunk: &Range<usize>, n_vectors: usize) -> isize {
+    let here = set * P * n_vectors + chunk.start;
+    let next = if set + 1 < S {
+        here + P * n_vectors
+    } else if chunk.end < n_vectors {
+        chunk.end
+    } else {
+        S * P * n_vectors
+    };
+    next.wrapping_sub(here) as isize
+}
