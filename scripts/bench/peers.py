@@ -112,7 +112,8 @@ def llama_cpp(folder, kind):
 
     import llama_cpp as L
     source, target = Path(folder) / "bf16.gguf", Path(folder) / f"{kind}.gguf"
-    L.llama_log_set(L.llama_log_callback(lambda *_: None), ctypes.c_void_p(0))
+    silence = L.llama_log_callback(lambda *_: None)     # llama.cpp keeps no reference of its own
+    L.llama_log_set(silence, ctypes.c_void_p(0))
     L.llama_backend_init()
     if not source.exists():
         write_gguf(folder, source)
