@@ -18,6 +18,9 @@ pub(crate) enum Simd {
     /// AVX-512: foundation, bytes and words, products of bytes.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX2 with FMA and products of bytes.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX2 with FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -29,12 +32,12 @@ pub(crate) enum Simd {
 macro_rules! dispatch {
     ($self:expr, $body:ident, $avx512:ident, $avx2:ident, ($($arg:expr),*)) => {
         match $self {
-            // SAFETY: both exist only where `detect` found avx512f, and `Avx2` where it found avx2 and fma.
+            // SAFETY: these exist only where `is_present` found avx512f, and those below where it found avx2 and fma.
             #[cfg(target_arch = "x86_64")]
             Simd::Avx512 | Simd::Avx512Bf16 => unsafe { $avx512($($arg),*) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Simd::Avx2 => unsafe { $avx2($($arg),*) },
+            Simd::AvxVnni | Simd::Avx2 => unsafe { $avx2($($arg),*) },
             Simd::Portable => $body($($arg),*),
         }
     };
@@ -65,14 +68,6 @@ fn is_intel() -> bool {
     [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }
 
-/// AVX-512 with what it came to have by Cascade Lake and Zen 4; processors before go with AVX2.
-#[cfg(target_arch = "x86_64")]
-fn has_avx512() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vnni")
-}
-
 impl Simd {
     /// The fastest set this machine has. Found once: a virtual machine takes microseconds to say who made its processor,
     /// and every row that is sampled asks.
@@ -82,36 +77,49 @@ impl Simd {
     }
 
     fn find() -> Self {
+        let mut sets = Self::all();
         #[cfg(target_arch = "x86_64")]
-        {
-            if has_avx512() {
-                let is_fast = is_x86_feature_detected!("avx512bf16") && !is_intel();
-                return if is_fast { Self::Avx512Bf16 } else { Self::Avx512 };
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                return Self::Avx2;
-            }
+        if is_intel() {
+            sets.retain(|simd| *simd != Self::Avx512Bf16);
         }
-        Self::Portable
+        sets.pop().unwrap_or(Self::Portable)
     }
 
-    /// Every set this machine has, for tests.
-    #[cfg(test)]
+    /// Every set this machine has, each faster than those before it but for what `is_intel` says.
     pub(crate) fn all() -> Vec<Self> {
-        let mut all = vec![Self::Portable];
-        #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                all.push(Self::Avx2);
-            }
-            if has_avx512() {
-                all.push(Self::Avx512);
-                if is_x86_feature_detected!("avx512bf16") {
-                    all.push(Self::Avx512Bf16);
-                }
-            }
-        }
+        let mut all = vec![
+            Self::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16,
+        ];
+        all.retain(|simd| simd.is_present());
         all
+    }
+
+    /// This machine has the set.
+    fn is_present(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => Self::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
+            // What AVX-512 came to have by Cascade Lake and Zen 4; processors before go with AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            Self::Portable => true,
+        }
     }
 
     /// [`super::vector::Vector::PAIR_WORDS`] of the set's vectors.
@@ -120,7 +128,7 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => 1,
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 | Self::Avx2 => 2,
+            Self::Avx512 | Self::AvxVnni | Self::Avx2 => 2,
             Self::Portable => 2,
         }
     }
@@ -131,6 +139,8 @@ impl Simd {
             Self::Avx512Bf16 => "AVX-512, bf16",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "AVX2, VNNI",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "AVX2",
             Self::Portable => "portable",

@@ -3,7 +3,12 @@
 //! A kernel is written once, generic over [`Vector`], marked `inline(always)`, and instantiated inside one function per
 //! instruction set (see [`for_each_instruction_set`]), where the compiler knows the instructions.
 
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
 use super::packed::unpair_bf16;
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512, Avx512Bf16, AvxVnni};
 
 /// Lanes of a vector: one AVX-512 register.
 pub(super) const LANES: usize = 16;
@@ -49,44 +54,6 @@ pub(super) trait Vector: Copy {
     unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints;
     /// Asks for the memory at `place`, which need not be anybody's.
     unsafe fn prefetch(place: *const u8);
-}
-
-/// Forwards the methods for integers to another implementation.
-macro_rules! integers_of {
-    ($inner:ty) => {
-        type Ints = <$inner as Vector>::Ints;
-        type Quads = <$inner as Vector>::Quads;
-        #[inline(always)]
-        unsafe fn ints(value: i32) -> Self::Ints {
-            // SAFETY: passed on from the caller.
-            unsafe { <$inner>::ints(value) }
-        }
-        #[inline(always)]
-        unsafe fn from_ints(ints: Self::Ints) -> Self {
-            // SAFETY: passed on from the caller.
-            Self(unsafe { <$inner>::from_ints(ints) })
-        }
-        #[inline(always)]
-        unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> Self::Quads {
-            // SAFETY: passed on from the caller.
-            unsafe { <$inner>::load_quads(bytes) }
-        }
-        #[inline(always)]
-        unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [Self::Quads; 2] {
-            // SAFETY: passed on from the caller.
-            unsafe { <$inner>::load_halves(bytes) }
-        }
-        #[inline(always)]
-        unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints {
-            // SAFETY: passed on from the caller.
-            unsafe { <$inner>::add_quads(sum, quads, input) }
-        }
-        #[inline(always)]
-        unsafe fn prefetch(place: *const u8) {
-            // SAFETY: passed on from the caller.
-            unsafe { <$inner>::prefetch(place) }
-        }
-    };
 }
 
 /// `sum` and both products, for machines that multiply no bfloat16, or slowly.
@@ -163,299 +130,105 @@ impl Vector for Portable {
     unsafe fn prefetch(_: *const u8) {}
 }
 
-#[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512, Avx512Bf16};
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::{LANES, Vector, widened_pairs};
-
-    /// One register of AVX-512.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512(__m512);
-
-    // SAFETY of every block below: the caller vouches for avx512f, avx512bw and avx512vnni, and references to arrays of 16 are valid for 16 values.
-    impl Vector for Avx512 {
-        const HAS_32_REGISTERS: bool = true;
-        type Pairs = (Self, Self);
-        const PAIR_WORDS: usize = 2;
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { _mm512_set1_ps(value) })
-        }
-        #[inline(always)]
-        unsafe fn load(values: &[f32; LANES]) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { _mm512_loadu_ps(values.as_ptr()) })
-        }
-        #[inline(always)]
-        unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
-            // SAFETY: see above.
-            unsafe {
-                let words = _mm512_loadu_si512(pairs.as_ptr().cast());
-                let high = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000_u32 as i32));
-                (Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))), Self(_mm512_castsi512_ps(high)))
-            }
-        }
-        #[inline(always)]
-        unsafe fn add_pairs(self, words: &[f32], (low, high): Self::Pairs) -> Self {
-            // SAFETY: passed on from the caller.
-            unsafe { widened_pairs(self, words, low, high) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, values: &mut [f32; LANES]) {
-            // SAFETY: see above.
-            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), self.0) };
-        }
-        #[inline(always)]
-        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { _mm512_fmadd_ps(self.0, factor.0, sum.0) })
-        }
-        #[inline(always)]
-        unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
-            value.mul_add(factor, sum)
-        }
-        type Ints = __m512i;
-        type Quads = __m512i;
-        #[inline(always)]
-        unsafe fn ints(value: i32) -> __m512i {
-            // SAFETY: see above.
-            unsafe { _mm512_set1_epi32(value) }
-        }
-        #[inline(always)]
-        unsafe fn from_ints(ints: __m512i) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { _mm512_cvtepi32_ps(ints) })
-        }
-        #[inline(always)]
-        unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> __m512i {
-            // SAFETY: see above; 64 bytes are as large as the register.
-            unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
-        }
-        #[inline(always)]
-        unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [__m512i; 2] {
-            // SAFETY: see above.
-            unsafe {
-                let (both, mask) = (Self::load_quads(bytes), _mm512_set1_epi8(0xf));
-                [_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(both), mask)]
-            }
-        }
-        #[inline(always)]
-        unsafe fn add_quads(sum: __m512i, quads: __m512i, input: f32) -> __m512i {
-            // SAFETY: see above.
-            unsafe { _mm512_dpbusd_epi32(sum, quads, _mm512_set1_epi32(input.to_bits() as i32)) }
-        }
-        #[inline(always)]
-        unsafe fn prefetch(place: *const u8) {
-            // SAFETY: see above; asking for memory that is nobody's does nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
-        }
-    }
-
-    /// One register of AVX-512 on a machine that multiplies bfloat16.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512Bf16(Avx512);
-
-    // SAFETY of every block below: the caller vouches for what `Avx512` needs, and avx512bf16.
-    impl Vector for Avx512Bf16 {
-        const HAS_32_REGISTERS: bool = true;
-        type Pairs = __m512bh;
-        const PAIR_WORDS: usize = 1;
-
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { Avx512::splat(value) })
-        }
-        #[inline(always)]
-        unsafe fn load(values: &[f32; LANES]) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { Avx512::load(values) })
-        }
-        #[inline(always)]
-        unsafe fn load_pairs(pairs: &[u32; LANES]) -> __m512bh {
-            // SAFETY: an array of 16 words is as large as the register, and every bit pattern is a value of both.
-            unsafe { std::mem::transmute(_mm512_loadu_si512(pairs.as_ptr().cast())) }
-        }
-        #[inline(always)]
-        unsafe fn add_pairs(self, words: &[f32], pairs: __m512bh) -> Self {
-            // SAFETY: see above; there is one word, the broadcast word is two bfloat16, and registers of one size are
-            // transmuted.
-            unsafe {
-                let input: __m512bh = std::mem::transmute(_mm512_set1_ps(*words.get_unchecked(0)));
-                Self(Avx512(_mm512_dpbf16_ps(self.0.0, input, pairs)))
-            }
-        }
-        #[inline(always)]
-        unsafe fn store(self, values: &mut [f32; LANES]) {
-            // SAFETY: see above.
-            unsafe { self.0.store(values) };
-        }
-        #[inline(always)]
-        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
-            // SAFETY: see above.
-            Self(unsafe { self.0.mul_add(factor.0, sum.0) })
-        }
-        #[inline(always)]
-        unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
-            value.mul_add(factor, sum)
-        }
-        integers_of!(Avx512);
-    }
-
-    /// Two registers of AVX2.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2(__m256, __m256);
-
-    // SAFETY of every block below: the caller vouches for avx2 and fma, and references to arrays of 16 are valid for 16
-    // values.
-    impl Vector for Avx2 {
-        const HAS_32_REGISTERS: bool = false;
-        type Pairs = (Self, Self);
-        const PAIR_WORDS: usize = 2;
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: see above.
-            let both = unsafe { _mm256_set1_ps(value) };
-            Self(both, both)
-        }
-        #[inline(always)]
-        unsafe fn load(values: &[f32; LANES]) -> Self {
-            // SAFETY: see above.
-            unsafe { Self(_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))) }
-        }
-        #[inline(always)]
-        unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
-            // SAFETY: see above.
-            unsafe {
-                let words =
-                    [_mm256_loadu_si256(pairs.as_ptr().cast()), _mm256_loadu_si256(pairs.as_ptr().add(8).cast())];
-                let mask = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-                let low = words.map(|words| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words)));
-                let high = words.map(|words| _mm256_castsi256_ps(_mm256_and_si256(words, mask)));
-                (Self(low[0], low[1]), Self(high[0], high[1]))
-            }
-        }
-        #[inline(always)]
-        unsafe fn add_pairs(self, words: &[f32], (low, high): Self::Pairs) -> Self {
-            // SAFETY: passed on from the caller.
-            unsafe { widened_pairs(self, words, low, high) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, values: &mut [f32; LANES]) {
-            // SAFETY: see above.
-            unsafe {
-                _mm256_storeu_ps(values.as_mut_ptr(), self.0);
-                _mm256_storeu_ps(values.as_mut_ptr().add(8), self.1);
-            }
-        }
-        #[inline(always)]
-        unsafe fn mul_add(self, factor: Self, sum: Self) -> Self {
-            // SAFETY: see above.
-            unsafe { Self(_mm256_fmadd_ps(self.0, factor.0, sum.0), _mm256_fmadd_ps(self.1, factor.1, sum.1)) }
-        }
-        #[inline(always)]
-        unsafe fn mul_add_lane(value: f32, factor: f32, sum: f32) -> f32 {
-            value.mul_add(factor, sum)
-        }
-        type Ints = [__m256i; 2];
-        /// Bytes 0 and 2 of each quad as 16-bit numbers, and bytes 1 and 3: their products add up in 32 bits exactly,
-        /// where the instruction for bytes would stop at 16.
-        type Quads = [[__m256i; 2]; 2];
-        #[inline(always)]
-        unsafe fn ints(value: i32) -> [__m256i; 2] {
-            // SAFETY: see above.
-            [unsafe { _mm256_set1_epi32(value) }; 2]
-        }
-        #[inline(always)]
-        unsafe fn from_ints(ints: [__m256i; 2]) -> Self {
-            // SAFETY: see above.
-            unsafe { Self(_mm256_cvtepi32_ps(ints[0]), _mm256_cvtepi32_ps(ints[1])) }
-        }
-        #[inline(always)]
-        unsafe fn load_quads(bytes: &[u8; 4 * LANES]) -> [[__m256i; 2]; 2] {
-            // SAFETY: see above; 64 bytes are as large as two registers.
-            unsafe {
-                let mask = _mm256_set1_epi16(0xff);
-                let halves = [bytes.as_ptr(), bytes.as_ptr().add(32)].map(|half| _mm256_loadu_si256(half.cast()));
-                halves.map(|half| [_mm256_and_si256(half, mask), _mm256_srli_epi16::<8>(half)])
-            }
-        }
-        #[inline(always)]
-        unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [[[__m256i; 2]; 2]; 2] {
-            // SAFETY: see above.
-            unsafe {
-                let mask = _mm256_set1_epi16(0xf);
-                let both = Self::load_quads(bytes);
-                [
-                    both.map(|pairs| pairs.map(|pair| _mm256_and_si256(pair, mask))),
-                    both.map(|pairs| pairs.map(|pair| _mm256_srli_epi16::<4>(pair))),
-                ]
-            }
-        }
-        #[inline(always)]
-        unsafe fn add_quads(sum: [__m256i; 2], quads: [[__m256i; 2]; 2], input: f32) -> [__m256i; 2] {
-            // SAFETY: see above.
-            unsafe {
-                let input = _mm256_set1_epi32(input.to_bits() as i32);
-                let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(input));
-                let odd = _mm256_srai_epi16::<8>(input);
-                std::array::from_fn(|half| {
-                    let products = _mm256_madd_epi16(quads[half][0], even);
-                    let products = _mm256_add_epi32(products, _mm256_madd_epi16(quads[half][1], odd));
-                    _mm256_add_epi32(sum[half], products)
-                })
-            }
-        }
-        #[inline(always)]
-        unsafe fn prefetch(place: *const u8) {
-            // SAFETY: see above; asking for memory that is nobody's does nothing.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
-        }
-    }
-}
-
 /// Declares `$name(simd, args...)`, which calls `$body::<V>(args...)` compiled for the instructions of `simd`.
 macro_rules! for_each_instruction_set {
     ($(#[$doc:meta])* $vis:vis fn $name:ident => $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
         $(#[$doc])*
         $vis fn $name(simd: Simd, $($arg: $type),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-            fn avx512($($arg: $type),*) {
-                // SAFETY: this function has the instructions.
-                unsafe { $body::<$crate::kernels::cpu::vector::Avx512>($($arg),*) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            fn avx2($($arg: $type),*) {
-                // SAFETY: this function has the instructions.
-                unsafe { $body::<$crate::kernels::cpu::vector::Avx2>($($arg),*) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx512bf16")]
-            fn avx512_bf16($($arg: $type),*) {
-                // SAFETY: this function has the instructions.
-                unsafe { $body::<$crate::kernels::cpu::vector::Avx512Bf16>($($arg),*) }
-            }
+            use $crate::kernels::cpu::vector;
             match simd {
-                // SAFETY: as below.
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx512Bf16 => unsafe { avx512_bf16($($arg),*) },
-                // SAFETY: `Simd::Avx512` and `Simd::Avx2` exist only where their instructions were found.
+                Simd::Avx512Bf16 => vector::compiled_with!(
+                    "avx512f,avx512bw,avx512vnni,avx512bf16", $body::<vector::Avx512Bf16>($($arg: $type),*)
+                ),
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx512 => unsafe { avx512($($arg),*) },
-                // SAFETY: as above.
+                Simd::Avx512 => vector::compiled_with!(
+                    "avx512f,avx512bw,avx512vnni", $body::<vector::Avx512>($($arg: $type),*)
+                ),
                 #[cfg(target_arch = "x86_64")]
-                Simd::Avx2 => unsafe { avx2($($arg),*) },
+                Simd::AvxVnni => vector::compiled_with!("avx2,fma,avxvnni", $body::<vector::AvxVnni>($($arg: $type),*)),
+                #[cfg(target_arch = "x86_64")]
+                Simd::Avx2 => vector::compiled_with!("avx2,fma", $body::<vector::Avx2>($($arg: $type),*)),
                 // SAFETY: every machine has what `Portable` needs.
-                Simd::Portable => unsafe { $body::<$crate::kernels::cpu::vector::Portable>($($arg),*) },
+                Simd::Portable => unsafe { $body::<vector::Portable>($($arg),*) },
             }
         }
     };
 }
 pub(super) use for_each_instruction_set;
+
+/// Calls a body through a function that has the instructions.
+macro_rules! compiled_with {
+    ($instructions:literal, $body:ident::<$vector:ty>($($arg:ident: $type:ty),*)) => {{
+        #[target_feature(enable = $instructions)]
+        fn compiled($($arg: $type),*) {
+            // SAFETY: this function has the instructions.
+            unsafe { $body::<$vector>($($arg),*) }
+        }
+        // SAFETY: a value of `Simd` exists only where its instructions were found.
+        unsafe { compiled($($arg),*) }
+    }};
+}
+pub(super) use compiled_with;
+
+#[cfg(test)]
+mod tests {
+    use super::super::Simd;
+    use super::*;
+
+    for_each_instruction_set! {
+        /// Where `start` and the products of the bytes, and of their lower and upper halves, with every input come to.
+        fn sums => sums_body(start: i32, bytes: &[u8; 4 * LANES], inputs: &[[i8; 4]], sums: &mut [[f32; LANES]; 3])
+    }
+
+    #[inline(always)]
+    unsafe fn sums_body<V: Vector>(
+        start: i32,
+        bytes: &[u8; 4 * LANES],
+        inputs: &[[i8; 4]],
+        sums: &mut [[f32; LANES]; 3],
+    ) {
+        // SAFETY: passed on from the caller.
+        unsafe {
+            let [low, high] = V::load_halves(bytes);
+            for (quads, sums) in [V::load_quads(bytes), low, high].into_iter().zip(sums) {
+                let add = |sum, input: &[i8; 4]| {
+                    let bits = u32::from_le_bytes(input.map(|input| input as u8));
+                    V::add_quads(sum, quads, f32::from_bits(bits))
+                };
+                V::from_ints(inputs.iter().fold(V::ints(start), add)).store(sums);
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_multiplies_bytes_exactly() {
+        const START: i32 = -123_456;
+        // Of four products of the largest size no instruction may stop at 16 bits.
+        let all_bytes: [[u8; 4 * LANES]; 5] = [
+            [0xff; 4 * LANES],
+            [0x80; 4 * LANES],
+            [0; 4 * LANES],
+            std::array::from_fn(|place| (place * 37) as u8),
+            std::array::from_fn(|place| (255 - place * 4) as u8),
+        ];
+        let inputs = [[127; 4], [-128; 4], [-128, 127, -1, 0], [1, 2, 3, 4], [-127, 0, 0, 0]];
+        for bytes in &all_bytes {
+            for n_inputs in 0..=inputs.len() {
+                let inputs = &inputs[..n_inputs];
+                let want = [|byte: u8| byte, |byte: u8| byte & 0xf, |byte: u8| byte >> 4].map(|part| {
+                    std::array::from_fn(|lane| {
+                        let quad = bytes.as_chunks::<4>().0[lane].map(part);
+                        let products = inputs.iter().flat_map(|input| quad.into_iter().zip(*input));
+                        (START + products.map(|(byte, input)| i32::from(byte) * i32::from(input)).sum::<i32>()) as f32
+                    })
+                });
+                for simd in Simd::all() {
+                    let mut got = [[0.0; LANES]; 3];
+                    sums(simd, START, bytes, inputs, &mut got);
+                    assert_eq!(got, want, "{simd:?}, {bytes:?}, {inputs:?}");
+                }
+            }
+        }
+    }
+}
