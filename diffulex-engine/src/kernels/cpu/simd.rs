@@ -4,6 +4,8 @@
 //! compiler vectorises it. Sums run over fixed lanes and are folded in a fixed order, so that a result does not depend
 //! on the instruction set beyond fused rounding.
 
+#[cfg(target_arch = "aarch64")]
+use std::arch::is_aarch64_feature_detected;
 use std::sync::OnceLock;
 
 /// Lanes a sum is spread over: one AVX-512 register of f32.
@@ -24,6 +26,12 @@ pub(crate) enum Simd {
     /// AVX2 with FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// NEON with products of unsigned and signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm,
+    /// NEON with products of signed bytes.
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod,
     /// What every processor of the target has.
     Portable,
 }
@@ -38,6 +46,9 @@ macro_rules! dispatch {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Simd::AvxVnni | Simd::Avx2 => unsafe { $avx2($($arg),*) },
+            // Every processor of the target has NEON, and the compiler uses it.
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonI8mm | Simd::NeonDotprod => $body($($arg),*),
             Simd::Portable => $body($($arg),*),
         }
     };
@@ -97,6 +108,10 @@ impl Simd {
             Self::Avx512,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16,
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod,
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm,
         ];
         all.retain(|simd| simd.is_present());
         all
@@ -118,6 +133,10 @@ impl Simd {
             Self::AvxVnni => Self::Avx2.is_present() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => is_aarch64_feature_detected!("i8mm"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => is_aarch64_feature_detected!("dotprod"),
             Self::Portable => true,
         }
     }
@@ -129,6 +148,8 @@ impl Simd {
             Self::Avx512Bf16 => 1,
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 | Self::AvxVnni | Self::Avx2 => 2,
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm | Self::NeonDotprod => 2,
             Self::Portable => 2,
         }
     }
@@ -143,6 +164,10 @@ impl Simd {
             Self::AvxVnni => "AVX2, VNNI",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "AVX2",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => "NEON, i8mm",
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => "NEON, dotprod",
             Self::Portable => "portable",
         }
     }

@@ -3,10 +3,14 @@
 //! A kernel is written once, generic over [`Vector`], marked `inline(always)`, and instantiated inside one function per
 //! instruction set (see [`for_each_instruction_set`]), where the compiler knows the instructions.
 
+#[cfg(target_arch = "aarch64")]
+mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use super::packed::unpair_bf16;
+#[cfg(target_arch = "aarch64")]
+pub(super) use arm::{NeonDotprod, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512, Avx512Bf16, AvxVnni};
 
@@ -18,7 +22,7 @@ pub(super) const LANES: usize = 16;
 /// # Safety
 /// Of every method: the machine has the implementation's instructions.
 pub(super) trait Vector: Copy {
-    /// There are registers for sixteen sums and what they are made of.
+    /// There are 32 registers of sixteen lanes each: enough for sixteen sums and what they are made of.
     const HAS_32_REGISTERS: bool;
     /// Sixteen pairs of bfloat16, ready to multiply.
     type Pairs: Copy;
@@ -68,7 +72,7 @@ unsafe fn widened_pairs<V: Vector>(sum: V, words: &[f32], low: V, high: V) -> V 
 pub(super) struct Portable([f32; LANES]);
 
 impl Vector for Portable {
-    const HAS_32_REGISTERS: bool = cfg!(target_arch = "aarch64");
+    const HAS_32_REGISTERS: bool = false;
     type Pairs = (Self, Self);
     const PAIR_WORDS: usize = 2;
     #[inline(always)]
@@ -149,6 +153,10 @@ macro_rules! for_each_instruction_set {
                 Simd::AvxVnni => vector::compiled_with!("avx2,fma,avxvnni", $body::<vector::AvxVnni>($($arg: $type),*)),
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx2 => vector::compiled_with!("avx2,fma", $body::<vector::Avx2>($($arg: $type),*)),
+                #[cfg(target_arch = "aarch64")]
+                Simd::NeonI8mm => vector::compiled_with!("i8mm", $body::<vector::NeonI8mm>($($arg: $type),*)),
+                #[cfg(target_arch = "aarch64")]
+                Simd::NeonDotprod => vector::compiled_with!("dotprod", $body::<vector::NeonDotprod>($($arg: $type),*)),
                 // SAFETY: every machine has what `Portable` needs.
                 Simd::Portable => unsafe { $body::<vector::Portable>($($arg),*) },
             }
