@@ -209,11 +209,13 @@ impl<U> Products<'_, U> {
             // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors of weights, and `n_quads` words of inputs in
             // each row, which are `quads_per_vector` for each vector; the rest is passed on.
             unsafe {
-                let weights: [U::Quads; P] = std::array::from_fn(|p| {
-                    let place = panels.as_ptr().add(p * n_vectors + vector);
+                let place = panels.as_ptr().add(vector);
+                let mut weights = [U::load(&*place); P];
+                for (p, weights) in weights.iter_mut().enumerate() {
+                    let place = place.add(p * n_vectors);
                     V::prefetch(place.wrapping_offset(ahead).cast());
-                    U::load(&*place)
-                });
+                    *weights = U::load(&*place);
+                }
                 for quad in 0..quads_per_vector {
                     for (dots, inputs) in dots.iter_mut().zip(inputs) {
                         let input = *inputs.get_unchecked(vector * quads_per_vector + quad);

@@ -274,11 +274,13 @@ impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
             // SAFETY: `vector < n_vectors`, and there are `P * n_vectors` vectors and `R * n_vectors * N_WORDS` words; the
             // rest is passed on.
             unsafe {
-                let weights: [F::Loaded; P] = std::array::from_fn(|p| {
-                    let place = panels.as_ptr().add(p * n_vectors + vector);
+                let place = panels.as_ptr().add(vector);
+                let mut weights = [F::load(&*place); P];
+                for (p, weights) in weights.iter_mut().enumerate() {
+                    let place = place.add(p * n_vectors);
                     V::prefetch(place.wrapping_offset(ahead).cast());
-                    F::load(&*place)
-                });
+                    *weights = F::load(&*place);
+                }
                 for (r, sums) in sums.iter_mut().enumerate() {
                     let first = r * width + vector * F::N_WORDS;
                     let words = inputs.get_unchecked(first..first + F::N_WORDS);

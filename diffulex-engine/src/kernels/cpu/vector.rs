@@ -1,7 +1,9 @@
 //! Sixteen lanes of f32 as the kernels see them, one implementation per instruction set.
 //!
 //! A kernel is written once, generic over [`Vector`], marked `inline(always)`, and instantiated inside one function per
-//! instruction set (see [`for_each_instruction_set`]), where the compiler knows the instructions.
+//! instruction set (see [`for_each_instruction_set`]), where the compiler knows the instructions. An inner loop hands no
+//! closure over vectors to `from_fn`, `map` of an array or the like: those are compiled without the instructions, which may
+//! then be calls instead of being inlined.
 
 #[cfg(target_arch = "aarch64")]
 mod arm;

@@ -14,8 +14,7 @@ pub(in crate::kernels::cpu) type NeonI8mm = Neon<Usdot>;
 /// Registers of a vector.
 const N_REGISTERS: usize = 4;
 
-/// The value for each register. No closure: it could not be inlined into functions that lack the instructions it has, which
-/// those of the standard library are.
+/// The value for each register.
 macro_rules! each {
     ($place:ident => $value:expr) => {
         [

@@ -1,7 +1,4 @@
 //! Vectors of AVX-512 and AVX2.
-//!
-//! No closure here goes through `map` of an array and its like: those are functions without these instructions, into which
-//! the compiler cannot inline what the closure calls.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
