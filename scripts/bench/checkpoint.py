@@ -1,7 +1,7 @@
 """Write a checkpoint of random bfloat16 weights: `python checkpoint.py FOLDER [--layers 28]`.
 
-The shape is SDAR-1.7B's, which is Qwen3-1.7B's; speed does not depend on what the weights are. Beside config.json and
-model.safetensors nothing is written, because nothing is tokenized.
+The shape is SDAR-1.7B's, which is Qwen3-1.7B's; speed does not depend on what the weights are. The tokenizer has a token for
+every row of the vocabulary: 256 bytes, and names that no text has, as random weights write any token.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 SHAPE = {"vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+EOS, MASK = 151645, 151669
 
 
 def tensors(n_layers):
@@ -28,6 +29,17 @@ def tensors(n_layers):
     yield "model.norm.weight", (hidden,)
 
 
+def tokenizer():
+    """Byte-level, without merges."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in plain] + [chr(256 + i) for i in range(256 - len(plain))]
+    vocabulary = {letter: i for i, letter in enumerate(letters)} | {f"<{i}>": i for i in range(256, SHAPE["vocab_size"])}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    special = [{"id": i, "content": f"<{i}>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} for i in (EOS, MASK)]
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocabulary, "merges": []}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None, "pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("folder")
@@ -36,8 +48,9 @@ def main():
     folder = Path(a.folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", **SHAPE, "num_hidden_layers": a.layers, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 32768,
-              "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False, "mask_token_id": 151669, "block_size": 4, "torch_dtype": "bfloat16"}
+              "tie_word_embeddings": True, "hidden_act": "silu", "attention_bias": False, "mask_token_id": MASK, "eos_token_id": EOS, "block_size": 4, "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer()))
     header, end = {}, 0
     for name, shape in tensors(a.layers):
         size = 2 * int(np.prod(shape))

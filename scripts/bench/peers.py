@@ -175,7 +175,15 @@ def write_gguf(folder, target):
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_vocab_size(c["vocab_size"])
     w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    w.add_tokenizer_model("none")
+    t = json.loads((Path(folder) / "tokenizer.json").read_text())
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("qwen2")
+    names = sorted(t["model"]["vocab"], key=t["model"]["vocab"].get)
+    special = {token["id"] for token in t["added_tokens"]}
+    w.add_token_list(names)
+    w.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(names))])
+    w.add_token_merges(["! !"])     # llama.cpp loads no vocabulary without; no text has it
+    w.add_eos_token_id(c["eos_token_id"])
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
              "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down"}
