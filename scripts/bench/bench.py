@@ -35,6 +35,10 @@ class Program:
         return self.read()
 
 
+def add_binary(parser):
+    parser.add_argument("--binary", default=str(HERE.parent.parent / "target/release/examples/forward_bench"))
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder")
@@ -42,7 +46,7 @@ def main():
     p.add_argument("--peers", nargs="*", default=[])
     p.add_argument("--cases", nargs="+", default=["1x4x256", "1x16x256", "1x32x256"])
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--binary", default=str(HERE.parent.parent / "target/release/examples/forward_bench"))
+    add_binary(p)
     a = p.parse_args()
     ours = [Program(f"diffulex-{hold}", [a.binary, a.folder, hold]) for hold in a.ours]
     for program in ours:
