@@ -560,6 +560,7 @@ fn overridden(base: &Strategy, overrides: &DecodingOverrides) -> Result<Strategy
         ("decoding.token_merge_mode", overrides.token_merge_mode.is_none() || is_merged),
         ("decoding.token_merge_top_k", overrides.token_merge_top_k.is_none() || is_merged),
         ("decoding.token_merge_weight", overrides.token_merge_weight.is_none() || is_merged),
+        ("decoding.token_merge_renormalize", overrides.token_merge_renormalize.is_none() || is_merged),
         ("decoding.cfg_scale", overrides.cfg_scale.is_none() || kind == StrategyKind::SemiAutoregressive),
         ("decoding.kv_reuse", overrides.kv_reuse.is_none() || kind == StrategyKind::SemiAutoregressive),
         ("decoding.sub_block_size", overrides.sub_block_size.is_none() || kind == StrategyKind::FastDllmV2),
@@ -632,11 +633,30 @@ fn merge(base: Merge, overrides: &DecodingOverrides) -> Result<Merge, RequestErr
         let message = format!("token_merge_top_k must be in 1..={MAX_TOP_K}, got {top_k}");
         return Err(RequestError::invalid("decoding.token_merge_top_k", message));
     }
-    if overrides.token_merge_weight.is_some() && mode != MergeMode::IterSmoothTopk {
-        let message = format!("token_merge_weight is no setting of {}", mode.name());
-        return Err(RequestError::invalid("decoding.token_merge_weight", message));
+    for (name, param, is_told, of) in [
+        (
+            "token_merge_weight",
+            "decoding.token_merge_weight",
+            overrides.token_merge_weight.is_some(),
+            MergeMode::IterSmoothTopk,
+        ),
+        (
+            "token_merge_renormalize",
+            "decoding.token_merge_renormalize",
+            overrides.token_merge_renormalize.is_some(),
+            MergeMode::DmaxTopk,
+        ),
+    ] {
+        if is_told && mode != of {
+            return Err(RequestError::invalid(param, format!("{name} is no setting of {}", mode.name())));
+        }
     }
-    Ok(Merge { mode, top_k, weight: overrides.token_merge_weight.unwrap_or(base.weight) })
+    Ok(Merge {
+        mode,
+        top_k,
+        weight: overrides.token_merge_weight.unwrap_or(base.weight),
+        renormalize: overrides.token_merge_renormalize.unwrap_or(base.renormalize),
+    })
 }
 
 fn kv_reuse(base: KvReuse, overrides: &DecodingOverrides) -> Result<KvReuse, RequestError> {

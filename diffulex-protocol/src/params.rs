@@ -154,6 +154,10 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT"))]
     pub token_merge_weight: Option<f32>,
+    /// Whether what is merged under dmax_topk is brought to the length of its parts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "clap", arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
+    pub token_merge_renormalize: Option<bool>,
     /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T"))]

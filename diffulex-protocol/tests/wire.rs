@@ -85,6 +85,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
             token_merge_mode: Some("dmax_topk".to_owned()),
             token_merge_top_k: Some(2),
             token_merge_weight: Some(0.5),
+            token_merge_renormalize: Some(false),
             t_min: Some(0.5),
             t_max: Some(0.5),
             stability_threshold: Some(2),

@@ -35,13 +35,16 @@ pub struct Merge {
     /// Of [`MergeMode::IterSmoothTopk`]: their weight beside the token's own. 0 or more.
     #[serde(rename = "token_merge_weight")]
     pub weight: f32,
+    /// Of [`MergeMode::DmaxTopk`]: the sum is brought to the length that the embeddings have by the same weights.
+    #[serde(rename = "token_merge_renormalize")]
+    pub renormalize: bool,
 }
 
 /// How the likeliest tokens, of probabilities `p`, are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MergeMode {
-    /// Their embeddings by `p`, what is missing to 1 of the mask's, as long as these are by the same weights (DMax).
+    /// Their embeddings by `p`, what is missing to 1 of the mask's (DMax).
     DmaxTopk,
     /// The embedding of the token that stands there, and theirs by `weight p` (Diffulex).
     IterSmoothTopk,
@@ -70,9 +73,9 @@ impl MergeMode {
 }
 
 impl Default for Merge {
-    /// DMax's own loop; the weight is Diffulex's default.
+    /// DMax's own loop; the weight is Diffulex's default, which knows both ways to the length, too.
     fn default() -> Self {
-        Self { mode: MergeMode::DmaxTopk, top_k: 1, weight: 1.0 }
+        Self { mode: MergeMode::DmaxTopk, top_k: 1, weight: 1.0, renormalize: true }
     }
 }
 
@@ -85,7 +88,7 @@ impl Merge {
             MergeMode::DmaxTopk => {
                 tokens.iter_mut().zip(likeliest.clone()).for_each(|(part, likely)| *part = likely);
                 let sum: f32 = likeliest.map(|(_, probability)| probability).sum();
-                Blend { tokens, mask: (1.0 - sum).max(0.0), keeps_length: true }
+                Blend { tokens, mask: (1.0 - sum).max(0.0), keeps_length: self.renormalize }
             }
             MergeMode::IterSmoothTopk => {
                 let weighed = likeliest.map(|(token, probability)| (token, self.weight * probability));
@@ -161,7 +164,7 @@ mod tests {
         let mut candidate = Candidate::plain(0, None, 5, 0.5);
         (candidate.runners_up[0], candidate.runners_up[1]) = ((6, 0.25), (7, 0.125));
         candidate.token = 9;
-        let blend = |mode, top_k| Merge { mode, top_k, weight: 2.0 }.blend(&candidate);
+        let blend = |mode, top_k| Merge { mode, top_k, weight: 2.0, ..Merge::default() }.blend(&candidate);
         let two = blend(MergeMode::DmaxTopk, 2);
         assert_eq!((&two.tokens[..3], two.mask, two.keeps_length), (&[(5, 0.5), (6, 0.25), (0, 0.0)][..], 0.25, true));
         assert_eq!(blend(MergeMode::DmaxTopk, 8).mask, 0.125);

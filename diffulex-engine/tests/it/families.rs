@@ -131,6 +131,14 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
             deciding(named("dmax"), json!({ "token_merge_weight": 0.5 })),
             "token_merge_weight is no setting of dmax_topk",
         ),
+        (
+            "llada2",
+            deciding(
+                named("dmax"),
+                json!({ "token_merge_mode": "iter_smooth_topk", "token_merge_renormalize": false }),
+            ),
+            "token_merge_renormalize is no setting of iter_smooth_topk",
+        ),
         ("llada2", deciding(named("dmax"), json!({ "token_merge_mode": "x" })), "one of dmax_topk, iter_smooth_topk"),
         ("sdar", deciding(options(), json!({ "block_cache": true })), "block_cache is no setting of multi_bd"),
         (

@@ -41,12 +41,21 @@ fn length(row: &[f32]) -> f32 {
     row.iter().map(|value| value * value).sum::<f32>().sqrt()
 }
 
-/// How many of the likeliest tokens take part in what is read, and how: `None` as DMax's loop says, beside the mask, or with
-/// a weight beside the token itself.
+/// How many of the likeliest tokens take part in what is read, and how.
 #[derive(Clone, Copy, Debug)]
 struct Merge {
     top_k: usize,
-    weight: Option<f32>,
+    how: How,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum How {
+    /// Beside the mask, as long as its parts: DMax's loop.
+    Renormalized,
+    /// Beside the mask, as long as it comes.
+    Plain,
+    /// With a weight beside the token itself.
+    Weighed(f32),
 }
 
 /// The sum of embeddings by weight.
@@ -61,13 +70,16 @@ fn sum(files: &Files, parts: &[(u32, f32)]) -> Vec<f32> {
 /// What is read where `token` was written and these are the likeliest.
 fn merged(files: &Files, token: u32, likeliest: &[(u32, f32)], merge: Merge) -> Vec<f32> {
     let mut parts = likeliest[..merge.top_k].to_vec();
-    if let Some(weight) = merge.weight {
+    if let How::Weighed(weight) = merge.how {
         parts.iter_mut().for_each(|(_, p)| *p *= weight);
         parts.push((token, 1.0));
         return sum(files, &parts);
     }
     parts.push((MASK, 1.0 - parts.iter().map(|(_, p)| p).sum::<f32>()));
     let blended = sum(files, &parts);
+    if let How::Plain = merge.how {
+        return blended;
+    }
     let wanted: f32 = parts.iter().map(|(token, p)| p * length(&embedding(files, *token))).sum();
     let factor = wanted / length(&blended);
     blended.into_iter().map(|value| value * factor).collect()
@@ -173,9 +185,13 @@ fn check(files: &Files, seed: u32, threshold: f32, merge: Merge) -> (usize, [usi
     let n_tokens = 24 - prompt.len() % BLOCK_SIZE;
     let (want, n_forwards, n_replaced, reasons) = plain_loop(files, &prompt, n_tokens, threshold, merge);
     let mut decoding = json!({ "accept_threshold": threshold, "token_merge_top_k": merge.top_k });
-    if let Some(weight) = merge.weight {
-        decoding["token_merge_mode"] = "iter_smooth_topk".into();
-        decoding["token_merge_weight"] = weight.into();
+    match merge.how {
+        How::Renormalized => {}
+        How::Plain => decoding["token_merge_renormalize"] = false.into(),
+        How::Weighed(weight) => {
+            decoding["token_merge_mode"] = "iter_smooth_topk".into();
+            decoding["token_merge_weight"] = weight.into();
+        }
     }
     for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
         for buffer_size in [1, 2] {
@@ -204,7 +220,7 @@ fn dmax_equals_its_loop_written_down_plainly() {
     let files = Files::golden("llada2");
     let (mut n_replaced, mut reasons) = (0, [0; 3]);
     for (seed, threshold) in [(1, 0.2), (2, 0.3), (4, 0.1), (5, 0.3), (7, 0.0)] {
-        let (replaced, ended) = check(&files, seed, threshold, Merge { top_k: 1, weight: None });
+        let (replaced, ended) = check(&files, seed, threshold, Merge { top_k: 1, how: How::Renormalized });
         n_replaced += replaced;
         reasons.iter_mut().zip(ended).for_each(|(sum, n)| *sum += n);
     }
@@ -215,15 +231,16 @@ fn dmax_equals_its_loop_written_down_plainly() {
 #[test]
 fn merging_more_tokens_equals_the_plain_loop_and_matters() {
     let files = Files::golden("llada2");
-    let merges = [(3, None), (1, Some(0.75)), (3, Some(0.75))].map(|(top_k, weight)| Merge { top_k, weight });
-    let mut differs = [false; 3];
+    let merges = [(3, How::Renormalized), (1, How::Weighed(0.75)), (3, How::Weighed(0.75)), (3, How::Plain)];
+    let merges = merges.map(|(top_k, how)| Merge { top_k, how });
+    let mut differs = [false; 4];
     for (seed, threshold) in [(2, 0.3), (7, 0.0)] {
         let of = |merge| plain_loop(&files, &prompt(seed, 4 + seed as usize), 16, threshold, merge);
-        let plain = of(Merge { top_k: 1, weight: None });
+        let plain = of(Merge { top_k: 1, how: How::Renormalized });
         for (merge, differs) in merges.into_iter().zip(&mut differs) {
             check(&files, seed, threshold, merge);
             *differs |= of(merge) != plain;
         }
     }
-    assert_eq!(differs, [true; 3], "what is read leaves no trace");
+    assert_eq!(differs, [true; 4], "what is read leaves no trace");
 }
