@@ -57,6 +57,34 @@ fn visible(attention: &serde_json::Value, n: usize) -> Vec<u32> {
 /// D2F: a checkpoint with an adapter beside it, and the folder of the adapter.
 const ADAPTED: [(&str, &str); 2] = [("dream", "d2f_dream"), ("llada", "d2f_llada")];
 
+/// What a folder's forwards gave, by name.
+fn recorded(checkpoint: &str) -> impl Fn(&str) -> Option<Vec<f32>> {
+    let bytes = std::fs::read(golden(checkpoint).join("logits.safetensors")).unwrap();
+    move |name| {
+        let oracle = SafeTensors::deserialize(&bytes).unwrap();
+        let view = oracle.tensor(name).ok()?;
+        Some(view.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect())
+    }
+}
+
+/// The rows of a recorded forward, all of whose logits are wanted, and a cache for them.
+fn whole<O: Ops>(ops: &O, network: &dyn models::Network<O>, case: &serde_json::Value) -> (ModelBatch, O::Cache) {
+    let input = ids(&case["input_ids"]);
+    let (n, page_size) = (input.len(), 8);
+    let n_pages = n.div_ceil(page_size);
+    // Pages in reverse, so that a slot is never its position.
+    let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
+    let batch = ModelBatch {
+        positions: (0..n as u32).collect(),
+        slots: (0..n).map(|p| pages[p / page_size] * page_size as u32 + (p % page_size) as u32).collect(),
+        sequences: vec![SequenceRows { rows: 0..n, visible: visible(&case["attention"], n), pages }],
+        logit_rows: (0..n as u32).collect(),
+        ids: input,
+        ..ModelBatch::default()
+    };
+    (batch, ops.cache(&network.spec().cache_shapes(n_pages, page_size)).unwrap())
+}
+
 fn forwards_agree<O: Ops + 'static>(ops: &O) {
     let mut n_hidden = 0;
     let folder = |name| ModelFiles::folder(golden(name)).unwrap();
@@ -67,28 +95,11 @@ fn forwards_agree<O: Ops + 'static>(ops: &O) {
     for (files, adapter, checkpoint, inputs) in plain.into_iter().chain(merged).chain(beside) {
         let network = models::load(&files, None, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
         let adapter = adapter.map(|files| models::load_adapter(&files, ops, network.as_ref()).unwrap());
-        let bytes = std::fs::read(golden(checkpoint).join("logits.safetensors")).unwrap();
-        let oracle = SafeTensors::deserialize(&bytes).unwrap();
-        let values = |name: &str| -> Option<Vec<f32>> {
-            let view = oracle.tensor(name).ok()?;
-            Some(view.data().chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect())
-        };
+        let values = recorded(checkpoint);
         let cases = json(&Path::new(inputs).join("inputs.json").to_string_lossy());
         for case in cases["cases"].as_array().unwrap() {
-            let input = ids(&case["input_ids"]);
-            let (n, page_size) = (input.len(), 8);
-            let n_pages = n.div_ceil(page_size);
-            // Pages in reverse, so that a slot is never its position.
-            let pages: Vec<u32> = (0..n_pages as u32).rev().collect();
-            let batch = ModelBatch {
-                positions: (0..n as u32).collect(),
-                slots: (0..n).map(|p| pages[p / page_size] * page_size as u32 + (p % page_size) as u32).collect(),
-                sequences: vec![SequenceRows { rows: 0..n, visible: visible(&case["attention"], n), pages }],
-                logit_rows: (0..n as u32).collect(),
-                ids: input,
-                ..ModelBatch::default()
-            };
-            let mut cache = ops.cache(&network.spec().cache_shapes(n_pages, page_size)).unwrap();
+            let (batch, mut cache) = whole(ops, network.as_ref(), case);
+            let n = batch.ids.len();
             let name = case["logits_key"].as_str().unwrap();
             let mut adapters = Adapters::none();
             if let Some(adapter) = &adapter {
@@ -123,6 +134,39 @@ fn reference_forwards_equal_the_authors() {
 #[test]
 fn fast_forwards_equal_the_authors() {
     forwards_agree(&CpuOps::new(2).unwrap());
+}
+
+/// How many of the recorded rows have the same likeliest token when weights are rounded, over all families.
+///
+/// The bounds are what these tiny random networks give, less a few points: theirs are nearly flat, so that ties that a
+/// trained network does not have are decided by rounding.
+#[test]
+fn rounded_weights_keep_most_likeliest_tokens() {
+    let likeliest = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+    let ops = CpuOps::new(2).unwrap();
+    for (hold, least) in [(WeightType::Bf16, 0.97), (WeightType::Int8, 0.90), (WeightType::Int4, 0.50)] {
+        let (mut n_rows, mut n_equal) = (0, 0);
+        for (checkpoint, inputs) in CHECKPOINTS {
+            let files = ModelFiles::folder(golden(checkpoint)).unwrap();
+            let network = models::load(&files, None, &ops, Some(hold), 64, &mut |_, _| {}).unwrap();
+            let values = recorded(checkpoint);
+            let (mut rows, mut equal) = (0, 0);
+            for case in json(&format!("{inputs}/inputs.json"))["cases"].as_array().unwrap() {
+                let (batch, mut cache) = whole(&ops, network.as_ref(), case);
+                let logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();
+                let want = values(case["logits_key"].as_str().unwrap()).unwrap();
+                let width = logits.len() / batch.ids.len();
+                rows += batch.ids.len();
+                equal +=
+                    logits.chunks(width).zip(want.chunks(width)).filter(|(a, b)| likeliest(a) == likeliest(b)).count();
+            }
+            eprintln!("{hold:?}  {checkpoint}: {equal} of {rows}");
+            n_rows += rows;
+            n_equal += equal;
+        }
+        eprintln!("{hold:?}: {n_equal} of {n_rows}");
+        assert!(n_equal as f64 >= least * n_rows as f64, "{hold:?}: {n_equal} of {n_rows}");
+    }
 }
 
 /// Positions `start..start + ids.len()` of one sequence, each of which sees what `visible` says, or everything.
