@@ -12,9 +12,9 @@ pub trait Runner: Send {
     /// What is loaded.
     fn spec(&self) -> &ModelSpec;
 
-    /// Logits of the rows wanted of `text`, then of `canvases`, `[n_rows, vocab_size]`. `text` comes first: canvases see
-    /// what it wrote. When it returns, the K/V of every row of `text` are written.
-    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch) -> Result<Vec<f32>, StepError>;
+    /// Appends logits of the rows wanted of `text`, then of `canvases`, `[n_rows, vocab_size]`. `text` comes first:
+    /// canvases see what it wrote. When it returns, the K/V of every row of `text` are written.
+    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch, logits: &mut Vec<f32>) -> Result<(), StepError>;
 
     /// See [`CanvasNetwork::signal`].
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError>;
@@ -53,23 +53,22 @@ impl<O: Ops> Runner for DeviceRunner<O> {
         self.network.spec()
     }
 
-    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch) -> Result<Vec<f32>, StepError> {
+    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch, logits: &mut Vec<f32>) -> Result<(), StepError> {
         let Self { ops, network, cache, adapters: loaded } = self;
         let mut adapters = Adapters::none();
         for (id, rows) in &text.adapted {
             let adapter = loaded.get(id).ok_or_else(|| StepError(format!("adapter {id} is not loaded")))?;
             adapters.push(rows.clone(), adapter);
         }
-        let mut logits = Vec::new();
         if !text.ids.is_empty() {
-            logits = network.forward(ops, text, &adapters, cache)?;
+            network.forward_into(ops, text, &adapters, cache, logits)?;
         }
         if !canvases.batch.ids.is_empty() {
             let x = canvas_network(network.as_ref())?.denoise(ops, canvases, cache, &mut |_| Ok(()))?;
             let wanted = ops.select(&x, &canvases.batch.logit_rows)?;
-            logits.extend(ops.host(&network.logits(ops, &wanted)?)?);
+            ops.host_into(&network.logits(ops, &wanted)?, logits)?;
         }
-        Ok(logits)
+        Ok(())
     }
 
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError> {

@@ -176,8 +176,20 @@ fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usiz
         .filter(move |(id, _)| Some(*id as u32) != vocabulary.mask_token_id)
 }
 
+/// The likeliest token, ties to the highest id, and its logit; `None` where no token may be drawn or none has a number.
+fn likeliest(logits: &[f32], vocabulary: Vocabulary) -> Option<(usize, f32)> {
+    let simd = Simd::detect();
+    let tokens = &logits[..vocabulary.n_sampleable.min(logits.len())];
+    let mask = vocabulary.mask_token_id.map_or(tokens.len(), |mask| tokens.len().min(mask as usize));
+    let (before, after) = (&tokens[..mask], &tokens[tokens.len().min(mask + 1)..]);
+    let top = simd.max(before).max(simd.max(after));
+    let place = |part: &[f32]| part.iter().rposition(|logit| *logit == top);
+    let token = place(after).map(|place| mask + 1 + place).or_else(|| place(before))?;
+    Some((token, top))
+}
+
 fn greedy(logits: &[f32], vocabulary: Vocabulary, looks: Looks) -> Option<Drawn> {
-    let (token, logit) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let (token, logit) = likeliest(logits, vocabulary)?;
     let total = log_sum_exp(Simd::detect(), logits);
     let confidence = (logit - total).exp();
     let score = scored(looks.score, confidence, logits.iter().map(|logit| (logit - total).exp()));
@@ -195,7 +207,7 @@ fn draw(
     looks: Looks,
     randomness: &dyn Randomness,
 ) -> Option<Drawn> {
-    let (top_id, top) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
+    let (top_id, top) = likeliest(logits, vocabulary)?;
     if !top.is_finite() {
         return None;
     }

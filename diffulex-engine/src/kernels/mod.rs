@@ -334,8 +334,15 @@ pub trait Ops: Send + Sync {
     /// The named rows, in that order.
     fn select(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor, StepError>;
 
+    /// Appends a copy on the host, row-major.
+    fn host_into(&self, x: &Self::Tensor, values: &mut Vec<f32>) -> Result<(), StepError>;
+
     /// A copy on the host, row-major.
-    fn host(&self, x: &Self::Tensor) -> Result<Vec<f32>, StepError>;
+    fn host(&self, x: &Self::Tensor) -> Result<Vec<f32>, StepError> {
+        let mut values = Vec::new();
+        self.host_into(x, &mut values)?;
+        Ok(values)
+    }
 }
 
 #[cfg(test)]

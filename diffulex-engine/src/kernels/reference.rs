@@ -276,7 +276,8 @@ impl Ops for ReferenceOps {
         Ok(x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?)
     }
 
-    fn host(&self, x: &Tensor) -> Result<Vec<f32>, StepError> {
-        Ok(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+    fn host_into(&self, x: &Tensor, values: &mut Vec<f32>) -> Result<(), StepError> {
+        values.extend(x.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?);
+        Ok(())
     }
 }

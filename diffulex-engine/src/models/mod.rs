@@ -135,7 +135,24 @@ pub trait Network<O: Ops>: Send + Sync {
         None
     }
 
-    /// Logits `[batch.logit_rows.len(), vocab_size]` on the host. Writes the K/V of every row.
+    /// Appends logits `[batch.logit_rows.len(), vocab_size]`. Writes the K/V of every row.
+    fn forward_into(
+        &self,
+        ops: &O,
+        batch: &ModelBatch,
+        adapters: &Adapters<'_, O>,
+        cache: &mut O::Cache,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), StepError> {
+        let x = self.hidden(ops, batch, adapters, cache, &mut |_| Ok(()))?;
+        if batch.logit_rows.is_empty() {
+            return Ok(());
+        }
+        let wanted = ops.select(&x, &batch.logit_rows)?;
+        ops.host_into(&self.logits(ops, &wanted)?, logits)
+    }
+
+    /// The same in memory of its own.
     fn forward(
         &self,
         ops: &O,
@@ -143,12 +160,9 @@ pub trait Network<O: Ops>: Send + Sync {
         adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
     ) -> Result<Vec<f32>, StepError> {
-        let x = self.hidden(ops, batch, adapters, cache, &mut |_| Ok(()))?;
-        if batch.logit_rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        let wanted = ops.select(&x, &batch.logit_rows)?;
-        ops.host(&self.logits(ops, &wanted)?)
+        let mut logits = Vec::new();
+        self.forward_into(ops, batch, adapters, cache, &mut logits)?;
+        Ok(logits)
     }
 
     /// The residual stream behind the embedding and behind each layer, for tests.

@@ -229,7 +229,8 @@ impl Ops for CpuOps {
         Ok(out)
     }
 
-    fn host(&self, x: &Rows) -> Result<Vec<f32>, StepError> {
-        Ok(x.values().to_vec())
+    fn host_into(&self, x: &Rows, values: &mut Vec<f32>) -> Result<(), StepError> {
+        values.extend_from_slice(x.values());
+        Ok(())
     }
 }

@@ -192,6 +192,11 @@ impl Simd {
         dispatch!(self, soft_cap, soft_cap_avx512, soft_cap_avx2, (x, cap))
     }
 
+    /// The largest value, minus infinity where there is none. Where there is a NaN, any.
+    pub(crate) fn max(self, x: &[f32]) -> f32 {
+        dispatch!(self, max, max_avx512, max_avx2, (x))
+    }
+
     /// `exp(x - top)` in place, and their sum.
     pub(crate) fn exp_sub_sum(self, x: &mut [f32], top: f32) -> f32 {
         dispatch!(self, exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x, top))
@@ -207,12 +212,13 @@ compile!(rms_norm, rms_norm_avx512, rms_norm_avx2, (x: &mut [f32], weight: &[f32
 compile!(silu_mul, silu_mul_avx512, silu_mul_avx2, (x: &mut [f32], y: &[f32]) -> ());
 compile!(gelu_mul, gelu_mul_avx512, gelu_mul_avx2, (x: &mut [f32], y: &[f32]) -> ());
 compile!(soft_cap, soft_cap_avx512, soft_cap_avx2, (x: &mut [f32], cap: f32) -> ());
+compile!(max, max_avx512, max_avx2, (x: &[f32]) -> f32);
 compile!(exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x: &mut [f32], top: f32) -> f32);
 compile!(sum_exp_sub, sum_exp_sub_avx512, sum_exp_sub_avx2, (x: &[f32], top: f32) -> f32);
 
 /// `ln(sum(exp(x)))`, and the largest value.
 pub(crate) fn log_sum_exp(simd: Simd, x: &[f32]) -> f32 {
-    let top = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let top = simd.max(x);
     top + simd.sum_exp_sub(x, top).ln()
 }
 
@@ -283,6 +289,19 @@ fn soft_cap(x: &mut [f32], cap: f32) {
     for x in x {
         *x = cap * (1.0 - 2.0 / (1.0 + exp(2.0 * *x / cap)));
     }
+}
+
+#[inline(always)]
+fn max(x: &[f32]) -> f32 {
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            lanes[lane] = larger(chunk[lane], lanes[lane]);
+        }
+    }
+    rest.iter().chain(&lanes).copied().fold(f32::NEG_INFINITY, larger)
 }
 
 #[inline(always)]
