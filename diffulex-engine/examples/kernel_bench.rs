@@ -1,7 +1,7 @@
 //! Speed of one product `x W^T` for the shapes of a model, on one thread and on all.
 //!
-//! `cargo run --release --example kernel_bench -- [N_OUT N_IN]`; the least of many short runs, so that a busy machine
-//! does not count.
+//! `cargo run --release --example kernel_bench -- [N_OUT N_IN]`, where N_IN is a multiple of 256; the least of many short
+//! runs, so that a busy machine does not count.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -9,7 +9,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Ops, WeightData, WeightType};
+use diffulex_engine::kernels::{BlockType, Ops, WeightData, WeightType};
 
 const N_RUNS: usize = 200;
 
@@ -20,9 +20,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => (576, 256),
     };
     println!("{n_out} x {n_in}, GFLOP/s");
-    println!("rows  threads  float32  bfloat16  int8  int4");
+    println!("rows  threads  float32  bfloat16  int8  int4  Q8_0  Q4_K  Q6_K");
     let bytes: Vec<u8> =
         (0..n_out * n_in).flat_map(|index| (((index * 37) % 101) as f32 * 0.01).to_le_bytes()).collect();
+    let blocks: Vec<u8> = (0..2 * n_out * n_in).map(|index| (index * 37 % 101) as u8).collect();
+    let blocks = |kind: BlockType| WeightData::Blocks(kind, &blocks[..n_out * n_in / kind.n_values() * kind.n_bytes()]);
     let all = std::thread::available_parallelism()?.get();
     for n_threads in [1, all] {
         let ops = CpuOps::new(n_threads)?;
@@ -30,8 +32,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             let values: Vec<f32> = (0..n_rows * n_in).map(|index| ((index * 53) % 97) as f32 * 0.01).collect();
             let x = ops.tensor(&values, n_in)?;
             let mut speeds = Vec::new();
-            for hold in [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4] {
-                let weight = ops.matrix(WeightData::F32(&bytes), n_out, n_in, hold)?;
+            let values = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
+            let values = values.map(|hold| (WeightData::F32(&bytes), hold));
+            let blocks = BlockType::ALL.map(|kind| (blocks(kind), WeightType::Blocks(kind)));
+            for (data, hold) in values.into_iter().chain(blocks) {
+                let weight = ops.matrix(data, n_out, n_in, hold)?;
                 let mut least = f64::INFINITY;
                 for _ in 0..N_RUNS {
                     let started = Instant::now();
@@ -40,9 +45,9 @@ fn main() -> Result<(), Box<dyn Error>> {
                 }
                 speeds.push(2.0 * (n_rows * n_in * n_out) as f64 / least / 1e9);
             }
+            let [f32, bf16, int8, int4, q8, q4, q6] = speeds[..] else { return Err("a speed is missing".into()) };
             println!(
-                "{n_rows:4}  {n_threads:7}  {:7.0}  {:8.0}  {:4.0}  {:4.0}",
-                speeds[0], speeds[1], speeds[2], speeds[3]
+                "{n_rows:4}  {n_threads:7}  {f32:7.0}  {bf16:8.0}  {int8:4.0}  {int4:4.0}  {q8:4.0}  {q4:4.0}  {q6:4.0}"
             );
         }
     }

@@ -132,13 +132,7 @@ fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
         vocab_size: spec.vocab_size as u32,
         parameters: spec.n_parameters,
         device,
-        dtype: match spec.dtype {
-            WeightType::F32 => "float32",
-            WeightType::Bf16 => "bfloat16",
-            WeightType::Int8 => "int8",
-            WeightType::Int4 => "int4",
-        }
-        .to_owned(),
+        dtype: spec.dtype.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
     }

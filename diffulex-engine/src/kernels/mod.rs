@@ -8,6 +8,7 @@
 //!
 //! Never here: requests, blocks, pages' owners, strategies.
 
+mod blocks;
 pub mod cpu;
 pub mod quantization;
 pub mod reference;
@@ -16,6 +17,8 @@ pub mod routing;
 use std::ops::Range;
 
 use crate::error::StepError;
+pub use blocks::{BlockType, Steps};
+use quantization::MAX_INPUTS;
 use routing::Routing;
 
 /// A weight as a checkpoint stores it, row-major.
@@ -27,6 +30,8 @@ pub enum WeightData<'a> {
     Bf16(&'a [u8]),
     /// IEEE half, little-endian bytes.
     F16(&'a [u8]),
+    /// Whole blocks of integers, as GGUF has them.
+    Blocks(BlockType, &'a [u8]),
 }
 
 impl WeightData<'_> {
@@ -35,15 +40,23 @@ impl WeightData<'_> {
         match self {
             Self::F32(bytes) => bytes.len() / 4,
             Self::Bf16(bytes) | Self::F16(bytes) => bytes.len() / 2,
+            Self::Blocks(kind, bytes) => bytes.len() / kind.n_bytes() * kind.n_values(),
         }
     }
 
-    /// Some of the values, in order.
+    /// Some of the values, in order; whole blocks, where there are blocks.
     pub fn slice(&self, values: Range<usize>) -> Self {
         match self {
             Self::F32(bytes) => Self::F32(&bytes[4 * values.start..4 * values.end]),
             Self::Bf16(bytes) => Self::Bf16(&bytes[2 * values.start..2 * values.end]),
             Self::F16(bytes) => Self::F16(&bytes[2 * values.start..2 * values.end]),
+            Self::Blocks(kind, bytes) => {
+                let [start, end] = [values.start, values.end].map(|value| {
+                    assert!(value.is_multiple_of(kind.n_values()), "{value} cuts a block of {}", kind.name());
+                    value / kind.n_values() * kind.n_bytes()
+                });
+                Self::Blocks(*kind, &bytes[start..end])
+            }
         }
     }
 
@@ -56,6 +69,16 @@ impl WeightData<'_> {
             Self::F32(bytes) => bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
             Self::Bf16(bytes) => pairs(bytes).map(|two| half::bf16::from_le_bytes(two).to_f32()).collect(),
             Self::F16(bytes) => pairs(bytes).map(|two| half::f16::from_le_bytes(two).to_f32()).collect(),
+            Self::Blocks(kind, bytes) => kind.to_f32(bytes),
+        }
+    }
+
+    /// What holds exactly these values, where that is held at all; f16 is held as 32-bit floats.
+    pub fn weight_type(&self) -> WeightType {
+        match self {
+            Self::F32(_) | Self::F16(_) => WeightType::F32,
+            Self::Bf16(_) => WeightType::Bf16,
+            Self::Blocks(kind, _) => WeightType::Blocks(*kind),
         }
     }
 }
@@ -72,12 +95,42 @@ pub enum WeightType {
     /// 4-bit integers with a scale per output and [`quantization::GROUP`] inputs; what it is multiplied with is rounded to
     /// 8 bits.
     Int4,
+    /// The integers and scales of such blocks, which is what the weight must be stored as; what they are multiplied with is
+    /// rounded to 8 bits.
+    Blocks(BlockType),
 }
 
 impl WeightType {
     /// Products are of integers.
     pub fn is_integer(self) -> bool {
-        matches!(self, Self::Int8 | Self::Int4)
+        matches!(self, Self::Int8 | Self::Int4 | Self::Blocks(_))
+    }
+
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+            Self::Blocks(kind) => kind.name(),
+        }
+    }
+
+    /// Whether a weight of `n_in` inputs can be held so.
+    fn check(self, data: WeightData<'_>, n_in: usize) -> Result<(), StepError> {
+        match self {
+            Self::Int8 | Self::Int4 if n_in > MAX_INPUTS => {
+                Err(StepError(format!("{n_in} inputs are more than the {MAX_INPUTS} that sums of 32 bits hold")))
+            }
+            Self::Blocks(kind) if data.weight_type() != self => {
+                Err(StepError(format!("is {}, which is not held as {}", data.weight_type().name(), kind.name())))
+            }
+            Self::Blocks(kind) if !n_in.is_multiple_of(kind.n_values()) => {
+                Err(StepError(format!("{n_in} inputs are no whole blocks of {}", kind.name())))
+            }
+            Self::F32 | Self::Bf16 | Self::Int8 | Self::Int4 | Self::Blocks(_) => Ok(()),
+        }
     }
 }
 

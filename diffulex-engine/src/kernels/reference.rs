@@ -52,7 +52,7 @@ fn by_rows(x: &Tensor, round: impl Fn(&[f32]) -> Vec<f32>) -> Result<Tensor, Ste
 /// A weight as near as `hold` has it.
 fn rounded_weight(weight: &Tensor, hold: WeightType) -> Result<Tensor, StepError> {
     match hold {
-        WeightType::F32 => Ok(weight.clone()),
+        WeightType::F32 | WeightType::Blocks(_) => Ok(weight.clone()),
         WeightType::Bf16 => Ok(weight.to_dtype(DType::BF16)?.to_dtype(DType::F32)?),
         WeightType::Int8 => by_rows(weight, round_int8),
         WeightType::Int4 => by_rows(weight, round_int4),
@@ -77,6 +77,7 @@ impl Ops for ReferenceOps {
         n_in: usize,
         hold: WeightType,
     ) -> Result<ReferenceMatrix, StepError> {
+        hold.check(data, n_in)?;
         let weight = Tensor::from_vec(data.to_f32(), (n_out, n_in), &Device::Cpu)?;
         Ok(ReferenceMatrix { weight: rounded_weight(&weight, hold)?, hold })
     }

@@ -26,6 +26,25 @@ fn values(seed: u64, len: usize) -> Vec<f32> {
         .collect()
 }
 
+/// `n` blocks of anything, of numbers up to about 1.
+fn blocks(kind: BlockType, seed: u64, n: usize) -> Vec<u8> {
+    let mut bytes: Vec<u8> =
+        values(seed, n * kind.n_bytes()).iter().map(|value| (value * 128.0) as i32 as u8).collect();
+    let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
+    for (index, block) in bytes.chunks_exact_mut(kind.n_bytes()).enumerate() {
+        let size = 0.5 + (index % 4) as f32 / 8.0;
+        match kind {
+            BlockType::Q8_0 => block[..2].copy_from_slice(&half(size / 127.0)),
+            BlockType::Q4K => {
+                block[..2].copy_from_slice(&half(size / (63.0 * 8.0)));
+                block[2..4].copy_from_slice(&half(size / 63.0));
+            }
+            BlockType::Q6K => block[208..].copy_from_slice(&half(size / (127.0 * 32.0))),
+        }
+    }
+    bytes
+}
+
 fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
@@ -221,6 +240,49 @@ proptest! {
         }
     }
 
+    /// Wide enough for several chunks of inputs, high enough for two blocks of rows.
+    #[test]
+    fn products_with_blocks_are_those_with_the_numbers_they_hold(
+        n_rows in 1usize..45,
+        n_in in (1usize..4).prop_map(|n_blocks| 256 * n_blocks),
+        n_out in 1usize..70,
+        seed in 0u64..1 << 32,
+    ) {
+        for kind in BlockType::ALL {
+            let (x, logits) = (values(seed + 1, n_rows * n_in), values(seed + 2, n_rows * n_out));
+            let data = blocks(kind, seed, n_out * n_in / kind.n_values());
+            let data = WeightData::Blocks(kind, &data);
+            // Straight from what a block is: its numbers, times activations of 8 bits.
+            let numbers = data.to_f32();
+            let product = |row: &[f32], out: &[f32]| {
+                row.iter().zip(out).map(|(value, number)| f64::from(*value) * f64::from(*number)).sum::<f64>() as f32
+            };
+            let rows: Vec<Vec<f32>> = x.chunks(n_in).map(quantization::round_int8).collect();
+            let want: Vec<f32> =
+                rows.iter().flat_map(|row| numbers.chunks(n_in).map(|out| product(row, out))).collect();
+            let reference = ReferenceOps.matrix(data, n_out, n_in, WeightType::Blocks(kind)).unwrap();
+            let mixed = ReferenceOps.tensor(&logits, n_out).unwrap();
+            let mixed = ReferenceOps.host(&ReferenceOps.embed_mixed(&reference, &mixed).unwrap()).unwrap();
+            for simd in cpu::Simd::all() {
+                let ops = CpuOps::with_simd(simd);
+                let matrix = ops.matrix(data, n_out, n_in, WeightType::Blocks(kind)).unwrap();
+                let ids: Vec<u32> = (0..n_out as u32).collect();
+                prop_assert_eq!(&ops.host(&ops.embed(&matrix, &ids).unwrap()).unwrap(), &numbers);
+                let rows = ops.tensor(&x, n_in).unwrap();
+                let got = ops.host(&ops.linear(&rows, &matrix, None).unwrap()).unwrap();
+                assert_close(&got, &want);
+                let logits = ops.tensor(&logits, n_out).unwrap();
+                assert_close(&ops.host(&ops.embed_mixed(&matrix, &logits).unwrap()).unwrap(), &mixed);
+                for (row, x) in x.chunks_exact(n_in).enumerate() {
+                    let alone = ops.host(&ops.linear(&ops.tensor(x, n_in).unwrap(), &matrix, None).unwrap()).unwrap();
+                    prop_assert_eq!(&alone[..], &got[row * n_out..(row + 1) * n_out]);
+                }
+            }
+            let got = ReferenceOps.linear(&ReferenceOps.tensor(&x, n_in).unwrap(), &reference, None).unwrap();
+            assert_close(&ReferenceOps.host(&got).unwrap(), &want);
+        }
+    }
+
     /// Wide enough for several chunks of inputs, high enough for several blocks of rows.
     #[test]
     fn products_agree_with_the_reference_and_a_row_does_not_depend_on_the_rows_beside_it(
@@ -252,4 +314,21 @@ proptest! {
         let on_two_threads = product(&ops, &x, &weight).unwrap();
         prop_assert_eq!(on_two_threads, product(&CpuOps::new(1).unwrap(), &x, &weight).unwrap());
     }
+}
+
+#[test]
+fn what_cannot_be_held_so_is_refused() {
+    let floats = bytes(&values(1, 64));
+    let ops = CpuOps::new(1).unwrap();
+    let said = |data, n_in, hold| {
+        let [fast, reference] = [ops.matrix(data, 1, n_in, hold).err(), ReferenceOps.matrix(data, 1, n_in, hold).err()];
+        let [fast, reference] = [fast, reference].map(|error| error.unwrap().to_string());
+        assert_eq!(fast, reference);
+        fast
+    };
+    let message = said(WeightData::F32(&floats), 64, WeightType::Blocks(BlockType::Q8_0));
+    assert!(message.contains("float32") && message.contains("Q8_0"), "{message}");
+    let two = blocks(BlockType::Q8_0, 1, 2);
+    let message = said(WeightData::Blocks(BlockType::Q8_0, &two), 48, WeightType::Blocks(BlockType::Q8_0));
+    assert!(message.contains("48 inputs"), "{message}");
 }

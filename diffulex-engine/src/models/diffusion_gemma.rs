@@ -305,7 +305,9 @@ impl<O: Ops> DiffusionGemma<O> {
             // Rounded as the weights are.
             embedding_scale: match loader.dtype {
                 WeightType::F32 => scale,
-                WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => half::bf16::from_f32(scale).to_f32(),
+                WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 | WeightType::Blocks(_) => {
+                    half::bf16::from_f32(scale).to_f32()
+                }
             },
             sliding,
             full,

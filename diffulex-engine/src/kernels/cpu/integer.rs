@@ -1,66 +1,37 @@
-//! `x W^T` in integers: rows quantized to int8, exact sums of 32 bits, one scale per row and per output (and group).
+//! `x W^T` in integers: rows quantized to int8, exact sums of 32 bits over each group, scaled per group and per row.
 //!
 //! What a row's integers add up to depends on nothing else: not on the rows beside it, the threads or the instructions.
 
+use std::array::from_fn;
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use super::groups::{Form, Integers};
 use super::linear::Output;
-use super::packed::{BYTES, Integers, PANEL, QUAD};
+use super::packed::{BYTES, PANEL, QUAD};
 use super::threads::Pool;
-use super::tiles::{Tiles, product};
+use super::tiles::{self, Tiles};
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
-use crate::kernels::quantization::{GROUP, ZERO_INT4, ZERO_INT8, inverse, nearest, scale_int8};
-
-/// How integers lie in a vector of weights.
-#[derive(Clone, Copy)]
-pub(super) enum Form {
-    /// A quad of bytes per output.
-    Int8,
-    /// Two quads per output, one in the halves of the other's bytes.
-    Int4,
-}
-
-impl Form {
-    fn quads_per_vector(self) -> usize {
-        match self {
-            Self::Int8 => 1,
-            Self::Int4 => 2,
-        }
-    }
-
-    /// Quads of a group, where there are `n_quads`.
-    fn quads_per_group(self, n_quads: usize) -> usize {
-        match self {
-            Self::Int8 => n_quads,
-            Self::Int4 => GROUP / QUAD,
-        }
-    }
-
-    /// What stands for 0.
-    fn zero(self) -> i32 {
-        match self {
-            Self::Int8 => ZERO_INT8,
-            Self::Int4 => ZERO_INT4,
-        }
-    }
-}
+use crate::kernels::BlockType;
+use crate::kernels::quantization::{inverse, nearest, scale_int8};
 
 /// Rows made ready: of each, its quads of int8; for each group, where a sum begins so that weights stored unsigned need
-/// no correction; its scale. Integers stand in the bits of f32, so that their memory is used again, too.
+/// no correction, or, for weights with offsets, what these are multiplied with; its scale. Integers stand in the bits of
+/// f32, so that their memory is used again, too.
 pub(super) struct IntegerRows {
     words: Rows,
     n_quads: usize,
+    n_groups: usize,
 }
 
 impl IntegerRows {
     pub(super) fn new(pool: &Pool, simd: Simd, x: &Rows, form: Form) -> Self {
-        let n_quads = x.width().div_ceil(QUAD * form.quads_per_vector()) * form.quads_per_vector();
+        let n_quads = form.n_quads(x.width());
         let n_groups = n_quads.div_ceil(form.quads_per_group(n_quads));
         let mut words = x.scratch(x.n_rows(), n_quads + n_groups + 1);
         words.each(pool, |row, words| quantize(simd, x.row(row), words, n_quads, form));
-        Self { words, n_quads }
+        Self { words, n_quads, n_groups }
     }
 }
 
@@ -95,54 +66,28 @@ unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usiz
                 *word = f32::from_bits(u32::from_le_bytes(quad.map(|value| value as u8)));
             }
         }
-        *start = f32::from_bits((-form.zero() * sums.iter().sum::<i32>()) as u32);
+        let sum = sums.iter().sum::<i32>();
+        let sum = if form.has_offsets() { sum } else { -form.zero() * sum };
+        *start = f32::from_bits(sum as u32);
     }
 }
 
-for_each_instruction_set! {
-    /// All rows times the panels `start..end`, which belong to the caller's task.
-    pub(super) fn product_int8 => product_int8_body(
-        rows: &IntegerRows,
-        weight: &Integers,
-        start: usize,
-        end: usize,
-        output: &Output<'_>,
-    )
-}
-
-for_each_instruction_set! {
-    /// All rows times the panels `start..end`, which belong to the caller's task.
-    pub(super) fn product_int4 => product_int4_body(
-        rows: &IntegerRows,
-        weight: &Integers,
-        start: usize,
-        end: usize,
-        output: &Output<'_>,
-    )
-}
-
-#[inline(always)]
-unsafe fn product_int8_body<V: Vector>(
+/// All rows times the panels `start..end`, which belong to the caller's task.
+pub(super) fn product(
+    simd: Simd,
     rows: &IntegerRows,
     weight: &Integers,
     start: usize,
     end: usize,
     output: &Output<'_>,
 ) {
-    // SAFETY: passed on from the caller.
-    unsafe { product::<V, _>(&Products::<Int8> { rows, weight, output, unpack: PhantomData }, start, end) };
-}
-
-#[inline(always)]
-unsafe fn product_int4_body<V: Vector>(
-    rows: &IntegerRows,
-    weight: &Integers,
-    start: usize,
-    end: usize,
-    output: &Output<'_>,
-) {
-    // SAFETY: passed on from the caller.
-    unsafe { product::<V, _>(&Products::<Int4> { rows, weight, output, unpack: PhantomData }, start, end) };
+    match weight.form {
+        Form::Int8 => product_int8(simd, rows, weight, start, end, output),
+        Form::Int4 => product_int4(simd, rows, weight, start, end, output),
+        Form::Blocks(BlockType::Q8_0) => product_q8_0(simd, rows, weight, start, end, output),
+        Form::Blocks(BlockType::Q4K) => product_q4_k(simd, rows, weight, start, end, output),
+        Form::Blocks(BlockType::Q6K) => product_q6_k(simd, rows, weight, start, end, output),
+    }
 }
 
 /// What a vector of weights holds of each output: [`Form::quads_per_vector`] quads of unsigned bytes.
@@ -154,29 +99,65 @@ trait Unpack<V: Vector> {
     unsafe fn load(bytes: &[u8; BYTES]) -> Self::Quads;
 }
 
-struct Int8;
-
-impl<V: Vector> Unpack<V> for Int8 {
-    const FORM: Form = Form::Int8;
-    type Quads = [V::Quads; 1];
-    #[inline(always)]
-    unsafe fn load(bytes: &[u8; BYTES]) -> [V::Quads; 1] {
-        // SAFETY: passed on from the caller.
-        [unsafe { V::load_quads(bytes) }]
-    }
+/// A quad of bytes.
+#[inline(always)]
+unsafe fn bytes<V: Vector>(bytes: &[u8; BYTES]) -> [V::Quads; 1] {
+    // SAFETY: passed on from the caller.
+    [unsafe { V::load_quads(bytes) }]
 }
 
-struct Int4;
-
-impl<V: Vector> Unpack<V> for Int4 {
-    const FORM: Form = Form::Int4;
-    type Quads = [V::Quads; 2];
-    #[inline(always)]
-    unsafe fn load(bytes: &[u8; BYTES]) -> [V::Quads; 2] {
-        // SAFETY: passed on from the caller.
-        unsafe { V::load_halves(bytes) }
-    }
+/// Two quads of halves of bytes.
+#[inline(always)]
+unsafe fn halves<V: Vector>(bytes: &[u8; BYTES]) -> [V::Quads; 2] {
+    // SAFETY: passed on from the caller.
+    unsafe { V::load_halves(bytes) }
 }
+
+/// Declares the product of a form.
+macro_rules! product_of {
+    ($name:ident: $form:expr, $tiles:ident of $n_quads:literal x $load:ident, $product:ident => $body:ident) => {
+        struct $name;
+
+        impl<V: Vector> Unpack<V> for $name {
+            const FORM: Form = $form;
+            type Quads = [V::Quads; $n_quads];
+            #[inline(always)]
+            unsafe fn load(bytes: &[u8; BYTES]) -> Self::Quads {
+                // SAFETY: passed on from the caller.
+                unsafe { $load::<V>(bytes) }
+            }
+        }
+
+        for_each_instruction_set! {
+            fn $product => $body(
+                rows: &IntegerRows,
+                weight: &Integers,
+                start: usize,
+                end: usize,
+                output: &Output<'_>,
+            )
+        }
+
+        #[inline(always)]
+        unsafe fn $body<V: Vector>(
+            rows: &IntegerRows,
+            weight: &Integers,
+            start: usize,
+            end: usize,
+            output: &Output<'_>,
+        ) {
+            let products = Products::<$name> { rows, weight, output, unpack: PhantomData };
+            // SAFETY: passed on from the caller.
+            unsafe { tiles::product::<V, _>(&$tiles(products), start, end) };
+        }
+    };
+}
+
+product_of!(Int8: Form::Int8, Whole of 1 x bytes, product_int8 => product_int8_body);
+product_of!(Int4: Form::Int4, Grouped of 2 x halves, product_int4 => product_int4_body);
+product_of!(Q8: Form::Blocks(BlockType::Q8_0), Grouped of 1 x bytes, product_q8_0 => product_q8_0_body);
+product_of!(Q4K: Form::Blocks(BlockType::Q4K), Grouped of 2 x halves, product_q4_k => product_q4_k_body);
+product_of!(Q6K: Form::Blocks(BlockType::Q6K), Grouped of 1 x bytes, product_q6_k => product_q6_k_body);
 
 /// A product in integers.
 struct Products<'a, U> {
@@ -202,7 +183,7 @@ impl<U> Products<'_, U> {
     {
         let quads_per_vector = U::FORM.quads_per_vector();
         let n_vectors = self.rows.n_quads / quads_per_vector;
-        let inputs: [&[f32]; R] = std::array::from_fn(|r| &self.rows.words.row(row + r)[..self.rows.n_quads]);
+        let inputs: [&[f32]; R] = from_fn(|r| &self.rows.words.row(row + r)[..self.rows.n_quads]);
         let panels = &self.weight.words[panel * n_vectors..(panel + P) * n_vectors];
         assert!(vectors.end <= n_vectors);
         for vector in vectors {
@@ -229,7 +210,8 @@ impl<U> Products<'_, U> {
         dots
     }
 
-    /// Where the integer sums of a row's group begin.
+    /// Where the integer sums of a row's group begin, or what its offsets are multiplied with.
+    #[inline(always)]
     fn start_of(&self, row: usize, group: usize) -> i32 {
         self.rows.words.row(row)[self.rows.n_quads + group].to_bits() as i32
     }
@@ -237,7 +219,7 @@ impl<U> Products<'_, U> {
     /// Multiplies with the row's scale and writes.
     #[inline(always)]
     unsafe fn write<V: Vector>(&self, row: usize, panel: usize, sum: V) {
-        let scale = self.rows.words.row(row)[self.rows.n_quads + self.weight.n_groups];
+        let scale = self.rows.words.row(row)[self.rows.n_quads + self.rows.n_groups];
         let mut lanes = [0.0; PANEL];
         // SAFETY: passed on from the caller.
         unsafe {
@@ -247,23 +229,26 @@ impl<U> Products<'_, U> {
     }
 }
 
-impl<V: Vector> Tiles<V> for Products<'_, Int8> {
+/// A product whose rows of weights are one group each: sums stay integers to their end.
+struct Whole<'a, U>(Products<'a, U>);
+
+impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
     type Sum = V::Ints;
 
     #[inline(always)]
     fn n_rows(&self) -> usize {
-        self.rows.words.n_rows()
+        self.0.rows.words.n_rows()
     }
 
     #[inline(always)]
     fn n_vectors(&self) -> usize {
-        self.rows.n_quads
+        self.0.rows.n_quads / U::FORM.quads_per_vector()
     }
 
     #[inline(always)]
     unsafe fn start(&self, row: usize) -> V::Ints {
         // SAFETY: passed on from the caller.
-        unsafe { V::ints(self.start_of(row, 0)) }
+        unsafe { V::ints(self.0.start_of(row, 0)) }
     }
 
     #[inline(always)]
@@ -276,29 +261,33 @@ impl<V: Vector> Tiles<V> for Products<'_, Int8> {
         sums: [[V::Ints; P]; R],
     ) -> [[V::Ints; P]; R] {
         // SAFETY: passed on from the caller.
-        unsafe { self.dots::<V, R, P>(row, panel, vectors, ahead, sums) }
+        unsafe { self.0.dots::<V, R, P>(row, panel, vectors, ahead, sums) }
     }
 
     #[inline(always)]
     unsafe fn finish(&self, row: usize, panel: usize, sum: V::Ints) {
         // SAFETY: passed on from the caller.
         unsafe {
-            self.write(row, panel, V::from_ints(sum).mul_add(V::load(&self.weight.scales[panel]), V::splat(0.0)))
+            let scale = self.0.weight.scales.load::<V>(panel, 1);
+            self.0.write(row, panel, V::from_ints(sum).mul_add(scale, V::splat(0.0)))
         };
     }
 }
 
-impl<V: Vector> Tiles<V> for Products<'_, Int4> {
+/// A product whose rows of weights are groups: each group's sum of integers is scaled before the next one begins.
+struct Grouped<'a, U>(Products<'a, U>);
+
+impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
     type Sum = V;
 
     #[inline(always)]
     fn n_rows(&self) -> usize {
-        self.rows.words.n_rows()
+        self.0.rows.words.n_rows()
     }
 
     #[inline(always)]
     fn n_vectors(&self) -> usize {
-        self.rows.n_quads / Form::Int4.quads_per_vector()
+        self.0.rows.n_quads / U::FORM.quads_per_vector()
     }
 
     #[inline(always)]
@@ -316,19 +305,42 @@ impl<V: Vector> Tiles<V> for Products<'_, Int4> {
         ahead: isize,
         mut sums: [[V; P]; R],
     ) -> [[V; P]; R] {
-        let n_groups = self.weight.n_groups;
-        let vectors_per_group = Form::Int4.quads_per_group(self.rows.n_quads) / Form::Int4.quads_per_vector();
-        let scales = &self.weight.scales[panel * n_groups..(panel + P) * n_groups];
+        let Integers { scales, offsets, .. } = self.0.weight;
+        let n_groups = self.0.rows.n_groups;
+        let groups_per_unit = U::FORM.groups_per_unit();
+        // A chunk begins with a group: 64 vectors are a multiple of every form's groups.
+        let vectors_per_group = U::FORM.quads_per_group(self.0.rows.n_quads) / U::FORM.quads_per_vector();
         for start in vectors.clone().step_by(vectors_per_group) {
             let group = start / vectors_per_group;
             // SAFETY: passed on from the caller.
             unsafe {
-                let starts = std::array::from_fn(|r| [V::ints(self.start_of(row + r, group)); P]);
+                let mut dots = [[V::ints(0); P]; R];
+                if !U::FORM.has_offsets() {
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        *dots = [V::ints(self.0.start_of(row + r, group)); P];
+                    }
+                }
                 let end = (start + vectors_per_group).min(vectors.end);
-                let dots = self.dots::<V, R, P>(row, panel, start..end, ahead, starts);
+                let dots = self.0.dots::<V, R, P>(row, panel, start..end, ahead, dots);
+                let (mut scale, mut offset) = ([V::splat(0.0); P], [V::splat(0.0); P]);
+                for (p, (scale, offset)) in scale.iter_mut().zip(&mut offset).enumerate() {
+                    let place = (panel + p) * n_groups + group;
+                    *scale = scales.load(place, groups_per_unit);
+                    if U::FORM.has_offsets() {
+                        *offset = offsets.load(place, groups_per_unit);
+                    }
+                }
                 for (sums, dots) in sums.iter_mut().zip(dots) {
-                    for (p, (sum, dot)) in sums.iter_mut().zip(dots).enumerate() {
-                        *sum = V::from_ints(dot).mul_add(V::load(&scales[p * n_groups + group]), *sum);
+                    for ((sum, dot), scale) in sums.iter_mut().zip(dots).zip(scale) {
+                        *sum = V::from_ints(dot).mul_add(scale, *sum);
+                    }
+                }
+                if U::FORM.has_offsets() {
+                    for (r, sums) in sums.iter_mut().enumerate() {
+                        let input = V::splat(self.0.start_of(row + r, group) as f32);
+                        for (sum, offset) in sums.iter_mut().zip(offset) {
+                            *sum = input.mul_add(offset, *sum);
+                        }
                     }
                 }
             }
@@ -339,6 +351,6 @@ impl<V: Vector> Tiles<V> for Products<'_, Int4> {
     #[inline(always)]
     unsafe fn finish(&self, row: usize, panel: usize, sum: V) {
         // SAFETY: passed on from the caller.
-        unsafe { self.write(row, panel, sum) };
+        unsafe { self.0.write(row, panel, sum) };
     }
 }

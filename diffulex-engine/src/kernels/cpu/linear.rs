@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::integer::{Form, IntegerRows, product_int4, product_int8};
+use super::integer::{self, IntegerRows};
 use super::packed::{PANEL, PackedMatrix, Panels, pair_bf16, unpair_bf16};
 use super::threads::Pool;
 use super::tiles::{PANELS, Tiles, product};
@@ -88,13 +88,9 @@ pub(super) fn linear(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix, b
             pairs.each(pool, |row, words| pack_row(simd, x.row(row), words));
             in_tasks(&|start, end| product_bf16(simd, pairs.values(), panels, n_pairs, start, end, &output));
         }
-        Panels::Int8(integers) => {
-            let rows = IntegerRows::new(pool, simd, x, Form::Int8);
-            in_tasks(&|start, end| product_int8(simd, &rows, integers, start, end, &output));
-        }
-        Panels::Int4(integers) => {
-            let rows = IntegerRows::new(pool, simd, x, Form::Int4);
-            in_tasks(&|start, end| product_int4(simd, &rows, integers, start, end, &output));
+        Panels::Integers(integers) => {
+            let rows = IntegerRows::new(pool, simd, x, integers.form);
+            in_tasks(&|start, end| integer::product(simd, &rows, integers, start, end, &output));
         }
     }
     out

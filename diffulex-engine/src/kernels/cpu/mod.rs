@@ -2,6 +2,7 @@
 
 mod attention;
 mod experts;
+mod groups;
 mod integer;
 mod linear;
 mod packed;
@@ -11,7 +12,6 @@ mod threads;
 mod tiles;
 mod vector;
 
-use super::quantization::MAX_INPUTS;
 use super::routing::Routing;
 use super::{
     Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData,
@@ -75,9 +75,7 @@ impl Ops for CpuOps {
         n_in: usize,
         hold: WeightType,
     ) -> Result<PackedMatrix, StepError> {
-        if hold.is_integer() && n_in > MAX_INPUTS {
-            return Err(StepError(format!("{n_in} inputs are more than the {MAX_INPUTS} that sums of 32 bits hold")));
-        }
+        hold.check(data, n_in)?;
         Ok(PackedMatrix::pack(&self.pool, data, n_out, n_in, hold))
     }
 

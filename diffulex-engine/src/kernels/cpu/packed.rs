@@ -3,11 +3,9 @@
 //! A matrix is cut into panels of [`PANEL`] outputs, each stored `[n_in][PANEL]`, several inputs to a word where they are
 //! smaller than 32 bits, so that one step along the inputs reads one vector of weights and serves every row of a tile.
 
+use super::groups::Integers;
 use super::threads::Pool;
 use super::vector::LANES;
-use crate::kernels::quantization::{
-    GROUP, MAX_INPUTS, ZERO_INT4, ZERO_INT8, quantize_int4, quantize_int8, scale_int4, scale_int8,
-};
 use crate::kernels::{WeightData, WeightType};
 
 /// Outputs of a panel: one vector.
@@ -30,26 +28,14 @@ pub(super) enum Panels {
     F32(Vec<[f32; PANEL]>),
     /// Two inputs to a word, the first in its lower half; a last odd input is paired with zero.
     Bf16(Vec<[u32; PANEL]>),
-    Int8(Integers),
-    Int4(Integers),
-}
-
-/// Small integers, stored unsigned: zero is in the middle of their range. Inputs beyond `n_in` are anything, as they meet
-/// inputs of 0.
-pub(super) struct Integers {
-    /// Int8: four inputs to a word of four bytes. Int4: eight, the first four in the lower halves of the bytes.
-    pub(super) words: Vec<[u8; BYTES]>,
-    /// `[n_panels][n_groups][PANEL]`, where int8 has one group.
-    pub(super) scales: Vec<[f32; PANEL]>,
-    pub(super) n_groups: usize,
+    Integers(Integers),
 }
 
 impl PackedMatrix {
     /// Packs `n_out * n_in` values. They are widened a panel at a time: a matrix never stands in memory twice.
-    /// Integers are for at most [`MAX_INPUTS`] inputs.
+    /// The data can be held so.
     pub(super) fn pack(pool: &Pool, data: WeightData<'_>, n_out: usize, n_in: usize, hold: WeightType) -> Self {
         assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
-        assert!(!hold.is_integer() || n_in <= MAX_INPUTS, "{n_in} inputs");
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
         let panels = match hold {
             WeightType::F32 => Panels::F32(pack_rows(pool, n_out, n_in, [0.0; PANEL], |out, lane, vectors| {
@@ -64,35 +50,14 @@ impl PackedMatrix {
                     }
                 }))
             }
-            WeightType::Int8 => {
-                let scales = pack_rows(pool, n_out, 1, [0.0; PANEL], |out, lane, scales| {
-                    scales[0][lane] = scale_int8(&row(out));
-                });
-                let words = pack_rows(pool, n_out, n_in.div_ceil(QUAD), [0; BYTES], |out, lane, vectors| {
-                    for (input, value) in quantize_int8(&row(out), scales[out / PANEL][lane]).enumerate() {
-                        vectors[input / QUAD][lane * QUAD + input % QUAD] = (i32::from(value) + ZERO_INT8) as u8;
-                    }
-                });
-                Panels::Int8(Integers { words, scales, n_groups: 1 })
-            }
-            WeightType::Int4 => {
-                let n_groups = n_in.div_ceil(GROUP);
-                let scales = pack_rows(pool, n_out, n_groups, [0.0; PANEL], |out, lane, scales| {
-                    for (scale, group) in scales.iter_mut().zip(row(out).chunks(GROUP)) {
-                        scale[lane] = scale_int4(group);
-                    }
-                });
-                let words = pack_rows(pool, n_out, n_in.div_ceil(2 * QUAD), [0; BYTES], |out, lane, vectors| {
-                    let (row, scales) = (row(out), &scales[out / PANEL * n_groups..]);
-                    let groups = row.chunks(GROUP).zip(scales);
-                    let values = groups.flat_map(|(group, scale)| quantize_int4(group, scale[lane]));
-                    for (input, value) in values.enumerate() {
-                        let place = &mut vectors[input / (2 * QUAD)][lane * QUAD + input % QUAD];
-                        *place |= ((i32::from(value) + ZERO_INT4) as u8) << (4 * (input / QUAD % 2));
-                    }
-                });
-                Panels::Int4(Integers { words, scales, n_groups })
-            }
+            WeightType::Int8 => Panels::Integers(Integers::int8(pool, data, n_out, n_in)),
+            WeightType::Int4 => Panels::Integers(Integers::int4(pool, data, n_out, n_in)),
+            WeightType::Blocks(kind) => match data {
+                WeightData::Blocks(stored, bytes) if stored == kind => {
+                    Panels::Integers(Integers::blocks(pool, kind, bytes, n_out, n_in))
+                }
+                other => panic!("{} held as {}", other.weight_type().name(), kind.name()),
+            },
         };
         Self { n_out, n_in, panels }
     }
@@ -124,28 +89,13 @@ impl PackedMatrix {
                     }
                 }
             }
-            Panels::Int8(Integers { words, scales, .. }) => {
-                let scale = scales[panel][lane];
-                for (values, vector) in row.chunks_mut(QUAD).zip(&words[panel * self.n_in.div_ceil(QUAD)..]) {
-                    for (value, byte) in values.iter_mut().zip(&vector[lane * QUAD..]) {
-                        *value = (i32::from(*byte) - ZERO_INT8) as f32 * scale;
-                    }
-                }
-            }
-            Panels::Int4(Integers { words, scales, n_groups }) => {
-                for (input, value) in row.iter_mut().enumerate() {
-                    let vector = &words[panel * self.n_in.div_ceil(2 * QUAD) + input / (2 * QUAD)];
-                    let nibble = vector[lane * QUAD + input % QUAD] >> (4 * (input / QUAD % 2)) & 0xf;
-                    let scale = scales[panel * n_groups + input / GROUP][lane];
-                    *value = (i32::from(nibble) - ZERO_INT4) as f32 * scale;
-                }
-            }
+            Panels::Integers(integers) => integers.unpack_row(panel, lane, row),
         }
     }
 }
 
 /// Panels of `n_words` vectors, each `empty` at first. `write` sets one output's lane of the vectors of its panel.
-fn pack_rows<W: Copy + Send + Sync>(
+pub(super) fn pack_rows<W: Copy + Send + Sync>(
     pool: &Pool,
     n_out: usize,
     n_words: usize,
