@@ -1,15 +1,20 @@
-//! Where a model's files are: a folder, or bytes inside the binary.
+//! Where a model's files are: a folder, a GGUF file, or bytes inside the binary.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::content::Content;
 use crate::error::LoadError;
+use crate::gguf::Gguf;
 
 /// The files of one model.
 #[derive(Clone, Debug)]
 pub enum ModelFiles {
     /// A checkpoint folder as people have it.
     Folder(PathBuf),
+    /// One file that holds all of a model.
+    Gguf(Arc<Gguf>),
     /// Name and content of each file, compiled in.
     Embedded {
         /// What to call the model.
@@ -20,22 +25,38 @@ pub enum ModelFiles {
 }
 
 impl ModelFiles {
+    /// A checkpoint folder or a GGUF file; an error when there is neither at `path`.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, LoadError> {
+        let path = path.into();
+        if path.is_dir() {
+            return Self::folder(path);
+        }
+        if !path.exists() {
+            return Err(LoadError::of(
+                path.display(),
+                "is not there; --model takes a checkpoint folder or a GGUF file",
+            ));
+        }
+        Ok(Self::Gguf(Arc::new(Gguf::open(&path)?)))
+    }
+
     /// A checkpoint folder; an error when there is none at `path`.
     pub fn folder(path: impl Into<PathBuf>) -> Result<Self, LoadError> {
         let path = path.into();
         if !path.is_dir() {
-            return Err(LoadError::of(path.display(), "is not a folder; --model takes a checkpoint folder"));
+            return Err(LoadError::of(path.display(), "is not a folder"));
         }
         Ok(Self::Folder(path))
     }
 
-    /// What to call the model when nobody says: the folder's name.
+    /// What to call the model when nobody says: the folder's or the file's name.
     pub fn name(&self) -> String {
         match self {
             Self::Folder(path) => {
                 let path = path.canonicalize().unwrap_or_else(|_| path.clone());
                 path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
             }
+            Self::Gguf(gguf) => gguf.name(),
             Self::Embedded { name, .. } => (*name).to_owned(),
         }
     }
@@ -44,6 +65,7 @@ impl ModelFiles {
     pub fn place(&self) -> String {
         match self {
             Self::Folder(path) => path.display().to_string(),
+            Self::Gguf(gguf) => gguf.place(),
             Self::Embedded { name, .. } => format!("{name} (built in)"),
         }
     }
@@ -52,7 +74,7 @@ impl ModelFiles {
     pub fn path(&self, file: &str) -> Option<PathBuf> {
         match self {
             Self::Folder(folder) => Some(folder.join(file)).filter(|path| path.is_file()),
-            Self::Embedded { .. } => None,
+            Self::Gguf(_) | Self::Embedded { .. } => None,
         }
     }
 
@@ -60,6 +82,7 @@ impl ModelFiles {
     pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
         match self {
             Self::Folder(folder) => read_if_present(&folder.join(file)),
+            Self::Gguf(gguf) => Ok(gguf.file(file).map(|content| Cow::Owned(content.to_vec()))),
             Self::Embedded { files, .. } => {
                 Ok(files.iter().find(|(name, _)| *name == file).map(|(_, content)| Cow::Borrowed(*content)))
             }
@@ -75,6 +98,7 @@ impl ModelFiles {
                 let names = entries.map_err(fail)?.into_iter();
                 names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<Vec<_>>()
             }
+            Self::Gguf(gguf) => gguf.files().map(str::to_owned).collect(),
             Self::Embedded { files, .. } => files.iter().map(|(name, _)| (*name).to_owned()).collect(),
         };
         names.retain(|name| endings.iter().any(|ending| name.ends_with(ending)));
@@ -85,6 +109,14 @@ impl ModelFiles {
     /// The content of `file`, which the model cannot do without.
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, LoadError> {
         self.read(file)?.ok_or_else(|| LoadError::of(self.place(), format!("has no {file}")))
+    }
+
+    /// The content of `file`, which the model cannot do without, without a copy where the file is on a disk.
+    pub fn map(&self, file: &str) -> Result<Content, LoadError> {
+        match self.path(file) {
+            Some(path) => Content::map(&path),
+            None => self.require(file).map(Content::Bytes),
+        }
     }
 
     /// `file` as JSON, `None` when there is no such file.

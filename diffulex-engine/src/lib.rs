@@ -6,10 +6,12 @@
 mod adapters;
 pub mod batch;
 pub mod config;
+pub mod content;
 pub mod emit;
 pub mod engine;
 pub mod error;
 pub mod files;
+pub mod gguf;
 pub mod kernels;
 pub mod kv;
 mod load;

@@ -122,8 +122,8 @@ pub struct ServerFlags {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EngineFlags {
-    /// Checkpoint folder with config.json, tokenizer.json and safetensors; the demo model otherwise.
-    #[arg(long, value_name = "FOLDER")]
+    /// Checkpoint folder with config.json, tokenizer.json and safetensors, or a GGUF file; the demo model otherwise.
+    #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
     /// An adapter (LoRA, as PEFT saves it) that requests name as their model; its folder's name otherwise. Repeatable.
     #[arg(long, value_name = "[NAME=]FOLDER")]

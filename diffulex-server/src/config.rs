@@ -28,7 +28,7 @@ pub struct ServerConfig {
     pub host: String,
     /// Port; 0 takes a free one.
     pub port: u16,
-    /// Checkpoint folder; `None` is the demo model.
+    /// Checkpoint folder or GGUF file; `None` is the demo model.
     pub model: Option<PathBuf>,
     /// Public name; `None` is the folder's.
     pub served_model_name: Option<String>,

@@ -22,10 +22,10 @@ const FILES: &[(&str, &[u8])] = embedded![
     "model.safetensors",
 ];
 
-/// The model in `folder`, or the demo model when none is named.
-pub fn model_files(folder: Option<&Path>) -> Result<ModelFiles, LoadError> {
-    match folder {
-        Some(folder) => ModelFiles::folder(folder),
+/// The model at `path`, or the demo model when none is named.
+pub fn model_files(path: Option<&Path>) -> Result<ModelFiles, LoadError> {
+    match path {
+        Some(path) => ModelFiles::open(path),
         None => Ok(ModelFiles::Embedded { name: "diffulex-demo", files: FILES }),
     }
 }

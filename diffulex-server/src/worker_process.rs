@@ -47,7 +47,7 @@ pub struct WorkerBoot {
     pub heartbeat_interval_ms: u64,
     /// Level or filter of log lines.
     pub log_level: String,
-    /// Checkpoint folder; `None` is the demo model.
+    /// Checkpoint folder or GGUF file; `None` is the demo model.
     pub model: Option<PathBuf>,
     /// The engine's options.
     pub engine: EngineOptions,
@@ -70,7 +70,7 @@ pub struct WorkerPlan {
     pub heartbeat_interval: Duration,
     /// Level or filter of log lines.
     pub log_level: String,
-    /// Checkpoint folder; `None` is the demo model.
+    /// Checkpoint folder or GGUF file; `None` is the demo model.
     pub model: Option<PathBuf>,
     /// The engine's options.
     pub engine: EngineOptions,

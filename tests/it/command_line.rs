@@ -86,6 +86,14 @@ fn generate_writes_one_answer() {
 }
 
 #[test]
+fn a_gguf_file_is_a_model() {
+    let file = golden_model().join("../gguf/tiny_q4_k_m.gguf");
+    let output = run(&["generate", "hello", "--model", file.to_str().unwrap(), "--max-tokens", "8", "--seed", "1"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(!output.stdout.is_empty());
+}
+
+#[test]
 fn the_demo_model_needs_no_file() {
     let output = run(&["generate", "Hello", "--temperature", "0"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

@@ -1,14 +1,16 @@
-//! The tensors of a checkpoint: one safetensors file, or several with an index.
+//! The tensors of a checkpoint: one safetensors file, several with an index, or a GGUF file.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
 
-use memmap2::{Mmap, UncheckedAdvice};
 use safetensors::{Dtype, SafeTensors};
 
+use crate::content::Content;
 use crate::error::LoadError;
 use crate::files::ModelFiles;
-use crate::kernels::{WeightData, WeightType};
+use crate::gguf::Gguf;
+use crate::kernels::{BlockType, WeightData, WeightType};
 
 /// Names listed in an error before it says how many more there are.
 const NAMES_SHOWN: usize = 8;
@@ -24,27 +26,91 @@ pub struct Checkpoint {
     names: Vec<String>,
     tensors: BTreeMap<String, Entry>,
     used: BTreeSet<String>,
+    /// The last tensor whose rows had to be put in order.
+    ordered: Vec<u8>,
 }
 
 enum Shard {
-    Bytes(Cow<'static, [u8]>),
-    Mapped(Mmap),
+    File(Content),
+    Gguf(Arc<Gguf>),
 }
 
 impl Shard {
-    fn bytes(&self) -> &[u8] {
+    fn content(&self) -> &Content {
         match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Mapped(map) => map,
+            Self::File(content) => content,
+            Self::Gguf(gguf) => gguf.content(),
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.content().bytes()
+    }
+}
+
+/// What the bytes of a tensor are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored {
+    Values(Dtype),
+    Blocks(BlockType),
+}
+
+impl Stored {
+    /// By the number that ggml has for it (`enum ggml_type` in ggml.h); the error is its name.
+    fn of_gguf(type_id: u32) -> Result<Self, String> {
+        const OTHERS: [(u32, &str); 21] = [
+            (2, "Q4_0"),
+            (3, "Q4_1"),
+            (6, "Q5_0"),
+            (7, "Q5_1"),
+            (9, "Q8_1"),
+            (10, "Q2_K"),
+            (11, "Q3_K"),
+            (13, "Q5_K"),
+            (15, "Q8_K"),
+            (16, "IQ2_XXS"),
+            (17, "IQ2_XS"),
+            (18, "IQ3_XXS"),
+            (19, "IQ1_S"),
+            (20, "IQ4_NL"),
+            (21, "IQ3_S"),
+            (22, "IQ2_S"),
+            (23, "IQ4_XS"),
+            (28, "F64"),
+            (34, "TQ1_0"),
+            (35, "TQ2_0"),
+            (39, "MXFP4"),
+        ];
+        match type_id {
+            0 => Ok(Self::Values(Dtype::F32)),
+            1 => Ok(Self::Values(Dtype::F16)),
+            8 => Ok(Self::Blocks(BlockType::Q8_0)),
+            12 => Ok(Self::Blocks(BlockType::Q4K)),
+            14 => Ok(Self::Blocks(BlockType::Q6K)),
+            30 => Ok(Self::Values(Dtype::BF16)),
+            other => Err(OTHERS
+                .iter()
+                .find(|(id, _)| *id == other)
+                .map_or_else(|| format!("of ggml's type {other}"), |(_, name)| (*name).to_owned())),
+        }
+    }
+
+    /// Values that stand together, and the bytes that they take.
+    fn unit(self) -> (usize, usize) {
+        match self {
+            Self::Values(dtype) => (1, dtype.bitsize() / 8),
+            Self::Blocks(kind) => (kind.n_values(), kind.n_bytes()),
         }
     }
 }
 
 struct Entry {
     shard: usize,
-    dtype: Dtype,
+    stored: Stored,
     shape: Vec<usize>,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
+    /// See [`crate::gguf::Tensor::paired_heads`].
+    paired_heads: Option<usize>,
 }
 
 impl Checkpoint {
@@ -52,6 +118,10 @@ impl Checkpoint {
     /// there is.
     pub fn open(files: &ModelFiles) -> Result<Self, LoadError> {
         let mut checkpoint = Self::empty(files);
+        if let ModelFiles::Gguf(gguf) = files {
+            checkpoint.add_gguf(gguf)?;
+            return Ok(checkpoint);
+        }
         for name in shards(files)? {
             checkpoint.add_shard(files, &name)?;
         }
@@ -72,38 +142,67 @@ impl Checkpoint {
             names: Vec::new(),
             tensors: BTreeMap::new(),
             used: BTreeSet::new(),
+            ordered: Vec::new(),
         }
     }
 
     fn add_shard(&mut self, files: &ModelFiles, name: &str) -> Result<(), LoadError> {
         let fail = |error: &dyn std::fmt::Display| LoadError::of(files.place(), format!("{name}: {error}"));
-        let shard = match files.path(name) {
-            Some(path) => {
-                let file = std::fs::File::open(&path).map_err(|error| fail(&error))?;
-                // SAFETY: the map is only read, and bounds come from its own length. A file that another program cuts
-                // while it is mapped ends this process with SIGBUS, as it does with every program that maps weights.
-                Shard::Mapped(unsafe { Mmap::map(&file) }.map_err(|error| fail(&error))?)
-            }
-            None => Shard::Bytes(files.require(name)?),
-        };
-        let bytes = shard.bytes();
+        let content = files.map(name)?;
+        let bytes = content.bytes();
         let header = SafeTensors::deserialize(bytes).map_err(|error| fail(&error))?;
         let base = bytes.as_ptr() as usize;
         for (tensor, view) in header.tensors() {
             let start = view.data().as_ptr() as usize - base;
             let entry = Entry {
                 shard: self.shards.len(),
-                dtype: view.dtype(),
+                stored: Stored::Values(view.dtype()),
                 shape: view.shape().to_vec(),
                 range: start..start + view.data().len(),
+                paired_heads: None,
             };
             if let Some(other) = self.tensors.insert(tensor.clone(), entry) {
                 let other = &self.names[other.shard];
                 return Err(LoadError::of(&self.place, format!("{tensor} is in {other} and in {name}")));
             }
         }
-        self.shards.push(shard);
+        self.shards.push(Shard::File(content));
         self.names.push(name.to_owned());
+        Ok(())
+    }
+
+    fn add_gguf(&mut self, gguf: &Arc<Gguf>) -> Result<(), LoadError> {
+        let n_bytes = gguf.content().bytes().len();
+        for tensor in gguf.tensors() {
+            let fail = |what: String| LoadError::of(&self.place, format!("{} {what}", tensor.written));
+            let stored = Stored::of_gguf(tensor.type_id).map_err(|found| {
+                let blocks = BlockType::ALL.map(BlockType::name).join(", ");
+                fail(format!("is {found}; readable are F32, F16, BF16, {blocks}"))
+            })?;
+            let (n_values, unit_bytes) = stored.unit();
+            let width = tensor.shape.last().copied().unwrap_or(0);
+            if !width.is_multiple_of(n_values) {
+                return Err(fail(format!("has rows of {width}, which are no whole blocks of {n_values}")));
+            }
+            let n_units = tensor.shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).map(|n| n / n_values);
+            let len = n_units.and_then(|n| n.checked_mul(unit_bytes)).filter(|len| *len <= n_bytes - tensor.start);
+            let Some(len) = len else {
+                let (shape, start) = (&tensor.shape, tensor.start);
+                return Err(fail(format!("{shape:?} at byte {start} does not fit the file of {n_bytes} bytes")));
+            };
+            let entry = Entry {
+                shard: self.shards.len(),
+                stored,
+                shape: tensor.shape.clone(),
+                range: tensor.start..tensor.start + len,
+                paired_heads: tensor.paired_heads,
+            };
+            if self.tensors.insert(tensor.name.clone(), entry).is_some() {
+                return Err(fail("is there twice".to_owned()));
+            }
+        }
+        self.shards.push(Shard::Gguf(Arc::clone(gguf)));
+        self.names.push(gguf.name());
         Ok(())
     }
 
@@ -117,15 +216,18 @@ impl Checkpoint {
         self.tensors.values().map(|entry| entry.shape.iter().product::<usize>() as u64).sum()
     }
 
-    /// How most of the weights are stored.
+    /// How most of the weights are stored; where there are blocks, the kind that most of what is in blocks is of.
     pub fn weight_type(&self) -> WeightType {
-        let bytes_of = |dtype: Dtype| -> usize {
-            self.tensors.values().filter(|entry| entry.dtype == dtype).map(|entry| entry.range.len()).sum()
+        let bytes_of = |stored: Stored| -> usize {
+            self.tensors.values().filter(|entry| entry.stored == stored).map(|entry| entry.range.len()).sum()
         };
-        if bytes_of(Dtype::BF16) > bytes_of(Dtype::F32) + bytes_of(Dtype::F16) {
-            WeightType::Bf16
-        } else {
-            WeightType::F32
+        let blocks =
+            BlockType::ALL.map(|kind| (bytes_of(Stored::Blocks(kind)) / kind.n_bytes() * kind.n_values(), kind));
+        let values = |dtype| bytes_of(Stored::Values(dtype));
+        match blocks.into_iter().max() {
+            Some((1.., kind)) => WeightType::Blocks(kind),
+            _ if values(Dtype::BF16) > values(Dtype::F32) + values(Dtype::F16) => WeightType::Bf16,
+            _ => WeightType::F32,
         }
     }
 
@@ -140,12 +242,20 @@ impl Checkpoint {
             return Err(LoadError::of(&self.place, format!("{name} has shape {found:?}, expected {shape:?}")));
         }
         self.used.insert(name.to_owned());
-        let bytes = &self.shards[entry.shard].bytes()[entry.range.clone()];
-        match entry.dtype {
-            Dtype::F32 => Ok(WeightData::F32(bytes)),
-            Dtype::BF16 => Ok(WeightData::Bf16(bytes)),
-            Dtype::F16 => Ok(WeightData::F16(bytes)),
-            other => Err(LoadError::of(&self.place, format!("{name} is {other:?}; expected F32, BF16 or F16"))),
+        let mut bytes = &self.shards[entry.shard].bytes()[entry.range.clone()];
+        if let Some(n_heads) = entry.paired_heads {
+            put_in_order(bytes, shape[0], n_heads, &mut self.ordered)
+                .map_err(|what| LoadError::of(&self.place, format!("{name}: {what}")))?;
+            bytes = &self.ordered;
+        }
+        match entry.stored {
+            Stored::Values(Dtype::F32) => Ok(WeightData::F32(bytes)),
+            Stored::Values(Dtype::BF16) => Ok(WeightData::Bf16(bytes)),
+            Stored::Values(Dtype::F16) => Ok(WeightData::F16(bytes)),
+            Stored::Blocks(kind) => Ok(WeightData::Blocks(kind, bytes)),
+            Stored::Values(other) => {
+                Err(LoadError::of(&self.place, format!("{name} is {other:?}; expected F32, BF16 or F16")))
+            }
         }
     }
 
@@ -153,7 +263,7 @@ impl Checkpoint {
     pub fn are_equal(&self, [one, other]: [&str; 2]) -> bool {
         let content = |name: &str| {
             let entry = self.tensors.get(name)?;
-            Some((entry.dtype, &entry.shape, &self.shards[entry.shard].bytes()[entry.range.clone()]))
+            Some((entry.stored, &entry.shape, &self.shards[entry.shard].bytes()[entry.range.clone()]))
         };
         content(one) == content(other)
     }
@@ -161,13 +271,7 @@ impl Checkpoint {
     /// Says that the tensor `name` has been read for good: its part of the file need not stay in memory.
     pub fn release(&self, name: &str) {
         let Some(entry) = self.tensors.get(name) else { return };
-        let Shard::Mapped(map) = &self.shards[entry.shard] else { return };
-        // SAFETY: the map is shared and only read: what is read of it later comes from the file again.
-        let result =
-            unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, entry.range.start, entry.range.len()) };
-        if let Err(error) = result {
-            tracing::debug!(%error, name, "the file's pages stay in memory");
-        }
+        self.shards[entry.shard].content().release(&entry.range);
     }
 
     /// Marks a tensor as known although nobody reads it, such as the copy of a tied head.
@@ -195,6 +299,23 @@ impl Checkpoint {
     }
 }
 
+/// Writes the `n_rows` rows of `bytes` to `ordered`: of each of `n_heads` heads, first the even ones, then the odd ones.
+/// What llama.cpp's converter did to rows that rotate as halves of a head is so undone.
+fn put_in_order(bytes: &[u8], n_rows: usize, n_heads: usize, ordered: &mut Vec<u8>) -> Result<(), String> {
+    if n_heads == 0 || n_rows == 0 || !n_rows.is_multiple_of(2 * n_heads) {
+        return Err(format!("{n_rows} rows are not pairs of {n_heads} heads"));
+    }
+    ordered.clear();
+    ordered.reserve(bytes.len());
+    let row_bytes = bytes.len() / n_rows;
+    for head in bytes.chunks_exact(row_bytes * (n_rows / n_heads)) {
+        for parity in [0, 1] {
+            head.chunks_exact(row_bytes).skip(parity).step_by(2).for_each(|row| ordered.extend_from_slice(row));
+        }
+    }
+    Ok(())
+}
+
 /// The files that hold the weights.
 fn shards(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
     const INDEX: &str = "model.safetensors.index.json";
@@ -220,7 +341,10 @@ fn shards(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
     names.retain(|name| name != ADAPTER_WEIGHTS);
     if names.is_empty() {
         let others = files.names(&[".bin", ".pt", ".pth", ".gguf", ".ckpt", ".msgpack", ".h5"])?;
-        let found = if others.is_empty() { String::new() } else { format!("; it has {}", others.join(", ")) };
+        let mut found = if others.is_empty() { String::new() } else { format!("; it has {}", others.join(", ")) };
+        if others.iter().any(|name| name.ends_with(".gguf")) {
+            found.push_str("; --model takes a GGUF file itself");
+        }
         return Err(here(format!("has neither {ONE} nor {INDEX}{found}")));
     }
     Ok(names)

@@ -17,6 +17,7 @@ use crate::kernels::{Ops, WeightData, WeightType};
 pub(super) struct Loader<'a, O: Ops> {
     pub(super) ops: &'a O,
     pub(super) checkpoint: &'a mut Checkpoint,
+    /// How weights are held; [`WeightType::Blocks`]: each as it is stored.
     pub(super) dtype: WeightType,
     pub(super) progress: &'a mut dyn FnMut(u64, u64),
     pub(super) n_parameters: u64,
@@ -111,11 +112,21 @@ impl<O: Ops> Loader<'_, O> {
         hold: WeightType,
     ) -> Result<Vec<O::Matrix>, LoadError> {
         let mut data = self.checkpoint.take(name, shape)?;
+        let hold = if let WeightType::Blocks(_) = hold { data.weight_type() } else { hold };
         let merged = match &mut self.adapter {
             Some(adapter) => adapter.merge(name, n_outs.iter().sum(), n_in, data)?,
             None => None,
         };
         if let Some(merged) = &merged {
+            if let WeightType::Blocks(kind) = hold {
+                return Err(LoadError::of(
+                    name,
+                    format!(
+                        "an adapter cannot be added to the integers of {}; serve it beside the weights, or hold them by --quantization or --dtype",
+                        kind.name()
+                    ),
+                ));
+            }
             data = WeightData::F32(merged);
         }
         let mut parts = Vec::with_capacity(n_outs.len());

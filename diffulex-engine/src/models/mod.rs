@@ -301,6 +301,12 @@ fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(),
             return refuse(format!("{field} is on; this network does not have it"));
         }
     }
+    // Only the converter to GGUF tells.
+    if let Some(is_shifted) = given("shift_logits")
+        && *is_shifted != (family.alignment == LogitAlignment::Next)
+    {
+        return refuse(format!("shift_logits is {is_shifted}; {} has them otherwise", family.architecture));
+    }
     for field in ["clip_qkv", "quantization_config", "compression_config"] {
         if let Some(value) = given(field) {
             return refuse(format!("{field} is {value}; this network does not have it"));

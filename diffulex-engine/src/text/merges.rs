@@ -1,20 +1,38 @@
 //! `tokenizer.json` out of the files that came before it: `vocab.json`, `merges.txt`, and the tokens that
 //! `tokenizer_config.json` adds.
 //!
-//! How text is split before it is merged stands in none of them: it is the tokenizer class' own code. Qwen2's is here, of
-//! which the tokenizers of Dream and SDAR are descendants; other classes are refused by name.
+//! How text is split before it is merged stands in none of them: it is the tokenizer class' own code, and a name in a GGUF
+//! file. Qwen2's is here, of which the tokenizers of Dream and SDAR are descendants, and Ling's, which is LLaDA's; others
+//! are refused by name.
 
 use serde_json::{Map, Value, json};
 
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 
-/// Classes that split as Qwen2's tokenizer does.
-const CLASSES: [&str; 4] = ["Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer", "DreamTokenizerFast"];
+/// How text is split before it is merged.
+struct Split {
+    /// Tokenizer classes that split so, and llama.cpp's names (`tokenizer.ggml.pre`).
+    names: &'static [&'static str],
+    pattern: &'static str,
+    /// Text is brought to Unicode's composed form first.
+    is_composed: bool,
+}
 
-/// How they split (transformers, models/qwen2/tokenization_qwen2.py).
-const PATTERN: &str =
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const SPLITS: [Split; 2] = [
+    // transformers, models/qwen2/tokenization_qwen2.py.
+    Split {
+        names: &["Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer", "DreamTokenizerFast", "qwen2"],
+        pattern: r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        is_composed: true,
+    },
+    // Ling's, which LLaDA and LLaDA-MoE have (llama.cpp, src/llama-vocab.cpp, which does not compose).
+    Split {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        pattern: r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+        is_composed: false,
+    },
+];
 
 /// The content of `tokenizer.json`.
 pub(super) fn tokenizer_json(files: &ModelFiles) -> Result<Vec<u8>, LoadError> {
@@ -24,13 +42,16 @@ pub(super) fn tokenizer_json(files: &ModelFiles) -> Result<Vec<u8>, LoadError> {
     let merges = files.read("merges.txt")?.ok_or_else(|| fail(missing.to_owned()))?;
     let merges = std::str::from_utf8(&merges).map_err(|error| fail(format!("merges.txt: {error}")))?;
     let config = files.read_json("tokenizer_config.json")?.unwrap_or_default();
-    let class = config.get("tokenizer_class").and_then(Value::as_str).unwrap_or("none");
-    if !CLASSES.contains(&class) {
-        let known = CLASSES.join(", ");
-        return Err(fail(format!(
-            "vocab.json and merges.txt do not say how text is split, and tokenizer_class is {class}; known are {known}; a tokenizer.json would do"
-        )));
-    }
+    let named = ["tokenizer.ggml.pre", "tokenizer_class"]
+        .into_iter()
+        .find_map(|field| Some((field, config.get(field).and_then(Value::as_str)?)));
+    let (field, name) = named.unwrap_or(("tokenizer_class", "none"));
+    let split = SPLITS.iter().find(|split| split.names.contains(&name)).ok_or_else(|| {
+        let known = SPLITS.iter().flat_map(|split| split.names).copied().collect::<Vec<_>>().join(", ");
+        fail(format!(
+            "vocabulary and merges do not say how text is split, and {field} is {name}; known are {known}; a folder with a tokenizer.json would do"
+        ))
+    })?;
     // The first line may tell a version; a merge has two parts.
     let merges: Vec<Vec<&str>> = merges
         .lines()
@@ -43,9 +64,9 @@ pub(super) fn tokenizer_json(files: &ModelFiles) -> Result<Vec<u8>, LoadError> {
     let tokenizer = json!({
         "version": "1.0",
         "added_tokens": added_tokens(files, &config)?,
-        "normalizer": {"type": "NFC"},
+        "normalizer": split.is_composed.then(|| json!({"type": "NFC"})),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": false},
+            {"type": "Split", "pattern": {"Regex": split.pattern}, "behavior": "Isolated", "invert": false},
             {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         ]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},

@@ -7,6 +7,7 @@ mod determinism;
 mod emission;
 mod families;
 mod forwards;
+mod gguf;
 mod golden;
 mod harness;
 mod picture;

@@ -62,6 +62,24 @@ fn vocabulary_and_merges_make_the_same_tokenizer() {
     assert_eq!(TextModel::load(&files.leak()).unwrap().encode("<|mask|>").unwrap(), [500]);
 }
 
+/// Python's tokenizers with the pattern of Ling's tokenizer.json: text is not composed.
+#[test]
+fn lings_way_to_split_is_known_by_llama_cpps_name() {
+    let mut files = older_files();
+    let mut config = files.json("tokenizer_config.json");
+    config["tokenizer.ggml.pre"] = "bailingmoe".into();
+    files.set_json("tokenizer_config.json", &config);
+    let text = TextModel::load(&files.leak()).unwrap();
+    let cases: [(&str, &[u32]); 3] = [
+        ("I'll see he's", &[40, 6, 75, 75, 261, 68, 68, 220, 256, 6, 82]),
+        ("the 12  the", &[83, 256, 220, 16, 17, 220, 260]),
+        ("cafe\u{301}", &[66, 64, 69, 68, 136, 223]),
+    ];
+    for (source, want) in cases {
+        assert_eq!(text.encode(source).unwrap(), want, "{source:?}");
+    }
+}
+
 #[test]
 fn older_files_that_do_not_do_are_named() {
     let refused = |files: Files| TextModel::load(&files.leak()).err().unwrap().to_string();
