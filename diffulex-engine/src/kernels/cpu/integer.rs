@@ -33,6 +33,12 @@ impl IntegerRows {
         words.each(pool, |row, words| quantize(simd, x.row(row), words, n_quads, form));
         Self { words, n_quads, n_groups }
     }
+
+    /// Vectors of weights that a row meets in each panel.
+    #[inline(always)]
+    fn n_vectors(&self, form: Form) -> usize {
+        self.n_quads / form.quads_per_vector()
+    }
 }
 
 for_each_instruction_set! {
@@ -148,7 +154,9 @@ macro_rules! product_of {
         ) {
             let products = Products::<$name> { rows, weight, output, unpack: PhantomData };
             // SAFETY: passed on from the caller.
-            unsafe { tiles::product::<V, _>(&$tiles(products), start, end) };
+            unsafe {
+                tiles::product::<V, _>(&$tiles(products), rows.words.n_rows(), rows.n_vectors($form), start, end)
+            };
         }
     };
 }
@@ -182,7 +190,7 @@ impl<U> Products<'_, U> {
         U: Unpack<V>,
     {
         let quads_per_vector = U::FORM.quads_per_vector();
-        let n_vectors = self.rows.n_quads / quads_per_vector;
+        let n_vectors = self.rows.n_vectors(U::FORM);
         let inputs: [&[f32]; R] = from_fn(|r| &self.rows.words.row(row + r)[..self.rows.n_quads]);
         let panels = &self.weight.words[panel * n_vectors..(panel + P) * n_vectors];
         assert!(vectors.end <= n_vectors);
@@ -220,12 +228,8 @@ impl<U> Products<'_, U> {
     #[inline(always)]
     unsafe fn write<V: Vector>(&self, row: usize, panel: usize, sum: V) {
         let scale = self.rows.words.row(row)[self.rows.n_quads + self.rows.n_groups];
-        let mut lanes = [0.0; PANEL];
         // SAFETY: passed on from the caller.
-        unsafe {
-            sum.store(&mut lanes);
-            self.output.write(row, panel, &lanes.map(|lane| lane * scale));
-        }
+        unsafe { self.output.write(row, panel, &sum.lanes().map(|lane| lane * scale)) };
     }
 }
 
@@ -234,16 +238,6 @@ struct Whole<'a, U>(Products<'a, U>);
 
 impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
     type Sum = V::Ints;
-
-    #[inline(always)]
-    fn n_rows(&self) -> usize {
-        self.0.rows.words.n_rows()
-    }
-
-    #[inline(always)]
-    fn n_vectors(&self) -> usize {
-        self.0.rows.n_quads / U::FORM.quads_per_vector()
-    }
 
     #[inline(always)]
     unsafe fn start(&self, row: usize) -> V::Ints {
@@ -279,16 +273,6 @@ struct Grouped<'a, U>(Products<'a, U>);
 
 impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
     type Sum = V;
-
-    #[inline(always)]
-    fn n_rows(&self) -> usize {
-        self.0.rows.words.n_rows()
-    }
-
-    #[inline(always)]
-    fn n_vectors(&self) -> usize {
-        self.0.rows.n_quads / U::FORM.quads_per_vector()
-    }
 
     #[inline(always)]
     unsafe fn start(&self, _: usize) -> V {

@@ -209,7 +209,7 @@ unsafe fn product_f32_body<V: Vector>(
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product(&Floats::<V, F32> { inputs, panels, n_vectors: n_in, output }, start, end) };
+    unsafe { product(&Floats::<V, F32> { inputs, panels, n_vectors: n_in, output }, output.n_rows, n_in, start, end) };
 }
 
 #[inline(always)]
@@ -222,7 +222,9 @@ unsafe fn product_bf16_body<V: Vector>(
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product(&Floats::<V, Bf16> { inputs, panels, n_vectors: n_pairs, output }, start, end) };
+    unsafe {
+        product(&Floats::<V, Bf16> { inputs, panels, n_vectors: n_pairs, output }, output.n_rows, n_pairs, start, end)
+    };
 }
 
 /// A product in floats: `n_vectors` vectors of weights in a panel, each met by `F::N_WORDS` words of a row.
@@ -235,16 +237,6 @@ struct Floats<'a, V: Vector, F: Format<V>> {
 
 impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
     type Sum = V;
-
-    #[inline(always)]
-    fn n_rows(&self) -> usize {
-        self.output.n_rows
-    }
-
-    #[inline(always)]
-    fn n_vectors(&self) -> usize {
-        self.n_vectors
-    }
 
     #[inline(always)]
     unsafe fn start(&self, _: usize) -> V {
@@ -291,11 +283,7 @@ impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
 
     #[inline(always)]
     unsafe fn finish(&self, row: usize, panel: usize, sum: V) {
-        let mut lanes = [0.0; PANEL];
         // SAFETY: passed on from the caller.
-        unsafe {
-            sum.store(&mut lanes);
-            self.output.write(row, panel, &lanes);
-        }
+        unsafe { self.output.write(row, panel, &sum.lanes()) };
     }
 }

@@ -26,12 +26,6 @@ pub(super) trait Tiles<V: Vector> {
     /// A vector of sums that is not finished.
     type Sum: Copy;
 
-    /// Rows of the result.
-    fn n_rows(&self) -> usize;
-
-    /// Stored vectors of a panel.
-    fn n_vectors(&self) -> usize;
-
     /// What the sums of a row begin with.
     ///
     /// # Safety
@@ -59,23 +53,29 @@ pub(super) trait Tiles<V: Vector> {
     unsafe fn finish(&self, row: usize, panel: usize, sum: Self::Sum);
 }
 
-/// All rows times the panels `start..end`.
+/// `n_rows` rows times the panels `start..end` of `n_vectors` stored vectors each.
 ///
 /// # Safety
 /// The machine has the instructions of `V`, and the panels are the caller's to write.
 #[inline(always)]
-pub(super) unsafe fn product<V: Vector, T: Tiles<V>>(tiles: &T, start: usize, end: usize) {
+pub(super) unsafe fn product<V: Vector, T: Tiles<V>>(
+    tiles: &T,
+    n_rows: usize,
+    n_vectors: usize,
+    start: usize,
+    end: usize,
+) {
     let mut panel = start;
     while panel < end {
         let n_panels = if V::HAS_32_REGISTERS && end - panel >= PANELS { PANELS } else { 1 };
-        for first in (0..tiles.n_rows()).step_by(ROWS) {
-            let rows = first..tiles.n_rows().min(first + ROWS);
+        for first in (0..n_rows).step_by(ROWS) {
+            let rows = first..n_rows.min(first + ROWS);
             // SAFETY: passed on from the caller.
             unsafe {
                 match n_panels {
-                    1 => block::<V, T, 1, 1>(tiles, rows, panel),
-                    _ if tiles.n_rows() < FEW_ROWS => block::<V, T, PANELS, 1>(tiles, rows, panel),
-                    _ => block::<V, T, 2, { PANELS / 2 }>(tiles, rows, panel),
+                    1 => block::<V, T, 1, 1>(tiles, n_vectors, rows, panel),
+                    _ if n_rows < FEW_ROWS => block::<V, T, PANELS, 1>(tiles, n_vectors, rows, panel),
+                    _ => block::<V, T, 2, { PANELS / 2 }>(tiles, n_vectors, rows, panel),
                 }
             }
         }
@@ -85,8 +85,12 @@ pub(super) unsafe fn product<V: Vector, T: Tiles<V>>(tiles: &T, start: usize, en
 
 /// Up to [`ROWS`] rows times `S` sets of `P` panels, a chunk at a time. Sums wait in memory while others have the chunk.
 #[inline(always)]
-unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(tiles: &T, rows: Range<usize>, panel: usize) {
-    let n_vectors = tiles.n_vectors();
+unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(
+    tiles: &T,
+    n_vectors: usize,
+    rows: Range<usize>,
+    panel: usize,
+) {
     let mut waiting = [[[MaybeUninit::uninit(); P]; ROWS]; S];
     for start in (0..n_vectors).step_by(CHUNK / P) {
         let chunk = start..n_vectors.min(start + CHUNK / P);
@@ -101,12 +105,12 @@ unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(tiles: &
                 // SAFETY: passed on from the caller, and every tile has had the chunks before.
                 row += unsafe {
                     match rows.end - row {
-                        12.. if is_wide => tile::<V, T, 12, P>(tiles, row, panel, &chunk, ahead, waiting),
-                        8.. if is_wide => tile::<V, T, 8, P>(tiles, row, panel, &chunk, ahead, waiting),
-                        4.. => tile::<V, T, 4, P>(tiles, row, panel, &chunk, ahead, waiting),
-                        3 => tile::<V, T, 3, P>(tiles, row, panel, &chunk, ahead, waiting),
-                        2 => tile::<V, T, 2, P>(tiles, row, panel, &chunk, ahead, waiting),
-                        _ => tile::<V, T, 1, P>(tiles, row, panel, &chunk, ahead, waiting),
+                        12.. if is_wide => tile::<V, T, 12, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
+                        8.. if is_wide => tile::<V, T, 8, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
+                        4.. => tile::<V, T, 4, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
+                        3 => tile::<V, T, 3, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
+                        2 => tile::<V, T, 2, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
+                        _ => tile::<V, T, 1, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
                     }
                 };
                 ahead = 0;
@@ -122,6 +126,7 @@ unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(tiles: &
 #[inline(always)]
 unsafe fn tile<V: Vector, T: Tiles<V>, const R: usize, const P: usize>(
     tiles: &T,
+    n_vectors: usize,
     row: usize,
     panel: usize,
     chunk: &Range<usize>,
@@ -139,7 +144,7 @@ unsafe fn tile<V: Vector, T: Tiles<V>, const R: usize, const P: usize>(
         let sums = tiles.add::<R, P>(row, panel, chunk.clone(), ahead, sums);
         for (r, (sums, waiting)) in sums.iter().zip(waiting).enumerate() {
             for (p, (sum, waiting)) in sums.iter().zip(waiting).enumerate() {
-                if chunk.end == tiles.n_vectors() {
+                if chunk.end == n_vectors {
                     tiles.finish(row + r, panel + p, *sum);
                 } else {
                     waiting.write(*sum);

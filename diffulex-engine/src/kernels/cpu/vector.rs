@@ -44,6 +44,14 @@ pub(super) trait Vector: Copy {
     unsafe fn add_pairs(self, words: &[f32], pairs: Self::Pairs) -> Self;
     /// Writes the lanes.
     unsafe fn store(self, values: &mut [f32; LANES]);
+    /// The lanes.
+    #[inline(always)]
+    unsafe fn lanes(self) -> [f32; LANES] {
+        let mut lanes = [0.0; LANES];
+        // SAFETY: passed on from the caller.
+        unsafe { self.store(&mut lanes) };
+        lanes
+    }
     /// `self * factor + sum`, rounded once where the machine can.
     unsafe fn mul_add(self, factor: Self, sum: Self) -> Self;
     /// The same for one lane, with the same rounding.
