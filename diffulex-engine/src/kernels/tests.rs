@@ -64,6 +64,20 @@ fn assert_close(got: &[f32], want: &[f32]) {
     }
 }
 
+/// `x W^T` of rows `n_in` wide, from host to host.
+fn product<O: Ops>(ops: &O, x: &[f32], n_in: usize, weight: &O::Matrix) -> Vec<f32> {
+    ops.host(&ops.linear(&ops.tensor(x, n_in).unwrap(), weight, None).unwrap()).unwrap()
+}
+
+/// The product is `want`, and each of its rows is what it is alone.
+fn assert_product(ops: &CpuOps, x: &[f32], n_in: usize, weight: &cpu::PackedMatrix, want: &[f32]) {
+    let together = product(ops, x, n_in, weight);
+    assert_close(&together, want);
+    for (x, row) in x.chunks_exact(n_in).zip(together.chunks_exact(weight.n_out())) {
+        assert_eq!(product(ops, x, n_in, weight), row);
+    }
+}
+
 /// Everything a layer does, on any body; returns the host values of each result.
 fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     let Case { n_rows, n_in, n_out, n_kv_heads, group, half, n_visible, seed } = *case;
@@ -254,12 +268,12 @@ proptest! {
             let data = WeightData::Blocks(kind, &data);
             // Straight from what a block is: its numbers, times activations of 8 bits.
             let numbers = data.to_f32();
-            let product = |row: &[f32], out: &[f32]| {
+            let sum = |row: &[f32], out: &[f32]| {
                 row.iter().zip(out).map(|(value, number)| f64::from(*value) * f64::from(*number)).sum::<f64>() as f32
             };
             let rows: Vec<Vec<f32>> = x.chunks(n_in).map(quantization::round_int8).collect();
             let want: Vec<f32> =
-                rows.iter().flat_map(|row| numbers.chunks(n_in).map(|out| product(row, out))).collect();
+                rows.iter().flat_map(|row| numbers.chunks(n_in).map(|out| sum(row, out))).collect();
             let reference = ReferenceOps.matrix(data, n_out, n_in, WeightType::Blocks(kind)).unwrap();
             let mixed = ReferenceOps.tensor(&logits, n_out).unwrap();
             let mixed = ReferenceOps.host(&ReferenceOps.embed_mixed(&reference, &mixed).unwrap()).unwrap();
@@ -268,18 +282,11 @@ proptest! {
                 let matrix = ops.matrix(data, n_out, n_in, WeightType::Blocks(kind)).unwrap();
                 let ids: Vec<u32> = (0..n_out as u32).collect();
                 prop_assert_eq!(&ops.host(&ops.embed(&matrix, &ids).unwrap()).unwrap(), &numbers);
-                let rows = ops.tensor(&x, n_in).unwrap();
-                let got = ops.host(&ops.linear(&rows, &matrix, None).unwrap()).unwrap();
-                assert_close(&got, &want);
+                assert_product(&ops, &x, n_in, &matrix, &want);
                 let logits = ops.tensor(&logits, n_out).unwrap();
                 assert_close(&ops.host(&ops.embed_mixed(&matrix, &logits).unwrap()).unwrap(), &mixed);
-                for (row, x) in x.chunks_exact(n_in).enumerate() {
-                    let alone = ops.host(&ops.linear(&ops.tensor(x, n_in).unwrap(), &matrix, None).unwrap()).unwrap();
-                    prop_assert_eq!(&alone[..], &got[row * n_out..(row + 1) * n_out]);
-                }
             }
-            let got = ReferenceOps.linear(&ReferenceOps.tensor(&x, n_in).unwrap(), &reference, None).unwrap();
-            assert_close(&ReferenceOps.host(&got).unwrap(), &want);
+            assert_close(&product(&ReferenceOps, &x, n_in, &reference), &want);
         }
     }
 
@@ -294,25 +301,16 @@ proptest! {
         let data = bytes(&values(seed, n_out * n_in));
         let hold = HOLDS[seed as usize % HOLDS.len()];
         let x = values(seed + 1, n_rows * n_in);
-        let product = |ops: &CpuOps, x: &[f32], weight: &cpu::PackedMatrix| ops.host(&ops.linear(&tensor(ops, x, n_in), weight, None).unwrap());
-        let want = {
-            let weight = ReferenceOps.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
-            ReferenceOps.host(&ReferenceOps.linear(&tensor(&ReferenceOps, &x, n_in), &weight, None).unwrap()).unwrap()
-        };
+        let reference = ReferenceOps.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+        let want = product(&ReferenceOps, &x, n_in, &reference);
         for simd in cpu::Simd::all() {
             let ops = CpuOps::with_simd(simd);
             let weight = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
-            let together = product(&ops, &x, &weight).unwrap();
-            assert_close(&together, &want);
-            for (row, x) in x.chunks_exact(n_in).enumerate() {
-                let alone = product(&ops, x, &weight).unwrap();
-                prop_assert_eq!(&alone[..], &together[row * n_out..(row + 1) * n_out]);
-            }
+            assert_product(&ops, &x, n_in, &weight, &want);
         }
         let ops = CpuOps::new(2).unwrap();
         let weight = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
-        let on_two_threads = product(&ops, &x, &weight).unwrap();
-        prop_assert_eq!(on_two_threads, product(&CpuOps::new(1).unwrap(), &x, &weight).unwrap());
+        prop_assert_eq!(product(&ops, &x, n_in, &weight), product(&CpuOps::new(1).unwrap(), &x, n_in, &weight));
     }
 }
 
