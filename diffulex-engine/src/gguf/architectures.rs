@@ -35,19 +35,22 @@ pub(super) struct Architecture {
     paired: Option<[&'static str; 2]>,
 }
 
+/// Qwen's fields and tensors under transformers' names, which most of the others have, too.
+const DREAM: Architecture = Architecture {
+    name: "dream",
+    family: "DreamModel",
+    required: QWEN,
+    optional: QWEN_OPTIONAL,
+    known: &[],
+    constant: |_| json!({}),
+    names: NAMES,
+    layers: "model.layers",
+    parts: PARTS,
+    paired: None,
+};
+
 const ARCHITECTURES: &[Architecture] = &[
-    Architecture {
-        name: "dream",
-        family: "DreamModel",
-        required: QWEN,
-        optional: QWEN_OPTIONAL,
-        known: &[],
-        constant: |_| json!({}),
-        names: NAMES,
-        layers: "model.layers",
-        parts: PARTS,
-        paired: None,
-    },
+    DREAM,
     // LLaDA-8B, LLaDA 1.5. Rows of q and k are reordered for rotations of neighbours.
     Architecture {
         name: "llada",
@@ -87,43 +90,28 @@ const ARCHITECTURES: &[Architecture] = &[
         name: "llada-moe",
         family: "LLaDAMoEModelLM",
         required: LLADA_MOE,
-        optional: QWEN_OPTIONAL,
-        known: &[("expert_shared_count", 0.0), ("expert_weights_scale", 1.0), ("expert_gating_func", SOFTMAX)],
+        known: EXPERTS,
         constant: |n_layers| json!({ "moe_layer_freq": vec![1; n_layers as usize] }),
-        names: NAMES,
-        layers: "model.layers",
-        parts: PARTS,
-        paired: None,
+        ..DREAM
     },
     // SDAR and other diffusion models on Qwen3. An autoregressive Qwen3 has no mask token, and is refused for that.
-    Architecture {
-        name: "qwen3",
-        family: "SDARForCausalLM",
-        required: QWEN,
-        optional: QWEN_OPTIONAL,
-        known: &[],
-        constant: |_| json!({}),
-        names: NAMES,
-        layers: "model.layers",
-        parts: PARTS,
-        paired: None,
-    },
+    Architecture { name: "qwen3", family: "SDARForCausalLM", ..DREAM },
     Architecture {
         name: "qwen3moe",
         family: "SDARMoeForCausalLM",
         required: SDAR_MOE,
-        optional: QWEN_OPTIONAL,
-        known: &[("expert_shared_count", 0.0), ("expert_weights_scale", 1.0), ("expert_gating_func", SOFTMAX)],
+        known: EXPERTS,
         constant: |_| json!({ "norm_topk_prob": true, "decoder_sparse_step": 1 }),
-        names: NAMES,
-        layers: "model.layers",
-        parts: PARTS,
-        paired: None,
+        ..DREAM
     },
 ];
 
 /// llama.cpp's number for it.
 const SOFTMAX: f64 = 1.0;
+
+/// Routed experts as the networks have them: none shared, weights as they come, chosen by softmax.
+const EXPERTS: &[(&str, f64)] =
+    &[("expert_shared_count", 0.0), ("expert_weights_scale", 1.0), ("expert_gating_func", SOFTMAX)];
 
 macro_rules! qwen {
     ($($more:expr),*) => {
