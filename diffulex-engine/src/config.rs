@@ -633,22 +633,14 @@ fn merge(base: Merge, overrides: &DecodingOverrides) -> Result<Merge, RequestErr
         let message = format!("token_merge_top_k must be in 1..={MAX_TOP_K}, got {top_k}");
         return Err(RequestError::invalid("decoding.token_merge_top_k", message));
     }
-    for (name, param, is_told, of) in [
-        (
-            "token_merge_weight",
-            "decoding.token_merge_weight",
-            overrides.token_merge_weight.is_some(),
-            MergeMode::IterSmoothTopk,
-        ),
-        (
-            "token_merge_renormalize",
-            "decoding.token_merge_renormalize",
-            overrides.token_merge_renormalize.is_some(),
-            MergeMode::DmaxTopk,
-        ),
+    let (is_weighed, is_renormalized) = (mode == MergeMode::IterSmoothTopk, mode == MergeMode::DmaxTopk);
+    for (param, applies) in [
+        ("decoding.token_merge_weight", overrides.token_merge_weight.is_none() || is_weighed),
+        ("decoding.token_merge_renormalize", overrides.token_merge_renormalize.is_none() || is_renormalized),
     ] {
-        if is_told && mode != of {
-            return Err(RequestError::invalid(param, format!("{name} is no setting of {}", mode.name())));
+        if !applies {
+            let message = format!("{} is no setting of {}", param.trim_start_matches("decoding."), mode.name());
+            return Err(RequestError::invalid(param, message));
         }
     }
     Ok(Merge {
