@@ -49,9 +49,6 @@ async def load(url, n, a, number):
     chance = random.Random(number)
     bodies = [{"prompt": [chance.randrange(100, 256) for _ in range(a.prompt)], "max_tokens": a.tokens, "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
                "stream_mode": "denoise", "cache_prompt": False, "decoding": a.decoding} for _ in range(n)]
-    if a.plain:
-        for body in bodies:
-            del body["stream_mode"], body["decoding"]
     start = time.perf_counter()
     streams = await asyncio.gather(*(stream(url, body) for body in bodies))
     seconds = time.perf_counter() - start
@@ -66,7 +63,6 @@ def main():
     p.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     p.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
     p.add_argument("--decoding", type=json.loads, default={"accept_rule": "static", "denoising_steps": 2}, help="ours, as JSON")
-    p.add_argument("--plain", action="store_true", help="without fields of our own")
     a = p.parse_args()
     servers = dict(server.split("=", 1) for server in a.servers)
     speeds, waits = {}, {}

@@ -31,14 +31,15 @@ def main():
     a = p.parse_args()
     program = Program(a.ours, [a.binary, a.folder, a.ours])
     program.read()
-    series = {"tokens of context, one sequence": [(1, c) for c in a.contexts], f"sequences, {a.contexts[0]} tokens of context": [(b, a.contexts[0]) for b in a.batches]}
+    # What grows, and the case at each of its sizes.
+    series = {"tokens of context, one sequence": {c: (1, c) for c in a.contexts}, f"sequences, {a.contexts[0]} tokens of context": {b: (b, a.contexts[0]) for b in a.batches}}
     times = {}
     for _ in range(a.rounds):
         for cases in series.values():
-            for batch, context in cases:
+            for batch, context in cases.values():
                 times.setdefault((batch, context), []).append(statistics.median(program.ask(f"{batch} {BLOCK} {context}")["ms"]))
     for name, cases in series.items():
-        points = [(context if batch == 1 and len({b for b, _ in cases}) == 1 else batch, statistics.median(times[batch, context])) for batch, context in cases]
+        points = [(size, statistics.median(times[case])) for size, case in cases.items()]
         start, slope = line(points)
         worst = max(points, key=lambda point: point[1] / (start + slope * point[0]))
         print(f"{name}: " + ", ".join(f"{x}: {y:.1f} ms" for x, y in points))
