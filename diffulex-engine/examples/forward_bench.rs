@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let files = ModelFiles::folder(folder)?;
     let network = models::load(&files, None, &ops, Some(hold), MAX_TOKENS, &mut |_, _| {})?;
     let spec = network.spec();
-    let mut cache = ops.cache(&spec.cache_shapes(MAX_TOKENS / PAGE_SIZE, PAGE_SIZE))?;
+    let mut cache = ops.cache(&spec.cache_shapes(MAX_TOKENS / PAGE_SIZE, PAGE_SIZE, spec.dtype.kv_type()))?;
     println!(
         r#"{{"parameters": {}, "load_seconds": {:.1}, "simd": "{}", "threads": {n_threads}}}"#,
         spec.n_parameters,

@@ -11,6 +11,7 @@ use diffulex_strategies::{
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
+use crate::kernels::KvType;
 use crate::models::families::NetworkKind;
 use crate::models::{AttentionKind, Family, LogitAlignment, ModelSpec};
 use crate::text::TextModel;
@@ -59,11 +60,11 @@ impl std::fmt::Display for DeviceChoice {
     }
 }
 
-/// How weights are held.
+/// How weights, or K and V, are held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DtypeChoice {
-    /// As the checkpoint has them.
+    /// Weights as the checkpoint has them, K and V as goes with the weights.
     #[default]
     Auto,
     /// 32-bit floats.
@@ -108,6 +109,8 @@ pub struct EngineOptions {
     pub page_size: u32,
     /// Size of the KV pool in bytes; `None`: enough for every request of the batch at full length, 1 GiB at most.
     pub kv_cache_bytes: Option<u64>,
+    /// How to hold K and V; `Auto` is what [`crate::kernels::WeightType::kv_type`] says.
+    pub kv_cache_dtype: DtypeChoice,
     /// Reuse the K/V of prompts that begin alike.
     pub prefix_caching: bool,
     /// Where to run.
@@ -139,6 +142,7 @@ impl Default for EngineOptions {
             max_num_batched_tokens: 4096,
             page_size: 32,
             kv_cache_bytes: None,
+            kv_cache_dtype: DtypeChoice::Auto,
             prefix_caching: true,
             device: DeviceChoice::Auto,
             dtype: DtypeChoice::Auto,
@@ -218,6 +222,8 @@ pub struct EngineConfig {
     pub page_size: usize,
     /// Pages of the pool.
     pub n_pages: usize,
+    /// How they hold K and V.
+    pub kv_type: KvType,
     /// Reuse the K/V of prompts that begin alike.
     pub prefix_caching: bool,
     /// Ids below this may be sampled: rows of the head that are no token are never drawn.
@@ -426,7 +432,12 @@ impl EngineConfig {
             return Err("max requests must be at least 1".to_owned());
         }
         let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
-        let page_bytes = (values_of_position * page_size * size_of::<f32>()) as u64;
+        let kv_type = match options.kv_cache_dtype {
+            DtypeChoice::Auto => spec.dtype.kv_type(),
+            DtypeChoice::Float32 => KvType::F32,
+            DtypeChoice::Bfloat16 => KvType::Bf16,
+        };
+        let page_bytes = (values_of_position * page_size * kv_type.n_bytes()) as u64;
         // Blocks that are counted from the prompt's end stick out the most behind the longest prompt.
         let longest_prompt = max_model_len.saturating_sub(1);
         let pages_per_request =
@@ -451,6 +462,7 @@ impl EngineConfig {
             max_num_batched_tokens,
             page_size,
             n_pages: n_pages as usize,
+            kv_type,
             prefix_caching: options.prefix_caching,
             n_sampleable: spec.vocab_size.min(text.vocab_size() as usize),
         })

@@ -96,7 +96,7 @@ fn on_device<O: Ops + 'static>(
     };
     let config =
         EngineConfig::resolve(options, &spec, text, &generation).map_err(|what| LoadError::of(files.place(), what))?;
-    let runner = DeviceRunner::new(ops, network, config.n_pages, config.page_size)?;
+    let runner = DeviceRunner::new(ops, network, &spec.cache_shapes(config.n_pages, config.page_size, config.kv_type))?;
     Ok((config, spec, Box::new(runner)))
 }
 

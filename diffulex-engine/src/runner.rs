@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::Ops;
+use crate::kernels::{CacheShape, Ops};
 use crate::models::{self, AdapterId, Adapters, CanvasBatch, CanvasNetwork, LowRank, ModelBatch, ModelSpec, Network};
 
 /// A forward of whatever is loaded, wherever it runs.
@@ -35,11 +35,9 @@ pub struct DeviceRunner<O: Ops> {
 }
 
 impl<O: Ops> DeviceRunner<O> {
-    /// A runner with an empty cache of `n_pages`.
-    pub fn new(ops: O, network: Box<dyn Network<O>>, n_pages: usize, page_size: usize) -> Result<Self, LoadError> {
-        let spec = network.spec();
-        let cache =
-            ops.cache(&spec.cache_shapes(n_pages, page_size)).map_err(|error| LoadError::of("KV cache", error))?;
+    /// A runner with an empty cache of this extent.
+    pub fn new(ops: O, network: Box<dyn Network<O>>, cache: &[CacheShape]) -> Result<Self, LoadError> {
+        let cache = ops.cache(cache).map_err(|error| LoadError::of("KV cache", error))?;
         Ok(Self { ops, network, cache, adapters: BTreeMap::new() })
     }
 }

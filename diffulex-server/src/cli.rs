@@ -180,6 +180,9 @@ pub struct EngineFlags {
     /// Size of the KV pool in bytes; enough for a full batch otherwise, 1 GiB at most.
     #[arg(long, value_name = "BYTES")]
     pub kv_cache_bytes: Option<u64>,
+    /// How K and V are held: auto (float32 beside weights in float32, otherwise bfloat16), float32 or bfloat16.
+    #[arg(long, value_name = "DTYPE")]
+    pub kv_cache_dtype: Option<String>,
     /// Do not reuse the K/V of prompts that begin alike.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub disable_prefix_caching: Option<bool>,
@@ -333,28 +336,33 @@ impl EngineFlags {
 
     /// Whether weights are held as small integers.
     pub fn quantization_choice(&self) -> Result<Option<Quantization>, String> {
-        self.quantization
-            .as_deref()
-            .map(|kind| match kind {
-                "none" => Ok(Quantization::None),
-                "int8" => Ok(Quantization::Int8),
-                "int4" => Ok(Quantization::Int4),
-                _ => Err(format!("--quantization: expected none, int8 or int4, got {kind:?}")),
-            })
-            .transpose()
+        let known = [("none", Quantization::None), ("int8", Quantization::Int8), ("int4", Quantization::Int4)];
+        choice("--quantization", self.quantization.as_deref(), &known)
     }
 
     /// How weights are held.
     pub fn dtype_choice(&self) -> Result<Option<DtypeChoice>, String> {
-        self.dtype
-            .as_deref()
-            .map(|dtype| match dtype {
-                "auto" => Ok(DtypeChoice::Auto),
-                "float32" => Ok(DtypeChoice::Float32),
-                "bfloat16" => Ok(DtypeChoice::Bfloat16),
-                _ => Err(format!("--dtype: expected auto, float32 or bfloat16, got {dtype:?}")),
-            })
-            .transpose()
+        choice("--dtype", self.dtype.as_deref(), &DTYPES)
+    }
+
+    /// How K and V are held.
+    pub fn kv_cache_dtype_choice(&self) -> Result<Option<DtypeChoice>, String> {
+        choice("--kv-cache-dtype", self.kv_cache_dtype.as_deref(), &DTYPES)
+    }
+}
+
+const DTYPES: [(&str, DtypeChoice); 3] =
+    [("auto", DtypeChoice::Auto), ("float32", DtypeChoice::Float32), ("bfloat16", DtypeChoice::Bfloat16)];
+
+/// What a flag's name means, of those known.
+fn choice<T: Copy>(flag: &str, given: Option<&str>, known: &[(&str, T)]) -> Result<Option<T>, String> {
+    let Some(given) = given else { return Ok(None) };
+    match known.iter().find(|(name, _)| *name == given) {
+        Some((_, choice)) => Ok(Some(*choice)),
+        None => {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            Err(format!("{flag}: expected {}, got {given:?}", names.join(" or ")))
+        }
     }
 }
 

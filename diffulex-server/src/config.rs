@@ -253,6 +253,7 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         max_num_batched_tokens,
         page_size,
         kv_cache_bytes,
+        kv_cache_dtype: _,
         disable_prefix_caching,
     } = flags;
     check_decoding(decoding)?;
@@ -283,6 +284,7 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
         page_size: page_size.unwrap_or(defaults.page_size),
         kv_cache_bytes: *kv_cache_bytes,
+        kv_cache_dtype: flags.kv_cache_dtype_choice().map_err(ConfigError)?.unwrap_or(defaults.kv_cache_dtype),
         prefix_caching: disable_prefix_caching.map_or(defaults.prefix_caching, |disable| !disable),
         device: flags.device_choice().map_err(ConfigError)?.unwrap_or(defaults.device),
         dtype: flags.dtype_choice().map_err(ConfigError)?.unwrap_or(defaults.dtype),

@@ -16,6 +16,8 @@ pub mod routing;
 
 use std::ops::Range;
 
+use serde::Serialize;
+
 use crate::error::StepError;
 pub use blocks::{BlockType, Steps};
 use quantization::MAX_INPUTS;
@@ -106,6 +108,15 @@ impl WeightType {
         matches!(self, Self::Int8 | Self::Int4 | Self::Blocks(_))
     }
 
+    /// How K and V are held beside weights held so, unless somebody says otherwise: as finely where weights are 32-bit
+    /// floats, and otherwise in half the memory, which attention over a long context reads all of.
+    pub fn kv_type(self) -> KvType {
+        match self {
+            Self::F32 => KvType::F32,
+            Self::Bf16 | Self::Int8 | Self::Int4 | Self::Blocks(_) => KvType::Bf16,
+        }
+    }
+
     /// Its name for people.
     pub fn name(self) -> &'static str {
         match self {
@@ -134,6 +145,27 @@ impl WeightType {
     }
 }
 
+/// How K and V are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum KvType {
+    /// 32-bit floats.
+    #[serde(rename = "float32")]
+    F32,
+    /// bfloat16, rounded when they are stored; scores and sums are 32-bit.
+    #[serde(rename = "bfloat16")]
+    Bf16,
+}
+
+impl KvType {
+    /// Bytes of a number.
+    pub fn n_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
 /// Extent of one layer's KV cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheShape {
@@ -145,6 +177,8 @@ pub struct CacheShape {
     pub n_kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
+    /// How they are held.
+    pub kv_type: KvType,
 }
 
 /// The rows of one sequence in a batch, and what they may look at.

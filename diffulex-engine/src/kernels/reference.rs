@@ -5,7 +5,7 @@ use candle_core::{D, DType, Device, IndexOp, Tensor};
 use super::quantization::{round_int4, round_int8};
 use super::routing::Routing;
 use super::{
-    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData,
+    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, KvType, LEAST_BLEND, Ops, RopeTable, WeightData,
     WeightType,
 };
 use crate::error::StepError;
@@ -206,7 +206,11 @@ impl Ops for ReferenceOps {
     ) -> Result<(), StepError> {
         let LayerCache { shape, k: cached_k, v: cached_v } = &mut cache.layers[layer];
         let width = shape.n_kv_heads * shape.head_dim;
-        let (k, v) = (self.host(k)?, self.host(v)?);
+        let rounded = |x: &Tensor| match shape.kv_type {
+            KvType::F32 => self.host(x),
+            KvType::Bf16 => self.host(&rounded_weight(x, WeightType::Bf16)?),
+        };
+        let (k, v) = (rounded(k)?, rounded(v)?);
         for (row, slot) in slots.iter().enumerate() {
             let place = *slot as usize * width..(*slot as usize + 1) * width;
             cached_k[place.clone()].copy_from_slice(&k[row * width..(row + 1) * width]);

@@ -139,7 +139,8 @@ fn run<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
         _ => RopeTable::new(10_000.0, rotary_dim, head_dim, n_visible),
     };
     let positions: Vec<u32> = (0..n_visible as u32).collect();
-    let shape = CacheShape { n_slots: n_pages * page_size, page_size, n_kv_heads, head_dim };
+    let kv_type = [KvType::F32, KvType::Bf16][seed as usize % 7 % 2];
+    let shape = CacheShape { n_slots: n_pages * page_size, page_size, n_kv_heads, head_dim, kv_type };
     // Layers may have other heads than their neighbours.
     let mut cache = ops.cache(&[CacheShape { head_dim: 2 * head_dim, ..shape }, shape]).unwrap();
     let mut k = tensor(ops, &values(seed + 5, n_visible * kv_width), kv_width);
@@ -221,7 +222,8 @@ proptest! {
         n_kv_heads in 1usize..4,
         group in 1usize..4,
         half in 1usize..20,
-        n_visible in 1usize..40,
+        // Up to three chunks of attention.
+        n_visible in (1usize..40, 0usize..3).prop_map(|(n, chunks)| n + 110 * chunks),
         seed in 0u64..1 << 32,
     ) {
         let case = Case { n_rows, n_in, n_out, n_kv_heads, group, half, n_visible, seed };

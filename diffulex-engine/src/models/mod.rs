@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{Blend, CacheShape, Ops, SequenceRows, WeightType};
+use crate::kernels::{Blend, CacheShape, KvType, Ops, SequenceRows, WeightType};
 use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
@@ -95,12 +95,13 @@ pub struct KvHeads {
 
 impl ModelSpec {
     /// Extent of each layer's KV cache.
-    pub fn cache_shapes(&self, n_pages: usize, page_size: usize) -> Vec<CacheShape> {
+    pub fn cache_shapes(&self, n_pages: usize, page_size: usize, kv_type: KvType) -> Vec<CacheShape> {
         let shape = |heads: &KvHeads| CacheShape {
             n_slots: n_pages * page_size,
             page_size,
             n_kv_heads: heads.n_heads,
             head_dim: heads.head_dim,
+            kv_type,
         };
         self.kv_layers.iter().map(shape).collect()
     }

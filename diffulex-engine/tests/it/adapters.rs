@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Ops, WeightType};
+use diffulex_engine::kernels::{KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{AdapterSource, ServingCommand, ServingEvent, ServingGenerate};
@@ -261,7 +261,7 @@ fn a_part_of_a_fused_tensor_gets_its_part_of_the_adapter() {
         if let Some(adapter) = &beside {
             adapters.push(batch.logit_rows.clone(), adapter);
         }
-        let mut cache = ops.cache(&network.spec().cache_shapes(1, 8)).unwrap();
+        let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
         network.forward(&ops, &batch, &adapters, &mut cache).unwrap()
     };
     let difference = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

@@ -1,7 +1,7 @@
 //! LLaDA2.1's editing against its loop written down plainly: no cache, everything forwarded at every step.
 
 use diffulex_engine::kernels::reference::ReferenceOps;
-use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
+use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{Engine, EngineOptions};
 use serde_json::json;
@@ -18,7 +18,7 @@ const MAX_POST_EDIT_STEPS: usize = 4;
 fn plain_loop(files: &Files, prompt: &[u32], n_tokens: usize, penalty: f32) -> Vec<u32> {
     let ops = ReferenceOps;
     let network = models::load(&files.clone().leak(), None, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
-    let mut cache = ops.cache(&network.spec().cache_shapes(8, 8)).unwrap();
+    let mut cache = ops.cache(&network.spec().cache_shapes(8, 8, KvType::F32)).unwrap();
     let mut tokens = prompt.to_vec();
     while tokens.len() < prompt.len() + n_tokens {
         let start = tokens.len() / BLOCK_SIZE * BLOCK_SIZE;

@@ -1,7 +1,7 @@
 //! How weights are stored changes nothing, and tensors that do not fit are named.
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Ops, WeightType};
+use diffulex_engine::kernels::{KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::{LoadError, ModelFiles};
 use safetensors::Dtype;
@@ -12,7 +12,7 @@ use crate::harness::{Files, Tensors, eight_tokens, safetensors_bytes};
 fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
     let ops = CpuOps::new(1)?;
     let network = models::load(files, None, &ops, Some(hold), 64, &mut |_, _| {})?;
-    let mut cache = ops.cache(&network.spec().cache_shapes(1, 8)).unwrap();
+    let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
     Ok(network.forward(&ops, &eight_tokens(), &Adapters::none(), &mut cache).unwrap())
 }
 

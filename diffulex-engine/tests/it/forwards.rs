@@ -5,7 +5,7 @@ use std::path::Path;
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
-use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
+use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, AttentionKind, CanvasBatch, ModelBatch};
 use safetensors::SafeTensors;
 
@@ -82,7 +82,7 @@ fn whole<O: Ops>(ops: &O, network: &dyn models::Network<O>, case: &serde_json::V
         ids: input,
         ..ModelBatch::default()
     };
-    (batch, ops.cache(&network.spec().cache_shapes(n_pages, page_size)).unwrap())
+    (batch, ops.cache(&network.spec().cache_shapes(n_pages, page_size, KvType::F32)).unwrap())
 }
 
 fn forwards_agree<O: Ops + 'static>(ops: &O) {
@@ -210,7 +210,7 @@ fn canvases_agree<O: Ops + 'static>(ops: &O) {
     };
     let page_size = 8;
     for case in json("diffusion_gemma/inputs.json")["cases"].as_array().unwrap() {
-        let mut cache = ops.cache(&network.spec().cache_shapes(8, page_size)).unwrap();
+        let mut cache = ops.cache(&network.spec().cache_shapes(8, page_size, KvType::F32)).unwrap();
         let mut start = 0;
         let encoded_name = case["encoder_hidden_key"].as_str().unwrap_or_default();
         let first_name = encoded_name.split(['.', '_']).next().unwrap();

@@ -8,7 +8,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
-use diffulex_engine::kernels::{BlockType, Ops, WeightType};
+use diffulex_engine::kernels::{BlockType, KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters, Checkpoint, ModelSpec};
 use diffulex_engine::{Engine, EngineOptions, LoadError, ModelFiles, Quantization, ServingEngine, TextModel};
 use diffulex_protocol::ChatMessage;
@@ -126,7 +126,7 @@ fn forward<O: Ops + 'static>(
     dtype: Option<WeightType>,
 ) -> Result<(Vec<f32>, ModelSpec), LoadError> {
     let network = models::load(files, None, ops, dtype, 64, &mut |_, _| {})?;
-    let mut cache = ops.cache(&network.spec().cache_shapes(1, 8)).unwrap();
+    let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
     let logits = network.forward(ops, &eight_tokens(), &Adapters::none(), &mut cache).unwrap();
     Ok((logits, network.spec().clone()))
 }

@@ -3,8 +3,8 @@
 //! What the network reads between a token and the mask is put into its embedding table as rows of their own, which the
 //! loop then names like tokens.
 
-use diffulex_engine::kernels::SequenceRows;
 use diffulex_engine::kernels::reference::ReferenceOps;
+use diffulex_engine::kernels::{KvType, SequenceRows};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
 use safetensors::Dtype;
@@ -92,8 +92,10 @@ fn likeliest(files: &Files, ids: &[u32], extra: &[Vec<f32>]) -> Vec<Vec<(u32, f3
     let n = ids.len();
     let page_size = 8;
     let n_pages = n.div_ceil(page_size);
-    let mut cache =
-        diffulex_engine::kernels::Ops::cache(&ReferenceOps, &network.spec().cache_shapes(n_pages, page_size));
+    let mut cache = diffulex_engine::kernels::Ops::cache(
+        &ReferenceOps,
+        &network.spec().cache_shapes(n_pages, page_size, KvType::F32),
+    );
     let batch = ModelBatch {
         ids: ids.to_vec(),
         positions: (0..n as u32).collect(),

@@ -1,7 +1,7 @@
 //! Models that see all of the answer at every step: K/V that are used again, and gaps before a suffix.
 
 use diffulex_engine::kernels::reference::ReferenceOps;
-use diffulex_engine::kernels::{Ops, SequenceRows, WeightType};
+use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{Engine, EngineOptions, ModelFiles};
 use diffulex_protocol::{FinishReason, Prompt, SamplingParams, ServingGenerate, StreamMode};
@@ -35,7 +35,7 @@ impl Slow<'_> {
         let ops = ReferenceOps;
         let files = ModelFiles::folder(golden(self.checkpoint)).unwrap();
         let network = models::load(&files, None, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
-        let cache = || ops.cache(&network.spec().cache_shapes(8, 8)).unwrap();
+        let cache = || ops.cache(&network.spec().cache_shapes(8, 8, KvType::F32)).unwrap();
         let (mut cache, mut unguided_cache) = (cache(), cache());
         let is_shifted = self.checkpoint == "dream";
         let speaker = |position: usize| if is_shifted { position.saturating_sub(1) } else { position };

@@ -112,16 +112,25 @@ pub(super) fn pack_rows<W: Copy + Send + Sync>(
     panels
 }
 
-/// Rounds two values to bfloat16, to nearest even; the first goes to the lower half.
+/// The bits of the nearest bfloat16, to even.
+#[inline(always)]
+pub(super) fn bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    // Rounding could carry a NaN into a number.
+    if value.is_nan() { 0x7fc0 } else { rounded as u16 }
+}
+
+/// The value that has these bits.
+#[inline(always)]
+pub(super) fn unbf16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Two values as bfloat16; the first goes to the lower half.
 #[inline(always)]
 pub(super) fn pair_bf16(low: f32, high: f32) -> u32 {
-    let round = |value: f32| {
-        let bits = value.to_bits();
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        // Rounding could carry a NaN into a number.
-        if value.is_nan() { 0x7fc0 } else { rounded }
-    };
-    round(low) | round(high) << 16
+    u32::from(bf16(low)) | u32::from(bf16(high)) << 16
 }
 
 /// The two values of a word.

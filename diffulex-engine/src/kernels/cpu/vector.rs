@@ -10,7 +10,7 @@ mod arm;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::packed::unpair_bf16;
+use super::packed::{unbf16, unpair_bf16};
 #[cfg(target_arch = "aarch64")]
 pub(super) use arm::{NeonDotprod, NeonI8mm};
 #[cfg(target_arch = "x86_64")]
@@ -38,6 +38,8 @@ pub(super) trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     /// The values.
     unsafe fn load(values: &[f32; LANES]) -> Self;
+    /// The values that have these bits as bfloat16.
+    unsafe fn load_bf16(bits: &[u16; LANES]) -> Self;
     /// Pairs of bfloat16, the first of each in the lower half.
     unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs;
     /// `self` and both products of a pair of inputs with each pair. There are [`Vector::PAIR_WORDS`] words.
@@ -92,6 +94,10 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn load(values: &[f32; LANES]) -> Self {
         Self(*values)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(bits: &[u16; LANES]) -> Self {
+        Self(bits.map(unbf16))
     }
     #[inline(always)]
     unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {

@@ -126,6 +126,14 @@ impl<D: Dot> Vector for Neon<D> {
         Self(unsafe { each!(I => vld1q_f32(values.as_ptr().add(4 * I))) }, PhantomData)
     }
     #[inline(always)]
+    unsafe fn load_bf16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let words = each!(I => vmovl_u16(vld1_u16(bits.as_ptr().add(4 * I))));
+            Self(each!(I => vreinterpretq_f32_u32(vshlq_n_u32::<16>(words[I]))), PhantomData)
+        }
+    }
+    #[inline(always)]
     unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
         // SAFETY: see above.
         unsafe {

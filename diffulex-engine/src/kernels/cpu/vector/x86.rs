@@ -89,6 +89,14 @@ impl<P: PairProducts> Vector for Zmm<P> {
         Self(unsafe { _mm512_loadu_ps(values.as_ptr()) }, PhantomData)
     }
     #[inline(always)]
+    unsafe fn load_bf16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: see above; the 32 bytes are as large as the register.
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(bits.as_ptr().cast()));
+            Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(words)), PhantomData)
+        }
+    }
+    #[inline(always)]
     unsafe fn load_pairs(pairs: &[u32; LANES]) -> P::Pairs {
         // SAFETY: see above; the rest is passed on from the caller.
         unsafe { P::pairs(_mm512_loadu_si512(pairs.as_ptr().cast())) }
@@ -232,6 +240,15 @@ impl<Q: QuadProducts> Vector for Ymm<Q> {
     unsafe fn load(values: &[f32; LANES]) -> Self {
         // SAFETY: see above.
         Self(unsafe { [_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))] }, PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(bits: &[u16; LANES]) -> Self {
+        // SAFETY: see above; each half is as large as the register it is read into.
+        unsafe {
+            let (x, y) = (_mm_loadu_si128(bits.as_ptr().cast()), _mm_loadu_si128(bits.as_ptr().add(8).cast()));
+            let words = [_mm256_cvtepu16_epi32(x), _mm256_cvtepu16_epi32(y)];
+            Self(floats([_mm256_slli_epi32::<16>(words[0]), _mm256_slli_epi32::<16>(words[1])]), PhantomData)
+        }
     }
     #[inline(always)]
     unsafe fn load_pairs(pairs: &[u32; LANES]) -> Self::Pairs {
