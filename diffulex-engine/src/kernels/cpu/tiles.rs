@@ -101,15 +101,15 @@ unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(
             let mut row = rows.start;
             while row < rows.end {
                 let waiting = &mut waiting[row - rows.start..];
-                let is_wide = V::HAS_32_REGISTERS && P <= 2;
+                // Each shape of tile is compiled for every format and instruction set: no more of them than pay.
+                let is_wide = V::HAS_32_REGISTERS && P == 2;
                 // SAFETY: passed on from the caller, and every tile has had the chunks before.
                 row += unsafe {
                     match rows.end - row {
                         12.. if is_wide => tile::<V, T, 12, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
                         8.. if is_wide => tile::<V, T, 8, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
                         4.. => tile::<V, T, 4, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
-                        3 => tile::<V, T, 3, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
-                        2 => tile::<V, T, 2, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
+                        2.. => tile::<V, T, 2, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
                         _ => tile::<V, T, 1, P>(tiles, n_vectors, row, panel, &chunk, ahead, waiting),
                     }
                 };
