@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p diffulex-engine --example forward_bench -- FOLDER float32|bfloat16|int8|int4 [THREADS]`. Each line of
 //! standard input, `BATCH BLOCK CONTEXT`, is answered by a line of JSON with the times of single forwards: of `BATCH`
-//! sequences with `CONTEXT` tokens in the cache, a block of `BLOCK` rows each, logits of every row. `probe` is answered by
+//! sequences with `CONTEXT` tokens in the cache, a block of `BLOCK` rows each, every row scored as greedy decoding does. `probe` is answered by
 //! the bytes a second all threads read from memory, and the operations a second of products that stay in the caches.
 //! Folders need no tokenizer. `scripts/bench` asks this program and its peers in turn.
 
@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Ops, SequenceRows, WeightData, WeightType};
-use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::kernels::{Look, Ops, SequenceRows, Vocabulary, WeightData, WeightType};
+use diffulex_engine::models::{self, Adapters, ModelBatch, Scores};
 
 /// Forwards of one answer, after one that warms.
 const N_RUNS: usize = 5;
@@ -67,11 +67,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let [n_sequences, block, context] = numbers[..] else { return Err("expected BATCH BLOCK CONTEXT".into()) };
         let batch = batch(n_sequences, block, context, spec.vocab_size)?;
         let mut times = Vec::with_capacity(N_RUNS);
-        let mut logits = Vec::new();
+        let vocabulary = Vocabulary { n_sampleable: spec.vocab_size, mask_token_id: None };
+        let look = Look { vocabulary, n_likeliest: 1 };
+        let mut scores = Scores::default();
         for run in 0..=N_RUNS {
             let started = Instant::now();
-            logits.clear();
-            network.forward_into(&ops, &batch, &Adapters::none(), &mut cache, &mut logits)?;
+            scores.summaries.clear();
+            network.forward_into(&ops, &batch, &Adapters::none(), &mut cache, look, &mut scores)?;
             if run > 0 {
                 times.push(format!("{:.3}", 1e3 * started.elapsed().as_secs_f64()));
             }
@@ -92,7 +94,7 @@ fn batch(n_sequences: usize, block: usize, context: usize, vocab_size: usize) ->
         let start = batch.ids.len();
         for row in 0..block {
             let position = context + row;
-            batch.logit_rows.push(batch.ids.len() as u32);
+            batch.summary_rows.push(batch.ids.len() as u32);
             batch.ids.push(((sequence * 31 + position * 7) % vocab_size) as u32);
             batch.positions.push(position as u32);
             batch.slots.push((sequence * n_pages * PAGE_SIZE + position) as u32);

@@ -11,7 +11,7 @@ use crate::sampler::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Span, Ticket};
 use crate::sequence::{PositionState, Sequence};
 
-/// Where the logits of one position that is not decided stand.
+/// A position that is not decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Which request.
@@ -42,14 +42,23 @@ pub struct Forward {
     pub text: ModelBatch,
     /// Canvases, which see what the rows of `text` have written.
     pub canvases: CanvasBatch,
-    /// For each row of logits, those of `text` first, whose it is.
-    pub wanted: Vec<Wanted>,
+    /// Whose scores they are, those of `text` first.
+    pub owners: Owners,
+}
+
+/// Whose the scores of a forward are.
+#[derive(Debug, Default, PartialEq)]
+pub struct Owners {
+    /// Of each row of logits.
+    pub logits: Vec<Wanted>,
+    /// Of each summary.
+    pub summaries: Vec<Wanted>,
 }
 
 /// Lays `plan` out.
 pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Frame<'_>) -> Forward {
     let mut forward = Forward::default();
-    let mut wanted_of_canvases = Vec::new();
+    let mut owners_of_canvases = Owners::default();
     for span in plan {
         let Some(request) = requests.get(&span.ticket) else { continue };
         let sequence = &request.sequence;
@@ -58,19 +67,19 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Fra
         let text = span.blocks.start..first_canvas;
         if !text.is_empty() {
             for copy in 0..sequence.n_copies() {
-                add_rows(&mut forward.text, &mut forward.wanted, span.ticket, request, text.clone(), copy, frame);
+                add_rows(&mut forward.text, &mut forward.owners, span.ticket, request, text.clone(), copy, frame);
             }
         }
         for canvas in first_canvas..span.blocks.end {
             let CanvasBatch { batch, signals } = &mut forward.canvases;
             let first_row = batch.ids.len();
-            add_rows(batch, &mut wanted_of_canvases, span.ticket, request, canvas..canvas + 1, 0, frame);
+            add_rows(batch, &mut owners_of_canvases, span.ticket, request, canvas..canvas + 1, 0, frame);
             if sequence.blocks()[canvas].steps > 0 {
                 signals.push((first_row..batch.ids.len(), request.signal.clone()));
             }
         }
     }
-    forward.wanted.append(&mut wanted_of_canvases);
+    forward.owners.logits.append(&mut owners_of_canvases.logits);
     forward
 }
 
@@ -82,7 +91,7 @@ pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
 
 fn add_rows(
     batch: &mut ModelBatch,
-    wanted: &mut Vec<Wanted>,
+    owners: &mut Owners,
     ticket: Ticket,
     request: &Scheduled,
     blocks: Range<usize>,
@@ -117,11 +126,16 @@ fn add_rows(
         batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
         visible.push(sequence.visible_from(position) as u32);
     }
+    let (wanted, wanted_rows) = if sequence.needs_logits() {
+        (&mut owners.logits, &mut batch.logit_rows)
+    } else {
+        (&mut owners.summaries, &mut batch.summary_rows)
+    };
     for block in sequence.denoised(&blocks) {
         let start = sequence.block_range(block).start;
         for position in sequence.undecided(block) {
             wanted.push(Wanted { ticket, block, row: position - start, is_unguided });
-            batch.logit_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
+            wanted_rows.push((first_row + sequence.speaker(position) - positions.start) as u32);
         }
     }
     let rows = first_row..batch.ids.len();

@@ -16,15 +16,16 @@ use diffulex_protocol::{
 use diffulex_strategies::{BlockCandidates, Candidate, Layout, Strategy};
 
 use crate::adapters::{AdapterTable, Named};
-use crate::batch::{Forward, Frame, Wanted, draw_key, lay_out};
+use crate::batch::{Forward, Frame, Owners, Wanted, draw_key, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
 use crate::emit::{Emitter, Usage};
 use crate::error::{LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
+use crate::kernels::{Look, Vocabulary};
 use crate::load::{Loaded, load};
-use crate::models::{self, AdapterId};
+use crate::models::{self, AdapterId, Scores};
 use crate::runner::Runner;
-use crate::sampler::{Drawn, Looks, Randomness, Seeded, Vocabulary, sample};
+use crate::sampler::{DrawKey, Drawn, Looks, Randomness, Seeded, greedy, sample};
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
 use crate::sequence::{ForwardKind, Limits, Sequence, StepChange};
 use crate::serving::ServingEngine;
@@ -48,7 +49,7 @@ pub struct Engine {
     stats: EngineStats,
     last_step: Instant,
     /// Of the last step. Kept for its memory: mapping and clearing tens of megabytes takes longer than filling them.
-    logits: Vec<f32>,
+    scores: Scores,
 }
 
 /// The telling side of a request, and its clock.
@@ -103,7 +104,7 @@ impl Engine {
             next_ticket: 0,
             stats,
             last_step: Instant::now(),
-            logits: Vec::new(),
+            scores: Scores::default(),
         };
         for source in &options.adapters {
             engine.load_adapter(source).map_err(|what| LoadError::of(format!("adapter {:?}", source.name), what))?;
@@ -480,20 +481,22 @@ impl Engine {
             vocab_size: self.card.vocab_size as usize,
             randomness: &*self.randomness,
         };
-        let Forward { text, canvases, wanted } = lay_out(&plan, &self.scheduled, frame);
+        let Forward { text, canvases, owners } = lay_out(&plan, &self.scheduled, frame);
         self.stats.rows += (text.ids.len() + canvases.batch.ids.len()) as u64;
-        let mut logits = std::mem::take(&mut self.logits);
-        logits.clear();
-        let outcome =
-            self.runner.forward(&text, &canvases, &mut logits).and_then(|()| self.temper(&mut logits, &wanted));
+        let mut scores = std::mem::take(&mut self.scores);
+        scores.logits.clear();
+        scores.summaries.clear();
+        let look = Look { vocabulary: self.vocabulary(), n_likeliest: self.most_likeliest(&owners.summaries) };
+        let forward = self.runner.forward(&text, &canvases, look, &mut scores);
+        let outcome = forward.and_then(|()| self.temper(&mut scores.logits, &owners.logits));
         if let Err(error) = outcome {
             for span in &plan {
                 self.fail(span.ticket, RequestError::engine(format!("the forward failed: {error}")), events);
             }
             return;
         }
-        let mut candidates = self.sample(&logits, &wanted);
-        self.logits = logits;
+        let mut candidates = self.sample(&scores, &owners);
+        self.scores = scores;
         self.stats.steps += 1;
         self.stats.forward_seconds += started.elapsed().as_secs_f64();
         for span in plan {
@@ -526,51 +529,40 @@ impl Engine {
         Ok(())
     }
 
+    fn vocabulary(&self) -> Vocabulary {
+        Vocabulary { n_sampleable: self.config.n_sampleable, mask_token_id: self.config.mask_token_id }
+    }
+
+    /// How many of the likeliest tokens some of these look at.
+    fn most_likeliest(&self, wanted: &[Wanted]) -> usize {
+        let sequences = wanted.iter().filter_map(|wanted| self.scheduled.get(&wanted.ticket));
+        sequences.map(|request| request.sequence.n_likeliest()).max().unwrap_or(1)
+    }
+
     /// Candidates of each request by block, or why it has none.
-    fn sample(
-        &self,
-        logits: &[f32],
-        wanted: &[Wanted],
-    ) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
-        let vocabulary =
-            Vocabulary { n_sampleable: self.config.n_sampleable, mask_token_id: self.config.mask_token_id };
-        let mut sampled = BTreeMap::new();
-        let rows = || logits.chunks_exact(self.card.vocab_size as usize).zip(wanted);
+    fn sample(&self, scores: &Scores, owners: &Owners) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
+        let mut sampled = Candidates { scheduled: &self.scheduled, randomness: &*self.randomness, of: BTreeMap::new() };
+        let rows = || scores.logits.chunks_exact(self.card.vocab_size as usize).zip(&owners.logits);
         let place = |wanted: &Wanted| (wanted.ticket, wanted.block, wanted.row);
         let unguided: BTreeMap<_, &[f32]> =
             rows().filter(|(_, wanted)| wanted.is_unguided).map(|(logits, wanted)| (place(wanted), logits)).collect();
         for (logits, wanted) in rows().filter(|(_, wanted)| !wanted.is_unguided) {
-            let Some(request) = self.scheduled.get(&wanted.ticket) else { continue };
-            let sequence = &request.sequence;
-            let mut logits = Cow::Borrowed(logits);
-            if let Some((scale, base)) = sequence.guidance().zip(unguided.get(&place(wanted))) {
-                let guided = base.iter().zip(&*logits).map(|(base, logit)| base + (scale + 1.0) * (logit - base));
-                logits = Cow::Owned(guided.collect());
-            }
-            let key = draw_key(sequence, sequence.block_range(wanted.block).start + wanted.row);
-            if let Some((token, penalty)) = sequence.repelled(key.position) {
-                logits.to_mut()[token as usize] -= penalty;
-            }
-            let entry = sampled.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
-            let Ok(blocks) = entry else { continue };
-            let looks = Looks { score: sequence.score(), n_likeliest: sequence.n_likeliest() };
-            let Some(drawn) = sample(&logits, vocabulary, sequence.params(), key, looks, &*self.randomness) else {
-                let position = key.position;
-                *entry =
-                    Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
-                continue;
-            };
-            let Drawn { token, confidence, likeliest, runners_up, score } = drawn;
-            let current = sequence.draft(key.position);
-            let chance = self.randomness.chance(key);
-            let row = wanted.row;
-            let candidate = Candidate { row, current, token, confidence, likeliest, runners_up, score, chance };
-            match blocks.last_mut() {
-                Some(last) if last.block == wanted.block => last.candidates.push(candidate),
-                Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),
-            }
+            sampled.add(wanted, |sequence, key, looks| {
+                let mut logits = Cow::Borrowed(logits);
+                if let Some((scale, base)) = sequence.guidance().zip(unguided.get(&place(wanted))) {
+                    let guided = base.iter().zip(&*logits).map(|(base, logit)| base + (scale + 1.0) * (logit - base));
+                    logits = Cow::Owned(guided.collect());
+                }
+                if let Some((token, penalty)) = sequence.repelled(key.position) {
+                    logits.to_mut()[token as usize] -= penalty;
+                }
+                sample(&logits, self.vocabulary(), sequence.params(), key, looks, &*self.randomness)
+            });
         }
-        sampled
+        for (summary, wanted) in scores.summaries.iter().zip(&owners.summaries) {
+            sampled.add(wanted, |_, _, looks| greedy(summary, looks));
+        }
+        sampled.of
     }
 
     fn commit(
@@ -620,6 +612,39 @@ impl Engine {
         }
         for steps in &change.block_steps {
             self.stats.steps_per_block.observe(*steps as f64);
+        }
+    }
+}
+
+/// Candidates of each request by block, or why it has none.
+struct Candidates<'a> {
+    scheduled: &'a BTreeMap<Ticket, Scheduled>,
+    randomness: &'a dyn Randomness,
+    of: BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>>,
+}
+
+impl Candidates<'_> {
+    /// Adds what is drawn for a position, which lies in the block of the one before or in another.
+    fn add(&mut self, wanted: &Wanted, draw: impl FnOnce(&Sequence, DrawKey, Looks) -> Option<Drawn>) {
+        let Some(request) = self.scheduled.get(&wanted.ticket) else { return };
+        let sequence = &request.sequence;
+        let entry = self.of.entry(wanted.ticket).or_insert_with(|| Ok(Vec::new()));
+        let Ok(blocks) = entry else { return };
+        let key = draw_key(sequence, sequence.block_range(wanted.block).start + wanted.row);
+        let looks = Looks { score: sequence.score(), n_likeliest: sequence.n_likeliest() };
+        let Some(drawn) = draw(sequence, key, looks) else {
+            let position = key.position;
+            *entry = Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
+            return;
+        };
+        let Drawn { token, confidence, likeliest, runners_up, score } = drawn;
+        let current = sequence.draft(key.position);
+        let chance = self.randomness.chance(key);
+        let row = wanted.row;
+        let candidate = Candidate { row, current, token, confidence, likeliest, runners_up, score, chance };
+        match blocks.last_mut() {
+            Some(last) if last.block == wanted.block => last.candidates.push(candidate),
+            Some(_) | None => blocks.push(BlockCandidates { block: wanted.block, candidates: vec![candidate] }),
         }
     }
 }

@@ -4,17 +4,25 @@ use std::collections::BTreeMap;
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{CacheShape, Ops};
-use crate::models::{self, AdapterId, Adapters, CanvasBatch, CanvasNetwork, LowRank, ModelBatch, ModelSpec, Network};
+use crate::kernels::{CacheShape, Look, Ops};
+use crate::models::{
+    self, AdapterId, Adapters, CanvasBatch, CanvasNetwork, LowRank, ModelBatch, ModelSpec, Network, Scores,
+};
 
 /// A forward of whatever is loaded, wherever it runs.
 pub trait Runner: Send {
     /// What is loaded.
     fn spec(&self) -> &ModelSpec;
 
-    /// Appends logits of the rows wanted of `text`, then of `canvases`, `[n_rows, vocab_size]`. `text` comes first:
+    /// Appends what is wanted of the rows of `text`, then logits of those wanted of `canvases`. `text` comes first:
     /// canvases see what it wrote. When it returns, the K/V of every row of `text` are written.
-    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch, logits: &mut Vec<f32>) -> Result<(), StepError>;
+    fn forward(
+        &mut self,
+        text: &ModelBatch,
+        canvases: &CanvasBatch,
+        look: Look,
+        scores: &mut Scores,
+    ) -> Result<(), StepError>;
 
     /// See [`CanvasNetwork::signal`].
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError>;
@@ -51,7 +59,13 @@ impl<O: Ops> Runner for DeviceRunner<O> {
         self.network.spec()
     }
 
-    fn forward(&mut self, text: &ModelBatch, canvases: &CanvasBatch, logits: &mut Vec<f32>) -> Result<(), StepError> {
+    fn forward(
+        &mut self,
+        text: &ModelBatch,
+        canvases: &CanvasBatch,
+        look: Look,
+        scores: &mut Scores,
+    ) -> Result<(), StepError> {
         let Self { ops, network, cache, adapters: loaded } = self;
         let mut adapters = Adapters::none();
         for (id, rows) in &text.adapted {
@@ -59,12 +73,12 @@ impl<O: Ops> Runner for DeviceRunner<O> {
             adapters.push(rows.clone(), adapter);
         }
         if !text.ids.is_empty() {
-            network.forward_into(ops, text, &adapters, cache, logits)?;
+            network.forward_into(ops, text, &adapters, cache, look, scores)?;
         }
         if !canvases.batch.ids.is_empty() {
             let x = canvas_network(network.as_ref())?.denoise(ops, canvases, cache, &mut |_| Ok(()))?;
             let wanted = ops.select(&x, &canvases.batch.logit_rows)?;
-            ops.host_into(&network.logits(ops, &wanted)?, logits)?;
+            ops.host_into(&network.logits(ops, &wanted)?, &mut scores.logits)?;
         }
         Ok(())
     }

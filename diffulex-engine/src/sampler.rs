@@ -8,16 +8,8 @@
 use diffulex_protocol::SamplingParams;
 use diffulex_strategies::{MAX_TOP_K, Score};
 
-use crate::kernels::cpu::{Simd, log_sum_exp};
-
-/// Which ids may be drawn.
-#[derive(Clone, Copy, Debug)]
-pub struct Vocabulary {
-    /// Ids below this are tokens.
-    pub n_sampleable: usize,
-    /// Never drawn.
-    pub mask_token_id: Option<u32>,
-}
+use crate::kernels::cpu::Simd;
+use crate::kernels::{Look, Summary, Vocabulary};
 
 /// Where chance comes from. All of it is keyed, so that the same request is given the same whatever runs beside it.
 pub trait Randomness: Send {
@@ -113,6 +105,11 @@ pub struct Drawn {
     pub score: f32,
 }
 
+/// What a greedy step has to see all logits for, and not their summary alone.
+pub fn needs_logits(params: &SamplingParams, score: Score) -> bool {
+    params.temperature > 0.0 || score == Score::NegativeEntropy
+}
+
 /// Draws a token for one position; `None` where the logits are no numbers.
 pub fn sample(
     logits: &[f32],
@@ -123,10 +120,13 @@ pub fn sample(
     randomness: &dyn Randomness,
 ) -> Option<Drawn> {
     if params.temperature > 0.0 {
-        draw(logits, vocabulary, params, key, looks, randomness)
-    } else {
-        greedy(logits, vocabulary, looks)
+        return draw(logits, vocabulary, params, key, looks, randomness);
     }
+    let summary = Summary::of(Simd::detect(), logits, Look { vocabulary, n_likeliest: looks.n_likeliest });
+    let drawn = greedy(&summary, looks)?;
+    let total = summary.log_sum_exp();
+    let of_all = || scored(looks.score, drawn.confidence, logits.iter().map(|logit| (logit - total).exp()));
+    Some(if needs_logits(params, looks.score) { Drawn { score: of_all(), ..drawn } } else { drawn })
 }
 
 /// The `n - 1` likeliest after the likeliest of a distribution; ties go to the highest token.
@@ -176,27 +176,16 @@ fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usiz
         .filter(move |(id, _)| Some(*id as u32) != vocabulary.mask_token_id)
 }
 
-/// The likeliest token, ties to the highest id, and its logit; `None` where no token may be drawn or none has a number.
-fn likeliest(logits: &[f32], vocabulary: Vocabulary) -> Option<(usize, f32)> {
-    let simd = Simd::detect();
-    let tokens = &logits[..vocabulary.n_sampleable.min(logits.len())];
-    let mask = vocabulary.mask_token_id.map_or(tokens.len(), |mask| tokens.len().min(mask as usize));
-    let (before, after) = (&tokens[..mask], &tokens[tokens.len().min(mask + 1)..]);
-    let top = simd.max(before).max(simd.max(after));
-    let place = |part: &[f32]| part.iter().rposition(|logit| *logit == top);
-    let token = place(after).map(|place| mask + 1 + place).or_else(|| place(before))?;
-    Some((token, top))
-}
-
-fn greedy(logits: &[f32], vocabulary: Vocabulary, looks: Looks) -> Option<Drawn> {
-    let (token, logit) = likeliest(logits, vocabulary)?;
-    let total = log_sum_exp(Simd::detect(), logits);
-    let confidence = (logit - total).exp();
-    let score = scored(looks.score, confidence, logits.iter().map(|logit| (logit - total).exp()));
-    let likeliest = (token as u32, confidence);
-    let distribution = allowed(logits, vocabulary).map(|(id, logit)| (id, (logit - total).exp()));
-    let runners_up = runners_up(distribution, looks.n_likeliest);
-    confidence.is_finite().then_some(Drawn { token: token as u32, confidence, likeliest, runners_up, score })
+/// The likeliest token of a row of which [`needs_logits`] wants no more; `None` where the logits are no numbers or no token
+/// may be drawn.
+pub fn greedy(summary: &Summary, looks: Looks) -> Option<Drawn> {
+    let total = summary.log_sum_exp();
+    let mut likeliest = summary.likeliest.iter().map(|(token, logit)| (*token, (logit - total).exp()));
+    let (token, confidence) = likeliest.next()?;
+    let mut runners_up = [(0, 0.0); MAX_TOP_K - 1];
+    runners_up.iter_mut().zip(likeliest.take(looks.n_likeliest - 1)).for_each(|(place, next)| *place = next);
+    let score = scored(looks.score, confidence, summary.largest.iter().map(|logit| (logit - total).exp()));
+    confidence.is_finite().then_some(Drawn { token, confidence, likeliest: (token, confidence), runners_up, score })
 }
 
 fn draw(
@@ -207,7 +196,7 @@ fn draw(
     looks: Looks,
     randomness: &dyn Randomness,
 ) -> Option<Drawn> {
-    let (top_id, top) = likeliest(logits, vocabulary)?;
+    let (top_id, top) = allowed(logits, vocabulary).max_by(|a, b| a.1.total_cmp(&b.1))?;
     if !top.is_finite() {
         return None;
     }

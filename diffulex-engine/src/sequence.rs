@@ -17,6 +17,7 @@ use diffulex_strategies::{
 
 use crate::error::RequestError;
 use crate::models::LogitAlignment;
+use crate::sampler::needs_logits;
 
 /// What is known of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,6 +252,14 @@ impl Sequence {
         let before =
             position.checked_sub(1).filter(|before| !is_first && self.states[*before] != PositionState::Masked)?;
         Some((self.tokens[before], penalty))
+    }
+
+    /// Its logits are changed, drawn from or gone on from, so that summaries of them will not do.
+    pub fn needs_logits(&self) -> bool {
+        needs_logits(&self.params, self.score())
+            || self.guidance().is_some()
+            || self.strategy.penalty_lambda() > 0.0
+            || self.layout() == Layout::Canvases
     }
 
     /// How many of the likeliest tokens of a position its strategy looks at.

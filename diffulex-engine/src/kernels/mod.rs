@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod quantization;
 pub mod reference;
 pub mod routing;
+mod summary;
 
 use std::ops::Range;
 
@@ -22,6 +23,7 @@ use crate::error::StepError;
 pub use blocks::{BlockType, Steps};
 use quantization::MAX_INPUTS;
 use routing::Routing;
+pub use summary::{Look, Summary, Vocabulary};
 
 /// A weight as a checkpoint stores it, row-major.
 #[derive(Clone, Copy, Debug)]
@@ -417,6 +419,15 @@ pub trait Ops: Send + Sync {
         routing: &Routing,
         experts: &[GatedMlp<Self::Matrix>],
     ) -> Result<Self::Tensor, StepError>;
+
+    /// Summaries of the rows of `x W^T`, with a soft cap where there is one.
+    fn summarise(
+        &self,
+        x: &Self::Tensor,
+        head: &Self::Matrix,
+        soft_cap: Option<f32>,
+        look: Look,
+    ) -> Result<Vec<Summary>, StepError>;
 
     /// The named rows, in that order.
     fn select(&self, x: &Self::Tensor, rows: &[u32]) -> Result<Self::Tensor, StepError>;

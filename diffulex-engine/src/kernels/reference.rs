@@ -2,11 +2,12 @@
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
+use super::cpu::Simd;
 use super::quantization::{round_int4, round_int8};
 use super::routing::Routing;
 use super::{
-    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, KvType, LEAST_BLEND, Ops, RopeTable, WeightData,
-    WeightType,
+    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, KvType, LEAST_BLEND, Look, Ops, RopeTable,
+    Summary, WeightData, WeightType,
 };
 use crate::error::StepError;
 
@@ -275,6 +276,22 @@ impl Ops for ReferenceOps {
             outputs.push(output);
         }
         Ok(Tensor::cat(&outputs, 0)?)
+    }
+
+    fn summarise(
+        &self,
+        x: &Tensor,
+        head: &ReferenceMatrix,
+        soft_cap: Option<f32>,
+        look: Look,
+    ) -> Result<Vec<Summary>, StepError> {
+        let mut logits = self.linear(x, head, None)?;
+        if let Some(cap) = soft_cap {
+            self.soft_cap(&mut logits, cap)?;
+        }
+        let n_out = logits.dim(D::Minus1)?;
+        let rows = self.host(&logits)?;
+        Ok(rows.chunks(n_out).map(|row| Summary::of(Simd::Portable, row, look)).collect())
     }
 
     fn select(&self, x: &Tensor, rows: &[u32]) -> Result<Tensor, StepError> {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::{Adapters, Site};
-use super::{KvHeads, ModelBatch, ModelSpec, Network};
+use super::{Head, KvHeads, ModelBatch, ModelSpec, Network};
 use crate::config::MAX_BLOCK_SIZE;
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::Routing;
@@ -509,8 +509,11 @@ impl<O: Ops> Network<O> for Decoder<O> {
         Ok(x)
     }
 
-    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        let normed = ops.rms_norm(x, &self.norm, self.eps)?;
-        ops.linear(&normed, self.head.as_ref().unwrap_or(&self.embedding), None)
+    fn head(&self) -> Head<'_, O> {
+        Head { matrix: self.head.as_ref().unwrap_or(&self.embedding), soft_cap: None }
+    }
+
+    fn head_input(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        ops.rms_norm(x, &self.norm, self.eps)
     }
 }

@@ -30,7 +30,7 @@ use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::Adapters;
 use super::softmax_moe::check_choice;
-use super::{CanvasBatch, CanvasNetwork, KvHeads, ModelBatch, ModelSpec, Network};
+use super::{CanvasBatch, CanvasNetwork, Head, KvHeads, ModelBatch, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::{ExpertBias, Routing, Scoring};
 use crate::kernels::{Activation, AttentionBatch, GatedMlp, Ops, RopeTable, WeightData, WeightType};
@@ -479,12 +479,12 @@ impl<O: Ops> Network<O> for DiffusionGemma<O> {
         self.run(ops, x, batch, Pass::Encode, cache, observe)
     }
 
-    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        let mut logits = ops.linear(&ops.rms_norm(x, &self.norm, self.eps)?, &self.embedding, None)?;
-        if let Some(cap) = self.soft_cap {
-            ops.soft_cap(&mut logits, cap)?;
-        }
-        Ok(logits)
+    fn head(&self) -> Head<'_, O> {
+        Head { matrix: &self.embedding, soft_cap: self.soft_cap }
+    }
+
+    fn head_input(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        ops.rms_norm(x, &self.norm, self.eps)
     }
 
     fn canvas(&self) -> Option<&dyn CanvasNetwork<O>> {

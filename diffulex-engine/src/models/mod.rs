@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{Blend, CacheShape, KvType, Ops, SequenceRows, WeightType};
+use crate::kernels::{Blend, CacheShape, KvType, Look, Ops, SequenceRows, Summary, WeightType};
 use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
@@ -46,10 +46,29 @@ pub struct ModelBatch {
     pub sequences: Vec<SequenceRows>,
     /// Rows whose logits are wanted.
     pub logit_rows: Vec<u32>,
+    /// Rows whose logits are wanted in short.
+    pub summary_rows: Vec<u32>,
     /// Rows that have an adapter.
     pub adapted: BTreeMap<AdapterId, Vec<u32>>,
     /// Rows that are not the embedding of their token alone.
     pub blends: Vec<Blend>,
+}
+
+/// What a forward comes to.
+#[derive(Debug, Default)]
+pub struct Scores {
+    /// `[n_rows, vocab_size]`, of the rows whose logits are wanted.
+    pub logits: Vec<f32>,
+    /// Of the rows that are wanted in short.
+    pub summaries: Vec<Summary>,
+}
+
+/// What logits are a product with.
+pub struct Head<'a, O: Ops> {
+    /// `[vocab_size, hidden]`.
+    pub matrix: &'a O::Matrix,
+    /// On the logits.
+    pub soft_cap: Option<f32>,
 }
 
 /// Whole canvases in one forward.
@@ -128,32 +147,51 @@ pub trait Network<O: Ops>: Send + Sync {
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError>;
 
+    /// The output head.
+    fn head(&self) -> Head<'_, O>;
+
+    /// Rows of the residual stream as the head takes them.
+    fn head_input(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError>;
+
     /// Logits of rows of the residual stream.
-    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError>;
+    fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        let head = self.head();
+        let mut logits = ops.linear(&self.head_input(ops, x)?, head.matrix, None)?;
+        if let Some(cap) = head.soft_cap {
+            ops.soft_cap(&mut logits, cap)?;
+        }
+        Ok(logits)
+    }
 
     /// The network as one that denoises canvases, where it is one.
     fn canvas(&self) -> Option<&dyn CanvasNetwork<O>> {
         None
     }
 
-    /// Appends logits `[batch.logit_rows.len(), vocab_size]`. Writes the K/V of every row.
+    /// Appends what the batch wants of its rows. Writes the K/V of every row.
     fn forward_into(
         &self,
         ops: &O,
         batch: &ModelBatch,
         adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
-        logits: &mut Vec<f32>,
+        look: Look,
+        scores: &mut Scores,
     ) -> Result<(), StepError> {
         let x = self.hidden(ops, batch, adapters, cache, &mut |_| Ok(()))?;
-        if batch.logit_rows.is_empty() {
-            return Ok(());
+        if !batch.logit_rows.is_empty() {
+            let wanted = ops.select(&x, &batch.logit_rows)?;
+            ops.host_into(&self.logits(ops, &wanted)?, &mut scores.logits)?;
         }
-        let wanted = ops.select(&x, &batch.logit_rows)?;
-        ops.host_into(&self.logits(ops, &wanted)?, logits)
+        if !batch.summary_rows.is_empty() {
+            let (head, wanted) = (self.head(), ops.select(&x, &batch.summary_rows)?);
+            let input = self.head_input(ops, &wanted)?;
+            scores.summaries.extend(ops.summarise(&input, head.matrix, head.soft_cap, look)?);
+        }
+        Ok(())
     }
 
-    /// The same in memory of its own.
+    /// The logits that the batch wants, and no summaries, in memory of their own.
     fn forward(
         &self,
         ops: &O,
@@ -161,9 +199,8 @@ pub trait Network<O: Ops>: Send + Sync {
         adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
     ) -> Result<Vec<f32>, StepError> {
-        let mut logits = Vec::new();
-        self.forward_into(ops, batch, adapters, cache, &mut logits)?;
-        Ok(logits)
+        let x = self.hidden(ops, batch, adapters, cache, &mut |_| Ok(()))?;
+        ops.host(&self.logits(ops, &ops.select(&x, &batch.logit_rows)?)?)
     }
 
     /// The residual stream behind the embedding and behind each layer, for tests.

@@ -14,6 +14,7 @@ use super::threads::Pool;
 use super::tiles::{PANELS, Tiles, product};
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
+use crate::kernels::summary::TILE;
 
 /// Products below this many multiply-adds stay on one thread: sharing one with a thread that is awake costs 1 to 2 µs, in
 /// which one core does about this much.
@@ -62,49 +63,101 @@ pub(super) fn mix(pool: &Pool, x: &Rows, weight: &PackedMatrix) -> Rows {
 
 /// `x W^T + bias`: `[n_rows, n_out]`.
 pub(super) fn linear(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&[f32]>) -> Rows {
-    let (n_in, n_out) = (weight.n_in(), weight.n_out());
-    assert_eq!(x.width(), n_in);
+    let n_out = weight.n_out();
     let mut out = x.scratch(x.n_rows(), n_out);
     if x.n_rows() == 0 {
         return out;
     }
+    let inputs = Inputs::new(pool, simd, x, weight);
+    let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), outs: 0..n_out, bias };
     let n_panels = n_out.div_ceil(PANEL);
-    let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), n_out, bias };
-    let n_tasks = if x.n_rows() * n_in * n_out < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) };
-    let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(PANELS);
-    let in_tasks = |task: &(dyn Fn(usize, usize) + Sync)| {
-        pool.run(n_panels.div_ceil(panels_per_task), &|index| {
-            task(index * panels_per_task, ((index + 1) * panels_per_task).min(n_panels));
-        });
-    };
-    match &weight.panels {
-        Panels::F32(panels) => in_tasks(&|start, end| {
-            product_f32(simd, x.values(), panels, n_in, start, end, &output);
-        }),
-        Panels::Bf16(panels) => {
-            let n_pairs = n_in.div_ceil(2);
-            // The words of a row stand in the bits of f32, so that their memory is used again, too.
-            let mut pairs = x.scratch(x.n_rows(), n_pairs * simd.pair_words());
-            pairs.each(pool, |row, words| pack_row(simd, x.row(row), words));
-            in_tasks(&|start, end| product_bf16(simd, pairs.values(), panels, n_pairs, start, end, &output));
-        }
-        Panels::Integers(integers) => {
-            let rows = IntegerRows::new(pool, simd, x, integers.form);
-            in_tasks(&|start, end| integer::product(simd, &rows, integers, start, end, &output));
-        }
-    }
+    let panels_per_task = n_panels.div_ceil(n_tasks(pool, x, weight, n_panels)).next_multiple_of(PANELS);
+    pool.run(n_panels.div_ceil(panels_per_task), &|index| {
+        let end = ((index + 1) * panels_per_task).min(n_panels);
+        inputs.product(simd, weight, index * panels_per_task, end, &output);
+    });
     out
 }
 
-/// Where results go: row `r`, output `o` at `start + r * n_out + o`.
+/// What `look` makes of each row of each tile of `x W^T`: `[n_tiles][n_rows]`. It is given the tile's first output.
+pub(super) fn tiles<T: Send + Sync>(
+    pool: &Pool,
+    simd: Simd,
+    x: &Rows,
+    weight: &PackedMatrix,
+    look: impl Fn(usize, &mut [f32]) -> T + Sync,
+) -> Vec<Vec<T>> {
+    if x.n_rows() == 0 {
+        return Vec::new();
+    }
+    let inputs = Inputs::new(pool, simd, x, weight);
+    let n_out = weight.n_out();
+    pool.map(n_out.div_ceil(TILE), |tile| {
+        let outs = tile * TILE..((tile + 1) * TILE).min(n_out);
+        let mut values = x.scratch(x.n_rows(), outs.len());
+        let start = values.values_mut().as_mut_ptr();
+        let output = Output { start, n_rows: x.n_rows(), outs: outs.clone(), bias: None };
+        inputs.product(simd, weight, outs.start / PANEL, outs.end.div_ceil(PANEL), &output);
+        (0..x.n_rows()).map(|row| look(outs.start, values.row_mut(row))).collect()
+    })
+}
+
+/// Into how many tasks a product is cut.
+fn n_tasks(pool: &Pool, x: &Rows, weight: &PackedMatrix, n_panels: usize) -> usize {
+    let multiply_adds = x.n_rows() * weight.n_in() * weight.n_out();
+    if multiply_adds < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) }
+}
+
+/// Rows as products with a matrix take them.
+enum Inputs<'a> {
+    F32(&'a Rows),
+    /// The words of a row stand in the bits of f32, so that their memory is used again, too.
+    Pairs(Rows),
+    Integers(IntegerRows),
+}
+
+impl<'a> Inputs<'a> {
+    fn new(pool: &Pool, simd: Simd, x: &'a Rows, weight: &PackedMatrix) -> Self {
+        assert_eq!(x.width(), weight.n_in());
+        match &weight.panels {
+            Panels::F32(_) => Self::F32(x),
+            Panels::Bf16(_) => {
+                let mut pairs = x.scratch(x.n_rows(), weight.n_in().div_ceil(2) * simd.pair_words());
+                pairs.each(pool, |row, words| pack_row(simd, x.row(row), words));
+                Self::Pairs(pairs)
+            }
+            Panels::Integers(integers) => Self::Integers(IntegerRows::new(pool, simd, x, integers.form)),
+        }
+    }
+
+    /// All rows times the panels `start..end`, which belong to the caller's task.
+    fn product(&self, simd: Simd, weight: &PackedMatrix, start: usize, end: usize, output: &Output<'_>) {
+        let n_in = weight.n_in();
+        match (self, &weight.panels) {
+            (Self::F32(rows), Panels::F32(panels)) => {
+                product_f32(simd, rows.values(), panels, n_in, start, end, output);
+            }
+            (Self::Pairs(rows), Panels::Bf16(panels)) => {
+                product_bf16(simd, rows.values(), panels, n_in.div_ceil(2), start, end, output);
+            }
+            (Self::Integers(rows), Panels::Integers(integers)) => {
+                integer::product(simd, rows, integers, start, end, output);
+            }
+            _ => panic!("rows made ready for another matrix"),
+        }
+    }
+}
+
+/// Where results go: row `r`, output `o` of those held at `start + r * outs.len() + o - outs.start`.
 pub(super) struct Output<'a> {
     start: *mut f32,
     n_rows: usize,
-    n_out: usize,
+    /// Outputs, from a panel's first on.
+    outs: Range<usize>,
     bias: Option<&'a [f32]>,
 }
 
-// SAFETY: the pointer is only written through, at panels each of which belongs to one task, while `linear` waits.
+// SAFETY: the pointer is only written through, at panels each of which belongs to one task, while its owner waits.
 unsafe impl Sync for Output<'_> {}
 
 impl Output<'_> {
@@ -115,12 +168,13 @@ impl Output<'_> {
     #[inline(always)]
     pub(super) unsafe fn write(&self, row: usize, panel: usize, sums: &[f32; PANEL]) {
         let first = panel * PANEL;
-        let n_lanes = PANEL.min(self.n_out - first);
-        assert!(row < self.n_rows);
+        assert!(row < self.n_rows && (self.outs.start..self.outs.end).contains(&first));
+        let n_lanes = PANEL.min(self.outs.end - first);
+        let place = row * self.outs.len() + first - self.outs.start;
         for (lane, sum) in sums.iter().take(n_lanes).enumerate() {
             let value = self.bias.map_or(*sum, |bias| sum + bias[first + lane]);
             // SAFETY: inside the matrix, and in this task's columns.
-            unsafe { *self.start.add(row * self.n_out + first + lane) = value };
+            unsafe { *self.start.add(place + lane) = value };
         }
     }
 }

@@ -14,14 +14,14 @@ mod vector;
 
 use super::routing::Routing;
 use super::{
-    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Ops, RopeTable, WeightData,
-    WeightType,
+    Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Look, Ops, RopeTable, Summary,
+    WeightData, WeightType,
 };
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
 pub use packed::PackedMatrix;
 pub use rows::{Buffers, Rows};
-pub(crate) use simd::{Simd, log_sum_exp};
+pub(crate) use simd::Simd;
 use threads::Pool;
 
 /// The CPU's kernels.
@@ -217,6 +217,23 @@ impl Ops for CpuOps {
     ) -> Result<Rows, StepError> {
         let choices: Vec<_> = (0..x.n_rows()).map(|row| routing.choose(scores.row(row))).collect();
         Ok(experts::experts(&self.pool, self.simd, x, &choices, experts))
+    }
+
+    fn summarise(
+        &self,
+        x: &Rows,
+        head: &PackedMatrix,
+        soft_cap: Option<f32>,
+        look: Look,
+    ) -> Result<Vec<Summary>, StepError> {
+        let summary = |first: usize, logits: &mut [f32]| {
+            if let Some(cap) = soft_cap {
+                self.simd.soft_cap(logits, cap);
+            }
+            Summary::of_tile(self.simd, first, logits, look)
+        };
+        let tiles = linear::tiles(&self.pool, self.simd, x, head, summary);
+        Ok((0..x.n_rows()).map(|row| Summary::joined(tiles.iter().map(|tile| tile[row].clone()), look)).collect())
     }
 
     fn select(&self, x: &Rows, rows: &[u32]) -> Result<Rows, StepError> {

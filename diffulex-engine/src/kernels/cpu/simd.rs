@@ -216,12 +216,6 @@ compile!(max, max_avx512, max_avx2, (x: &[f32]) -> f32);
 compile!(exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x: &mut [f32], top: f32) -> f32);
 compile!(sum_exp_sub, sum_exp_sub_avx512, sum_exp_sub_avx2, (x: &[f32], top: f32) -> f32);
 
-/// `ln(sum(exp(x)))`, and the largest value.
-pub(crate) fn log_sum_exp(simd: Simd, x: &[f32]) -> f32 {
-    let top = simd.max(x);
-    top + simd.sum_exp_sub(x, top).ln()
-}
-
 /// `a * b + c`; fused wherever that is one instruction.
 #[inline(always)]
 pub(super) fn mul_add(a: f32, b: f32, c: f32) -> f32 {
