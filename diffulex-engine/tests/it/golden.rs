@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use diffulex_engine::sampler::{DrawKey, Randomness};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ServingEngine};
-use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingEvent, ServingReply, StreamMode};
+use diffulex_protocol::{DecodingOverrides, NfeCounts, SamplingParams, ServingEvent, ServingReply, StreamMode};
 
 use crate::harness::{Files, greedy, ids, json, options, prompt, request, run};
 
@@ -560,9 +560,7 @@ fn traces_of_fast_dllm_v2_equal_the_authors() {
         assert_eq!(steps.len(), usize_of(&trace["nfe"]));
         let n_commits = steps.iter().filter(|step| step["kind"] == "commit").count() as u32;
         let n_rows: usize = steps.iter().map(|step| ids(&step["input_ids"]).len()).sum();
-        // As everywhere, a prompt's front is encoded in the forward that denoises its tail, if it has one.
-        let n_fronts = u32::from(prompt.len() >= block_size);
-        let n_prefills = if prompt.len().is_multiple_of(block_size) { n_fronts } else { 0 };
+        let n_prefills = u32::from(prompt.len() >= block_size);
         let mut sampling = greedy(want.len() as u32);
         sampling.decoding.accept_threshold = params["threshold"].as_f64().map(|threshold| threshold as f32);
         for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
@@ -581,10 +579,14 @@ fn traces_of_fast_dllm_v2_equal_the_authors() {
             assert_eq!(engine.stats().rows, n_rows as u64, "{params}");
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{params}");
-            let counts = reply.nfe_counts;
-            let n_denoise = steps.len() as u32 - n_commits;
-            let wanted = (n_denoise, n_prefills, n_commits - n_fronts);
-            assert_eq!((counts.denoise, counts.prefill, counts.commit), wanted, "{params}");
+            assert_eq!(reply.nfe as usize, usize_of(&trace["nfe"]), "{params}");
+            let wanted = NfeCounts {
+                denoise: steps.len() as u32 - n_commits,
+                prefill: n_prefills,
+                commit: n_commits - n_prefills,
+                rebuild: 0,
+            };
+            assert_eq!(reply.nfe_counts, wanted, "{params}");
         }
     }
 }
