@@ -245,16 +245,15 @@ impl Scheduler {
         let blocks = match request.sequence.layout() {
             Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
                 let sequence = &mut request.sequence;
-                let (ready, active) = sequence.window();
-                let n_rows = |blocks| sequence.rows_of(&blocks).len();
-                // All of the window with the block that may open, or a part of the prompt, or nothing: never a part of
-                // what is in flight, which could change the order in which blocks open.
+                let (ready, _) = sequence.window();
+                // All that its next step takes, with the block that may open, or a part of the prompt, or nothing: never a
+                // part of what is in flight, which could change the order in which blocks open.
                 // Less than the budget, for the row that may go along before a window.
-                if n_rows(ready.start..active.end) + sequence.block_size() < *budget {
-                    sequence.open_block_if_due();
-                    ready.start..sequence.blocks().len()
+                if sequence.n_step_rows() + sequence.block_size() < *budget {
+                    sequence.step_blocks()
                 } else if ready.len() > sequence.strategy_window() {
-                    let affordable = ready.clone().take_while(|last| n_rows(ready.start..last + 1) <= *budget);
+                    let affordable =
+                        ready.clone().take_while(|last| sequence.rows_of(&(ready.start..last + 1)).len() <= *budget);
                     ready.start..ready.start + affordable.count()
                 } else {
                     return;

@@ -529,6 +529,29 @@ impl Sequence {
         (cached..active, active..self.blocks.len())
     }
 
+    /// The part of the [window](Self::window) that its next forward takes, with the block that opens in it, if one does.
+    pub fn step_blocks(&mut self) -> Range<usize> {
+        if self.encodes_apart() {
+            return self.window().0;
+        }
+        self.open_block_if_due();
+        self.n_cached_blocks()..self.blocks.len()
+    }
+
+    /// Rows that its next forward takes, without those of a block that opens in it.
+    pub fn n_step_rows(&self) -> usize {
+        let (ready, active) = self.window();
+        let end = if self.encodes_apart() { ready.end } else { active.end };
+        self.rows_of(&(ready.start..end)).len()
+    }
+
+    /// Whether the next forward leaves out the blocks that are not decided.
+    fn encodes_apart(&self) -> bool {
+        let (ready, active) = self.window();
+        let mut active = active.map(|index| self.focus(index).forwarded);
+        self.strategy.encodes_apart() && !ready.is_empty() && active.any(|forwarded| !forwarded.is_empty())
+    }
+
     /// Positions that must be decided before the answer is whole: the limit, or the first end token.
     pub fn answer_end(&self) -> usize {
         self.first_stop.unwrap_or(self.limits.end)
@@ -561,7 +584,7 @@ impl Sequence {
     }
 
     /// Opens the next block if the strategy and the limits want it. Called once before each step.
-    pub fn open_block_if_due(&mut self) {
+    fn open_block_if_due(&mut self) {
         let next = self.blocks.len();
         let starts_below_end = self.block_start(next) < self.answer_end();
         // An end token closes the window for every block behind its own.

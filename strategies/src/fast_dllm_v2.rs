@@ -2,9 +2,9 @@
 //!
 //! Blocks are denoised one at a time, their sub-blocks left to right. Logits speak of the next position, so a block's
 //! first token is written when the one before has its final tokens: an autoregressive step that rides on the forward
-//! which writes their K/V. With a block cache, forwards go over one sub-block only, which sees the others as they were
-//! when all of the block was forwarded last; whenever a sub-block's first position is masked, all of the block is, since
-//! what speaks of that position is in the sub-block before.
+//! which writes their K/V. A prompt's whole blocks are encoded in a forward of their own, too. With a block cache, forwards
+//! go over one sub-block only, which sees the others as they were when all of the block was forwarded last; whenever a
+//! sub-block's first position is masked, all of the block is, since what speaks of that position is in the sub-block before.
 
 use serde::Serialize;
 

@@ -179,6 +179,21 @@ impl Strategy {
         }
     }
 
+    /// Whether decided blocks are encoded in a forward of their own wherever the next one has rows to forward.
+    pub fn encodes_apart(&self) -> bool {
+        match self {
+            Self::MultiBlock(_)
+            | Self::BlockEdit(_)
+            | Self::TokenMerge(_)
+            | Self::SemiAutoregressive(_)
+            | Self::DiffusionGenerate(_)
+            | Self::D2f(_)
+            | Self::CanvasRenoise(_) => false,
+            // As its authors' loop does, whose forwards ours are one for one.
+            Self::FastDllmV2(_) => true,
+        }
+    }
+
     /// What the logits of a block are divided by that took `step` steps, before anything else is made of them.
     pub fn temperature(&self, step: usize) -> f32 {
         match self {

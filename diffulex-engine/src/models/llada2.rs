@@ -91,7 +91,8 @@ pub(super) fn load<O: Ops>(
     if let Some(share) = share.filter(|share| !(0.0..=1.0).contains(share)) {
         return Err(refuse(format!("partial_rotary_factor is {share}; it must be in 0..=1")));
     }
-    let by_share = share.map(|share| (head_dim as f64 * share) as usize);
+    // A share that was written with all its digits may be read a hair smaller.
+    let by_share = share.map(|share| (head_dim as f64 * share + 1e-9) as usize);
     if let (Some(rotary_dim), Some(by_share)) = (moe.rotary_dim, by_share)
         && rotary_dim != by_share
     {
@@ -142,7 +143,8 @@ pub(super) fn load<O: Ops>(
                 scoring: Scoring::Sigmoid,
                 bias: ExpertBias::Choice(loader.host_vector(&bias, moe.num_experts)?),
                 groups: Some(groups),
-                renormalise: true,
+                // The authors' code takes the weight of a lone expert as it is.
+                renormalise: moe.num_experts_per_tok > 1,
                 scale: moe.routed_scaling_factor,
                 expert_scale: None,
             },

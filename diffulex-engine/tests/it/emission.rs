@@ -60,8 +60,7 @@ fn stream(
     let mut events = Vec::new();
     let mut picks = order.iter().cycle();
     loop {
-        sequence.open_block_if_due();
-        let blocks = sequence.n_cached_blocks()..sequence.blocks().len();
+        let blocks = sequence.step_blocks();
         let candidates: Vec<BlockCandidates> = blocks
             .clone()
             .filter(|block| sequence.blocks()[*block].status == BlockStatus::Active)

@@ -1,10 +1,10 @@
 //! What the authors' loops generate on the same weights, token for token.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use diffulex_engine::sampler::{DrawKey, Randomness};
+use diffulex_engine::sampler::{DrawKey, Randomness, Seeded};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ServingEngine};
-use diffulex_protocol::{DecodingOverrides, SamplingParams, ServingEvent, ServingReply, StreamMode};
+use diffulex_protocol::{DecodingOverrides, NfeCounts, SamplingParams, ServingEvent, ServingReply, StreamMode};
 
 use crate::harness::{Files, greedy, ids, json, options, prompt, request, run};
 
@@ -75,7 +75,17 @@ fn segments(trace: &serde_json::Value, block_size: usize) -> Vec<Segment> {
     segments
 }
 
-/// The recorded request alone, then between two others: `(tokens, denoise forwards, prefills, commits)` must be one.
+/// What we make of a loop that forwards block after block, and writes each one's K/V in a forward of its own: `n_stores` of
+/// the answer, without that of its last block, whose K/V nobody reads and we do not write.
+fn forwards_of_blocks(prompt: &[u32], block_size: usize, buffer_size: u32, n_denoise: u32, n_stores: u32) -> NfeCounts {
+    // The blocks before a prompt's tail are encoded in the forward that denoises it.
+    let prefill = u32::from(prompt.len() >= block_size && prompt.len().is_multiple_of(block_size));
+    // With two blocks in flight, K/V are written by the forward that denoises the next one.
+    let commit = if buffer_size == 1 { n_stores } else { 0 };
+    NfeCounts { denoise: n_denoise, prefill, commit, rebuild: 0 }
+}
+
+/// The recorded request alone, then between two others: tokens and forwards must be one.
 fn alone_and_in_company(engine: &mut Engine, prompt: &[u32], params: &SamplingParams) -> ServingReply {
     let alone = run(engine, vec![request("trace", prompt, params.clone())]).reply("trace").clone();
     let others = |seed: u32| request(&format!("other {seed}"), &self::prompt(seed, 5 + 8 * seed as usize), greedy(11));
@@ -99,6 +109,7 @@ fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
             other => panic!("unknown rule {other}"),
         };
         let block_size = params["block_length"].as_u64().unwrap() as usize;
+        assert_eq!(usize_of(&trace["nfe"]), trace["steps"].as_array().unwrap().len(), "each forward is a step");
         for buffer_size in [1, 2] {
             let mut engine = engine_on(Files::golden(checkpoint), device, block_size, Some(buffer_size));
             for segment in segments(trace, block_size) {
@@ -121,15 +132,10 @@ fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
                         reply.token_ids
                     );
                 }
-                let counts = reply.nfe_counts;
-                assert_eq!(counts.denoise, segment.n_denoise, "{params}");
-                // The authors write the last block's K/V too, and encode a prompt's front in a forward of its own, where
-                // we denoise its tail in the same one.
-                let tail = u32::from(!prompt.len().is_multiple_of(block_size));
-                let prefill = u32::from(prompt.len() >= block_size);
-                assert_eq!(counts.prefill, prefill * (1 - tail), "{params}");
-                let separate_commits = segment.n_stores - prefill - 1;
-                assert_eq!(counts.commit, if buffer_size == 1 { separate_commits } else { 0 }, "{params}");
+                // The authors' stores begin with the prompt's.
+                let n_stores = segment.n_stores - u32::from(prompt.len() >= block_size) - 1;
+                let wanted = forwards_of_blocks(prompt, block_size, buffer_size, segment.n_denoise, n_stores);
+                assert_eq!(reply.nfe_counts, wanted, "{params}");
             }
         }
     }
@@ -168,6 +174,8 @@ struct Generation {
     stop: Option<u32>,
     /// Masked positions before each denoise forward.
     masked: Vec<Vec<usize>>,
+    /// Where the blocks end whose K/V were written.
+    stored: Vec<usize>,
 }
 
 const MASK: u32 = 500;
@@ -202,8 +210,13 @@ fn block_generation(trace: &serde_json::Value) -> Generation {
     if let Some(place) = want.iter().position(|id| Some(*id) == stop) {
         want.truncate(place);
     }
-    let steps = trace["steps"].as_array().unwrap().iter();
+    let steps = trace["steps"].as_array().unwrap();
+    // Stable-DiffCoder's forward over the prompt is counted and is no step.
+    let n_prompts = usize::from(trace["algorithm"].as_str().unwrap().starts_with("Stable-DiffCoder"));
+    assert_eq!(usize_of(&trace["nfe"]), steps.len() + n_prompts, "each forward is a step");
+    let stored = steps.iter().filter(|step| step["kind"] == "store_kv").map(|step| usize_of(&step["end"])).collect();
     let masked = steps
+        .iter()
         .filter(|step| step["kind"] == "denoise" && usize_of(&step["end"]) - usize_of(&step["start"]) == block_size)
         .map(|step| {
             let (start, buffer) = (usize_of(&step["start"]), ids(&step["buffer"]));
@@ -212,7 +225,7 @@ fn block_generation(trace: &serde_json::Value) -> Generation {
             masked_positions(first, &buffer).into_iter().filter(|position| *position >= start).collect()
         })
         .collect();
-    Generation { block_size, decoding, prompt, want, stop, masked }
+    Generation { block_size, decoding, prompt, want, stop, masked, stored }
 }
 
 /// LLaDA2.0's generate: a threshold over a schedule, every forward over the whole window.
@@ -225,6 +238,8 @@ fn llada2_generation(trace: &serde_json::Value) -> Generation {
         ..DecodingOverrides::default()
     };
     let steps = trace["steps"].as_array().unwrap();
+    // That loop keeps no K/V: ours are written behind each window.
+    let windows: BTreeSet<usize> = steps.iter().map(|step| usize_of(&step["window_end"])).collect();
     Generation {
         block_size: usize_of(&params["block_length"]),
         decoding,
@@ -232,24 +247,28 @@ fn llada2_generation(trace: &serde_json::Value) -> Generation {
         want: ids(&trace["output"]),
         stop: None,
         masked: steps.iter().map(|step| masked_positions(0, &ids(&step["buffer"]))).collect(),
+        stored: windows.into_iter().collect(),
     }
 }
 
 fn generations_agree(files: &Files, generations: &[Generation]) {
     for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
         for generation in generations {
-            let Generation { block_size, decoding, prompt, want, stop, masked } = generation;
+            let Generation { block_size, decoding, prompt, want, stop, masked, stored } = generation;
             let mut sampling = greedy((want.len() + usize::from(stop.is_some())) as u32);
             sampling.decoding = decoding.clone();
             sampling.stop_token_ids = stop.iter().copied().collect();
             // Forwards that still had something to decide of what we answer.
             let answer_end = prompt.len() + want.len() + usize::from(stop.is_some());
-            let n_denoise = masked.iter().filter(|masked| masked.iter().any(|position| *position < answer_end)).count();
+            let n_denoise =
+                masked.iter().filter(|masked| masked.iter().any(|position| *position < answer_end)).count() as u32;
+            let n_stores = stored.iter().filter(|end| **end < answer_end).count() as u32;
             for buffer_size in [1, 2] {
                 let mut engine = engine_on(files.clone(), device, *block_size, Some(buffer_size));
                 let reply = alone_and_in_company(&mut engine, prompt, &sampling);
                 assert_eq!(reply.token_ids, *want, "{decoding:?}");
-                assert_eq!(reply.nfe_counts.denoise as usize, n_denoise, "{decoding:?}");
+                let wanted = forwards_of_blocks(prompt, *block_size, buffer_size, n_denoise, n_stores);
+                assert_eq!(reply.nfe_counts, wanted, "{decoding:?}");
             }
         }
     }
@@ -365,9 +384,14 @@ fn semi_autoregressive_traces_agree(checkpoint: &str) {
             let mut engine = engine_on(Files::golden(checkpoint), device, block_size, None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{checkpoint}, {params}");
-            let counts = reply.nfe_counts;
             let n_steps = trace["steps"].as_array().unwrap().len() as u32;
-            assert_eq!((counts.denoise, counts.prefill, counts.commit), (n_steps, 0, 0), "{checkpoint}, {params}");
+            // Fast-dLLM's loop counts them, LLaDA's own does not.
+            assert!(trace["nfe"].as_u64().is_none_or(|nfe| nfe == u64::from(n_steps)), "each forward is a step");
+            assert_eq!(
+                reply.nfe_counts,
+                NfeCounts { denoise: n_steps, ..NfeCounts::default() },
+                "{checkpoint}, {params}"
+            );
         }
     }
 }
@@ -400,7 +424,7 @@ fn traces_of_dream_equal_the_authors() {
             let mut engine = engine_on(Files::golden("dream"), device, 32, None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{params}");
-            assert_eq!(reply.nfe_counts.denoise, n_steps, "{params}");
+            assert_eq!(reply.nfe_counts, NfeCounts { denoise: n_steps, ..NfeCounts::default() }, "{params}");
         }
     }
 }
@@ -427,9 +451,8 @@ fn d2f_traces_agree(base: &str, adapter: &str) {
             let mut engine = engine_on(files, device, usize_of(&params["block_size"]), None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{adapter}, {params}");
-            let counts = reply.nfe_counts;
             let nfe = usize_of(&trace["nfe"]) as u32;
-            assert_eq!((counts.denoise, counts.prefill, counts.commit), (nfe, 0, 0), "{adapter}, {params}");
+            assert_eq!(reply.nfe_counts, NfeCounts { denoise: nfe, ..NfeCounts::default() }, "{adapter}, {params}");
         }
     }
 }
@@ -444,7 +467,10 @@ fn traces_of_d2f_llada_equal_the_authors() {
     d2f_traces_agree("llada", "d2f_llada");
 }
 
-/// What a recorded generation drew: noise, in the order drawn, and tokens.
+/// The seed of a request that gets what was recorded.
+const RECORDED: u64 = 1;
+
+/// What a recorded generation drew: noise, in the order drawn, and tokens. Requests with other seeds draw as ever.
 struct Recorded {
     /// By position: the noise of each step, the canvas' first content before the others.
     noise: BTreeMap<usize, Vec<u32>>,
@@ -480,11 +506,17 @@ impl Recorded {
 
 impl Randomness for Recorded {
     fn choose(&self, key: DrawKey, weights: &[(usize, f32)]) -> usize {
+        if key.seed != RECORDED {
+            return Seeded.choose(key, weights);
+        }
         let token = self.chosen[&key.position][key.step];
         weights.iter().position(|(id, _)| *id == token as usize).unwrap()
     }
 
-    fn noise(&self, key: DrawKey, _: usize) -> u32 {
+    fn noise(&self, key: DrawKey, n_tokens: usize) -> u32 {
+        if key.seed != RECORDED {
+            return Seeded.noise(key, n_tokens);
+        }
         self.noise[&key.position][key.step]
     }
 }
@@ -512,6 +544,7 @@ fn traces_of_diffusion_gemma_equal_the_authors() {
             max_tokens: count("max_new_tokens").unwrap(),
             ignore_eos: true,
             stop_token_ids: stops,
+            seed: Some(RECORDED),
             decoding: DecodingOverrides {
                 denoising_steps: count("max_denoising_steps"),
                 entropy_bound: number("entropy_bound"),
@@ -531,11 +564,11 @@ fn traces_of_diffusion_gemma_equal_the_authors() {
             let mut asked = request("trace", &prompt, sampling.clone());
             (asked.stream, asked.stream_mode) = (true, StreamMode::Denoise);
             let told = run(&mut engine, vec![asked]);
-            let reply = told.reply("trace");
+            let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{params}");
-            let counts = reply.nfe_counts;
             // The prompt and finished canvases are encoded in the forwards that denoise the next one.
-            assert_eq!((counts.denoise as usize, counts.prefill, counts.commit), (steps.len(), 0, 0), "{params}");
+            let wanted = NfeCounts { denoise: steps.len() as u32, ..NfeCounts::default() };
+            assert_eq!(reply.nfe_counts, wanted, "{params}");
             // The last step is told by the answer.
             for (event, step) in told.0["trace"].iter().zip(&steps[..steps.len() - 1]) {
                 let ServingEvent::BufferSnapshot(snapshot) = event else { panic!("{event:?}") };
@@ -560,9 +593,7 @@ fn traces_of_fast_dllm_v2_equal_the_authors() {
         assert_eq!(steps.len(), usize_of(&trace["nfe"]));
         let n_commits = steps.iter().filter(|step| step["kind"] == "commit").count() as u32;
         let n_rows: usize = steps.iter().map(|step| ids(&step["input_ids"]).len()).sum();
-        // As everywhere, a prompt's front is encoded in the forward that denoises its tail, if it has one.
-        let n_fronts = u32::from(prompt.len() >= block_size);
-        let n_prefills = if prompt.len().is_multiple_of(block_size) { n_fronts } else { 0 };
+        let n_prefills = u32::from(prompt.len() >= block_size);
         let mut sampling = greedy(want.len() as u32);
         sampling.decoding.accept_threshold = params["threshold"].as_f64().map(|threshold| threshold as f32);
         for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
@@ -581,10 +612,14 @@ fn traces_of_fast_dllm_v2_equal_the_authors() {
             assert_eq!(engine.stats().rows, n_rows as u64, "{params}");
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{params}");
-            let counts = reply.nfe_counts;
-            let n_denoise = steps.len() as u32 - n_commits;
-            let wanted = (n_denoise, n_prefills, n_commits - n_fronts);
-            assert_eq!((counts.denoise, counts.prefill, counts.commit), wanted, "{params}");
+            assert_eq!(reply.nfe as usize, usize_of(&trace["nfe"]), "{params}");
+            let wanted = NfeCounts {
+                denoise: steps.len() as u32 - n_commits,
+                prefill: n_prefills,
+                commit: n_commits - n_prefills,
+                rebuild: 0,
+            };
+            assert_eq!(reply.nfe_counts, wanted, "{params}");
         }
     }
 }

@@ -69,8 +69,7 @@ impl Toy {
         let mut picture = Vec::new();
         let mut n_forced = 0;
         loop {
-            sequence.open_block_if_due();
-            let blocks = sequence.n_cached_blocks()..sequence.blocks().len();
+            let blocks = sequence.step_blocks();
             let candidates: Vec<BlockCandidates> = blocks
                 .clone()
                 .filter(|block| sequence.blocks()[*block].status == BlockStatus::Active)
@@ -243,9 +242,18 @@ fn a_commit_brings_the_first_token_of_the_next_block() {
     let (picture, sequence, _) = toy.run();
     assert_eq!(
         picture,
-        ["d |..gh|", "c |..gh|i___|", "d |..gh|ij__|", "d |..gh|ijkl|", "c |..gh|ijkl|m___|", "d |..gh|ijkl|mn__|",]
+        [
+            // The prompt's whole block is not encoded along with its tail.
+            "p |..__|",
+            "d |..gh|",
+            "c |..gh|i___|",
+            "d |..gh|ij__|",
+            "d |..gh|ijkl|",
+            "c |..gh|ijkl|m___|",
+            "d |..gh|ijkl|mn__|",
+        ]
     );
-    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 6));
+    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 7));
     // An aligned prompt brings one, too.
     toy.prompt_len = 8;
     assert_eq!(toy.run().0[..2], ["p |i___|", "d |ij__|"]);
