@@ -1,7 +1,8 @@
 """The same forwards by other engines: `python peers.py NAME FOLDER`.
 
-Each answers lines `BATCH BLOCK CONTEXT` on standard input with a line of JSON, as the `forward_bench` example does: the
-milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache, BLOCK rows each, logits of every row.
+Each writes a line when its weights are loaded, then answers lines `BATCH BLOCK CONTEXT` on standard input with a line of
+JSON, as the `forward_bench` example does: the milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache,
+BLOCK rows each, logits of every row.
 """
 
 import json
@@ -16,6 +17,7 @@ THREADS = len(os.sched_getaffinity(0))
 
 def answer(forward_of):
     """Serve standard input; `forward_of(batch, block, context)` returns a function that runs one forward."""
+    print(json.dumps({"loaded": True}), flush=True)
     for line in sys.stdin:
         forward = forward_of(*map(int, line.split()))
         times = []
