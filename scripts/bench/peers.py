@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 N_RUNS = 5
+MAX_SECONDS = 10    # forwards that take longer than this together are not repeated
 THREADS = len(os.sched_getaffinity(0))
 
 
@@ -26,6 +27,8 @@ def answer(forward_of):
             forward()
             if run:
                 times.append(round(1e3 * (time.perf_counter() - start), 3))
+            if sum(times) > 1e3 * MAX_SECONDS:
+                break
         print(json.dumps({"ms": times}), flush=True)
 
 
