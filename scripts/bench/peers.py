@@ -94,9 +94,9 @@ def transformers(folder):
     torch.set_num_threads(THREADS)
     torch.set_grad_enabled(False)
     config = json.loads((Path(folder) / "config.json").read_text()) | {"model_type": "qwen3"}
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}))
-    model.load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
+    config = Qwen3Config(**{k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")})
+    # No path: what is there is not transformers' layout. Otherwise it would fill every weight with random numbers first.
+    model = Qwen3ForCausalLM.from_pretrained(None, config=config, state_dict=load_file(Path(folder) / "model.safetensors"), dtype=torch.bfloat16)
 
     def forward_of(batch, block, context):
         past = DynamicCache(config=model.config)
