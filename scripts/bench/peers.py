@@ -112,23 +112,14 @@ def transformers(folder):
 
 
 def llama_cpp(folder, kind):
-    """llama.cpp with its KV cache, through llama-cpp-python; weights go through a GGUF file beside the checkpoint."""
+    """llama.cpp with its KV cache, through llama-cpp-python."""
     import ctypes
 
     import llama_cpp as L
-    source, target = Path(folder) / "bf16.gguf", Path(folder) / f"{kind}.gguf"
     silence = L.llama_log_callback(lambda *_: None)     # llama.cpp keeps no reference of its own
     L.llama_log_set(silence, ctypes.c_void_p(0))
     L.llama_backend_init()
-    if not source.exists():
-        write_gguf(folder, source)
-    if not target.exists():
-        params = L.llama_model_quantize_default_params()
-        params.ftype = {"q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
-        params.nthread = THREADS
-        if L.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
-            sys.exit("llama.cpp could not quantize")
-    model = L.llama_model_load_from_file(str(target).encode(), L.llama_model_default_params())
+    model = L.llama_model_load_from_file(str(gguf_file(folder, kind)).encode(), L.llama_model_default_params())
 
     def forward_of(batch, block, context):
         params = L.llama_context_default_params()
@@ -162,12 +153,35 @@ def llama_cpp(folder, kind):
     answer(forward_of)
 
 
-def write_gguf(folder, target):
+def gguf_file(folder, kind, architecture="qwen3"):
+    """The checkpoint as a GGUF file beside it, written and quantized by llama.cpp where there is none."""
+    prefix = "" if architecture == "qwen3" else architecture + "-"
+    source, target = Path(folder) / f"{prefix}bf16.gguf", Path(folder) / f"{prefix}{kind}.gguf"
+    if target.exists():
+        return target
+    if not source.exists():
+        write_gguf(folder, source, architecture)
+    if target == source:
+        return target
+    import ctypes
+
+    import llama_cpp as L
+    params = L.llama_model_quantize_default_params()
+    params.ftype = {"q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
+    params.nthread = THREADS
+    if L.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
+        sys.exit("llama.cpp could not quantize")
+    return target
+
+
+def write_gguf(folder, target, architecture="qwen3"):
+    """The checkpoint as a GGUF file. As `dream`: without the norms of q and k, with biases of q, k and v, and a mask."""
     import gguf
+    import numpy as np
     import torch
     from safetensors import safe_open
     c = json.loads((Path(folder) / "config.json").read_text())
-    w = gguf.GGUFWriter(str(target), "qwen3")
+    w = gguf.GGUFWriter(str(target), architecture)
     w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
@@ -189,15 +203,22 @@ def write_gguf(folder, target):
     w.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(names))])
     w.add_token_merges(["! !"])     # llama.cpp loads no vocabulary without; no text has it
     w.add_eos_token_id(c["eos_token_id"])
+    if architecture == "dream":
+        w.add_mask_token_id(c["mask_token_id"])
+        w.add_chat_template("{{ messages[-1].content }}")
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
              "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down"}
     with safe_open(Path(folder) / "model.safetensors", "pt") as f:
         for name in f.keys():
             t = f.get_tensor(name)
+            if architecture == "dream" and name.endswith(("q_norm.weight", "k_norm.weight")):
+                continue
             if name.startswith("model.layers."):
                 _, _, i, rest = name.split(".", 3)
                 new = f"blk.{i}.{names[rest.removesuffix('.weight')]}.weight"
+                if architecture == "dream" and rest.startswith(("self_attn.q_", "self_attn.k_", "self_attn.v_")):
+                    w.add_tensor(new.removesuffix("weight") + "bias", np.zeros(t.shape[0], np.float32))
             else:
                 new = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
             if t.dim() == 1:
