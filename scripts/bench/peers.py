@@ -153,6 +153,14 @@ def llama_cpp(folder, kind):
     answer(forward_of)
 
 
+def candle(folder):
+    """candle-transformers' quantized Qwen3: a Rust program beside this file, built here."""
+    project, gguf = Path(__file__).resolve().parent / "candle", gguf_file(folder, "q8_0").resolve()
+    # From inside the folder, where cargo finds the project's flags.
+    os.chdir(project)
+    os.execvp("cargo", ["cargo", "run", "--release", "--quiet", "--locked", "--", str(gguf)])
+
+
 def gguf_file(folder, kind, architecture="qwen3"):
     """The checkpoint as a GGUF file beside it, written and quantized by llama.cpp where there is none."""
     prefix = "" if architecture == "qwen3" else architecture + "-"
@@ -239,6 +247,7 @@ PEERS = {
     "transformers-bfloat16": transformers,
     "llama.cpp-q8_0": lambda folder: llama_cpp(folder, "q8_0"),
     "llama.cpp-q4_k_m": lambda folder: llama_cpp(folder, "q4_k_m"),
+    "candle-q8_0": candle,
 }
 
 if __name__ == "__main__":
