@@ -39,6 +39,11 @@ def add_binary(parser):
     parser.add_argument("--binary", default=str(HERE.parent.parent / "target/release/examples/forward_bench"))
 
 
+def leave_out(program, peers, error):
+    print(f"left out: {program.name} ({error})", file=sys.stderr)
+    peers.remove(program)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder")
@@ -53,6 +58,11 @@ def main():
         start = program.read()
         print(f"{program.name}: {start['parameters'] / 1e6:.1f} M weights, loaded in {start['load_seconds']} s, {start['simd']}, {start['threads']} threads")
     peers = [Program(name, [sys.executable, str(HERE / "peers.py"), name, a.folder]) for name in a.peers]
+    for program in list(peers):
+        try:
+            program.read()      # loaded: a program that still loads would slow the others down
+        except EOFError as error:
+            leave_out(program, peers, error)
     for program in ours:
         probe = program.ask("probe")
         print(f"{program.name}: memory {probe['bytes_per_second'] / 1e9:.1f} GB/s, product in cache {probe['operations_per_second'] / 1e9:.0f} GFLOP/s")
@@ -64,8 +74,7 @@ def main():
                 try:
                     got = program.ask(case.replace("x", " "))["ms"]
                 except (EOFError, BrokenPipeError) as error:
-                    print(f"left out: {program.name} ({error})", file=sys.stderr)
-                    peers.remove(program)
+                    leave_out(program, peers, error)
                     continue
                 times.setdefault((case, program.name), []).append(statistics.median(got))
                 print(f"round {round_ + 1}  {case}  {program.name}  {got}", file=sys.stderr)

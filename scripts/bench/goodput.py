@@ -55,14 +55,19 @@ async def load(url, n, a, number):
     return sum(s[3] for s in streams) / seconds, streams
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("servers", nargs="+")
-    p.add_argument("--streams", nargs="+", type=int, default=[1, 4, 16, 64])
+def add_load(p, streams):
+    """What `load` asks for."""
+    p.add_argument("--streams", nargs="+", type=int, default=streams)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
     p.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
     p.add_argument("--decoding", type=json.loads, default={"accept_rule": "static", "denoising_steps": 2}, help="ours, as JSON")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("servers", nargs="+")
+    add_load(p, streams=[1, 4, 16, 64])
     a = p.parse_args()
     servers = dict(server.split("=", 1) for server in a.servers)
     speeds, waits = {}, {}

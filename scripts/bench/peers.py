@@ -1,7 +1,8 @@
 """The same forwards by other engines: `python peers.py NAME FOLDER`.
 
-Each answers lines `BATCH BLOCK CONTEXT` on standard input with a line of JSON, as the `forward_bench` example does: the
-milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache, BLOCK rows each, logits of every row.
+Each writes a line when its weights are loaded, then answers lines `BATCH BLOCK CONTEXT` on standard input with a line of
+JSON, as the `forward_bench` example does: the milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache,
+BLOCK rows each, logits of every row.
 """
 
 import json
@@ -11,11 +12,13 @@ import time
 from pathlib import Path
 
 N_RUNS = 5
+MAX_SECONDS = 10    # forwards that take longer than this together are not repeated
 THREADS = len(os.sched_getaffinity(0))
 
 
 def answer(forward_of):
     """Serve standard input; `forward_of(batch, block, context)` returns a function that runs one forward."""
+    print(json.dumps({"loaded": True}), flush=True)
     for line in sys.stdin:
         forward = forward_of(*map(int, line.split()))
         times = []
@@ -24,6 +27,8 @@ def answer(forward_of):
             forward()
             if run:
                 times.append(round(1e3 * (time.perf_counter() - start), 3))
+            if sum(times) > 1e3 * MAX_SECONDS:
+                break
         print(json.dumps({"ms": times}), flush=True)
 
 
@@ -89,9 +94,9 @@ def transformers(folder):
     torch.set_num_threads(THREADS)
     torch.set_grad_enabled(False)
     config = json.loads((Path(folder) / "config.json").read_text()) | {"model_type": "qwen3"}
-    torch.set_default_dtype(torch.bfloat16)
-    model = Qwen3ForCausalLM(Qwen3Config(**{k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")}))
-    model.load_state_dict(load_file(Path(folder) / "model.safetensors"), strict=False)
+    config = Qwen3Config(**{k: v for k, v in config.items() if k not in ("architectures", "torch_dtype")})
+    # No path: what is there is not transformers' layout. Otherwise it would fill every weight with random numbers first.
+    model = Qwen3ForCausalLM.from_pretrained(None, config=config, state_dict=load_file(Path(folder) / "model.safetensors"), dtype=torch.bfloat16)
 
     def forward_of(batch, block, context):
         past = DynamicCache(config=model.config)
@@ -107,23 +112,14 @@ def transformers(folder):
 
 
 def llama_cpp(folder, kind):
-    """llama.cpp with its KV cache, through llama-cpp-python; weights go through a GGUF file beside the checkpoint."""
+    """llama.cpp with its KV cache, through llama-cpp-python."""
     import ctypes
 
     import llama_cpp as L
-    source, target = Path(folder) / "bf16.gguf", Path(folder) / f"{kind}.gguf"
     silence = L.llama_log_callback(lambda *_: None)     # llama.cpp keeps no reference of its own
     L.llama_log_set(silence, ctypes.c_void_p(0))
     L.llama_backend_init()
-    if not source.exists():
-        write_gguf(folder, source)
-    if not target.exists():
-        params = L.llama_model_quantize_default_params()
-        params.ftype = {"q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
-        params.nthread = THREADS
-        if L.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
-            sys.exit("llama.cpp could not quantize")
-    model = L.llama_model_load_from_file(str(target).encode(), L.llama_model_default_params())
+    model = L.llama_model_load_from_file(str(gguf_file(folder, kind)).encode(), L.llama_model_default_params())
 
     def forward_of(batch, block, context):
         params = L.llama_context_default_params()
@@ -157,12 +153,43 @@ def llama_cpp(folder, kind):
     answer(forward_of)
 
 
-def write_gguf(folder, target):
+def candle(folder):
+    """candle-transformers' quantized Qwen3: a Rust program beside this file, built here."""
+    project, gguf = Path(__file__).resolve().parent / "candle", gguf_file(folder, "q8_0").resolve()
+    # From inside the folder, where cargo finds the project's flags.
+    os.chdir(project)
+    os.execvp("cargo", ["cargo", "run", "--release", "--quiet", "--locked", "--", str(gguf)])
+
+
+def gguf_file(folder, kind, architecture="qwen3"):
+    """The checkpoint as a GGUF file beside it, written and quantized by llama.cpp where there is none."""
+    prefix = "" if architecture == "qwen3" else architecture + "-"
+    source, target = Path(folder) / f"{prefix}bf16.gguf", Path(folder) / f"{prefix}{kind}.gguf"
+    if target.exists():
+        return target
+    if not source.exists():
+        write_gguf(folder, source, architecture)
+    if target == source:
+        return target
+    import ctypes
+
+    import llama_cpp as L
+    params = L.llama_model_quantize_default_params()
+    params.ftype = {"q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
+    params.nthread = THREADS
+    if L.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
+        sys.exit("llama.cpp could not quantize")
+    return target
+
+
+def write_gguf(folder, target, architecture="qwen3"):
+    """The checkpoint as a GGUF file. As `dream`: without the norms of q and k, with biases of q, k and v, and a mask."""
     import gguf
+    import numpy as np
     import torch
     from safetensors import safe_open
     c = json.loads((Path(folder) / "config.json").read_text())
-    w = gguf.GGUFWriter(str(target), "qwen3")
+    w = gguf.GGUFWriter(str(target), architecture)
     w.add_block_count(c["num_hidden_layers"])
     w.add_context_length(c["max_position_embeddings"])
     w.add_embedding_length(c["hidden_size"])
@@ -184,15 +211,22 @@ def write_gguf(folder, target):
     w.add_token_types([gguf.TokenType.CONTROL if i in special else gguf.TokenType.NORMAL for i in range(len(names))])
     w.add_token_merges(["! !"])     # llama.cpp loads no vocabulary without; no text has it
     w.add_eos_token_id(c["eos_token_id"])
+    if architecture == "dream":
+        w.add_mask_token_id(c["mask_token_id"])
+        w.add_chat_template("{{ messages[-1].content }}")
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
              "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down"}
     with safe_open(Path(folder) / "model.safetensors", "pt") as f:
         for name in f.keys():
             t = f.get_tensor(name)
+            if architecture == "dream" and name.endswith(("q_norm.weight", "k_norm.weight")):
+                continue
             if name.startswith("model.layers."):
                 _, _, i, rest = name.split(".", 3)
                 new = f"blk.{i}.{names[rest.removesuffix('.weight')]}.weight"
+                if architecture == "dream" and rest.startswith(("self_attn.q_", "self_attn.k_", "self_attn.v_")):
+                    w.add_tensor(new.removesuffix("weight") + "bias", np.zeros(t.shape[0], np.float32))
             else:
                 new = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
             if t.dim() == 1:
@@ -213,6 +247,7 @@ PEERS = {
     "transformers-bfloat16": transformers,
     "llama.cpp-q8_0": lambda folder: llama_cpp(folder, "q8_0"),
     "llama.cpp-q4_k_m": lambda folder: llama_cpp(folder, "q4_k_m"),
+    "candle-q8_0": candle,
 }
 
 if __name__ == "__main__":
