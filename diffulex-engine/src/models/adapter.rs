@@ -1,7 +1,8 @@
 //! A low-rank adapter (LoRA) as PEFT saves it: `adapter_config.json` and `adapter_model.safetensors`.
 //!
 //! It is either merged, when every matrix that has a pair `A [r, in]`, `B [out, r]` becomes `W + (alpha / r) B A` as it is
-//! loaded and a forward costs what it costs without; or its pairs are kept beside the weights (`low_rank`).
+//! loaded and a forward costs what it costs without; or its pairs are kept beside the weights (`low_rank`). Rank-stabilised
+//! ones (rsLoRA, Kalajdzievski 2023) have `alpha / sqrt(r)` instead of `alpha / r`.
 //!
 //! Never here: which requests have which adapter.
 
@@ -19,6 +20,15 @@ use crate::kernels::WeightData;
 struct AdapterConfig {
     r: usize,
     lora_alpha: f32,
+    #[serde(default)]
+    use_rslora: bool,
+}
+
+impl AdapterConfig {
+    /// What the product of a pair is multiplied with.
+    fn scale(&self) -> f32 {
+        self.lora_alpha / if self.use_rslora { (self.r as f32).sqrt() } else { self.r as f32 }
+    }
 }
 
 /// An open adapter.
@@ -33,7 +43,7 @@ pub(super) struct Factors {
     pub(super) rank: usize,
     /// `[rank, n_in]`.
     pub(super) a: Vec<f32>,
-    /// `[n_out, rank]`, times `alpha / rank`.
+    /// `[n_out, rank]`, times the adapter's scale.
     pub(super) b: Vec<f32>,
 }
 
@@ -64,7 +74,6 @@ impl Adapter {
             ("bias", "none".into()),
             ("lora_bias", false.into()),
             ("use_dora", false.into()),
-            ("use_rslora", false.into()),
             ("fan_in_fan_out", false.into()),
             ("rank_pattern", serde_json::json!({})),
             ("alpha_pattern", serde_json::json!({})),
@@ -74,12 +83,12 @@ impl Adapter {
         if let Some(what) = unknown_switch(&config, &known) {
             return Err(here(&what));
         }
-        let AdapterConfig { r, lora_alpha } = AdapterConfig::deserialize(config).map_err(|error| here(&error))?;
-        if r == 0 {
+        let config = AdapterConfig::deserialize(config).map_err(|error| here(&error))?;
+        if config.r == 0 {
             return Err(here(&"r is 0"));
         }
         let checkpoint = Checkpoint::open_file(files, ADAPTER_WEIGHTS)?;
-        Ok(Some(Self { checkpoint, rank: r, scale: lora_alpha / r as f32 }))
+        Ok(Some(Self { checkpoint, rank: config.r, scale: config.scale() }))
     }
 
     /// The pair of the tensor `module` `[n_out, n_in]`; `None` where there is none.

@@ -1,7 +1,7 @@
 //! Low-rank adapters (LoRA) that work on some rows of a batch and not on others.
 //!
 //! A network counts its projections as it loads them: each is a [`Site`]. An adapter has a pair `A [r, in]`, `B [out, r]`
-//! for some sites, and where it works a row gets `(alpha / r) B A x` beside `W x`. The rows of an adapter are computed by
+//! for some sites, and where it works a row gets `B A x`, scaled, beside `W x`. The rows of an adapter are computed by
 //! themselves, so a request is answered the same whatever adapters its neighbours have.
 //!
 //! Never here: whose rows they are, files (see `adapter`).
@@ -31,7 +31,7 @@ pub struct Site {
 struct Pair<O: Ops> {
     /// `[r, n_in]`.
     a: O::Matrix,
-    /// `[n_out, r]`, times `alpha / r`.
+    /// `[n_out, r]`, times the adapter's scale.
     b: O::Matrix,
 }
 

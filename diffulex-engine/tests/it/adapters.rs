@@ -37,6 +37,26 @@ fn write_adapter(folder: &Path, modules: &[Module]) -> String {
     folder.display().to_string()
 }
 
+#[test]
+fn a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank() {
+    let files = ModelFiles::folder(golden("dream")).unwrap();
+    let ops = CpuOps::new(1).unwrap();
+    let logits = |alpha: f64, is_stabilised: bool| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = write_adapter(folder.path(), &MLP);
+        let config = serde_json::json!({"r": 3, "lora_alpha": alpha, "use_rslora": is_stabilised});
+        std::fs::write(folder.path().join("adapter_config.json"), config.to_string()).unwrap();
+        let adapter = ModelFiles::folder(path).unwrap();
+        let network = models::load(&files, Some(&adapter), &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
+        let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
+        network.forward(&ops, &eight_tokens(), &Adapters::none(), &mut cache).unwrap()
+    };
+    let difference = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let (plain, stabilised) = (logits(2.0, false), logits(2.0, true));
+    assert!(difference(&plain, &stabilised) > 0.1, "the switch changes nothing");
+    assert!(difference(&logits(2.0 * 3f64.sqrt(), false), &stabilised) < 1e-4);
+}
+
 fn source(name: &str, path: &str) -> AdapterSource {
     AdapterSource { name: name.to_owned(), path: path.to_owned() }
 }
