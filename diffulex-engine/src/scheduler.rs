@@ -1,7 +1,7 @@
 //! Which requests take part in the next forward, with which blocks, on which pages.
 //!
-//! Decode rows come first, prompts fill what is left of the token budget in whole blocks, both in one forward. A request
-//! that lacks pages takes them from the youngest. Every plan leaves a request in a state it would also have reached
+//! Decode rows come first, prompts fill what is left of the token budget in whole blocks, both in one forward, but take no
+//! more than [`PROMPT_ROWS`] of it, so that those who have begun to answer go on meanwhile. A request that lacks pages takes them from the youngest. Every plan leaves a request in a state it would also have reached
 //! alone: a block is opened only when the request really takes part.
 //!
 //! Never here: tensors, sampling, events.
@@ -15,6 +15,10 @@ use crate::config::EngineConfig;
 use crate::kv::{PageHash, PageId, PagePool};
 use crate::models::AdapterId;
 use crate::sequence::Sequence;
+
+/// Rows of prompts in one forward, where they can be encoded in parts. Chosen by us: beyond one or two hundred rows a forward
+/// on a CPU takes longer in proportion, so that larger parts save little and make everybody else wait.
+const PROMPT_ROWS: usize = 512;
 
 /// Order of arrival; older is smaller.
 pub type Ticket = u64;
@@ -146,11 +150,16 @@ impl Scheduler {
         let (decoding, encoding): (Vec<Ticket>, Vec<Ticket>) = order.into_iter().partition(|ticket| {
             requests.get(ticket).is_some_and(|request| {
                 let (ready, _) = request.sequence.window();
-                ready.len() <= request.sequence.strategy_window()
+                // A whole answer is decoded with its prompt in every step.
+                request.sequence.layout() == Layout::WholeAnswer || ready.len() <= request.sequence.strategy_window()
             })
         });
-        for ticket in decoding.into_iter().chain(encoding) {
+        for ticket in decoding {
             self.plan_request(ticket, requests, &mut budget, &mut plan);
+        }
+        let mut prompt_budget = PROMPT_ROWS;
+        for ticket in encoding {
+            self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
         }
         while self.running.len() < self.max_num_reqs
             && let Some(ticket) = self.waiting.front().copied()
@@ -159,12 +168,14 @@ impl Scheduler {
                 self.waiting.pop_front();
                 continue;
             };
-            if budget < request.sequence.block_size() || !self.admit(request) {
+            let block_size = request.sequence.block_size();
+            let has_room = budget >= block_size && prompt_budget >= block_size.min(PROMPT_ROWS);
+            if !has_room || !self.admit(request) {
                 break;
             }
             self.waiting.pop_front();
             self.running.push(ticket);
-            self.plan_request(ticket, requests, &mut budget, &mut plan);
+            self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
         }
         plan
     }
@@ -228,6 +239,30 @@ impl Scheduler {
         request.named = (0, PageHash::root(request.adapter));
         request.cached_tokens = 0;
         request.sequence.lose_cache();
+    }
+
+    /// Plans a request with a prompt to encode. One that is encoded whole may go over what is left for prompts, as long as
+    /// there is something left.
+    fn plan_prompt(
+        &mut self,
+        ticket: Ticket,
+        requests: &mut BTreeMap<Ticket, Scheduled>,
+        budget: &mut usize,
+        prompt_budget: &mut usize,
+        plan: &mut Vec<Span>,
+    ) {
+        let Some(request) = requests.get(&ticket) else { return };
+        let is_encoded_in_parts = match request.sequence.layout() {
+            Layout::BlockCausal | Layout::Canvases => true,
+            Layout::PromptFirst | Layout::WholeAnswer => false,
+        };
+        let held_back =
+            if is_encoded_in_parts || *prompt_budget == 0 { budget.saturating_sub(*prompt_budget) } else { 0 };
+        *budget -= held_back;
+        let before = *budget;
+        self.plan_request(ticket, requests, budget, plan);
+        *prompt_budget = prompt_budget.saturating_sub(before.saturating_sub(*budget));
+        *budget += held_back;
     }
 
     fn plan_request(

@@ -8,7 +8,7 @@ use diffulex_protocol::{
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::harness::{Told, deciding, engine, greedy, options, prompt, request, run, subjects};
+use crate::harness::{Told, deciding, engine, greedy, options, prompt, request, run, run_with, subjects};
 
 fn streaming(mut request: ServingGenerate, mode: StreamMode) -> ServingGenerate {
     request.stream = true;
@@ -351,5 +351,26 @@ proptest! {
             }
             prop_assert!(!reply.text.contains("<|"), "a special token in {:?}", reply.text);
         }
+    }
+}
+
+#[test]
+fn a_long_prompt_holds_up_nobody_who_has_begun() {
+    let options = EngineOptions { max_model_len: 2048, prefix_caching: false, ..options() };
+    let mut engine = engine(&options);
+    let short = request("short", &prompt(1, 9), SamplingParams { ignore_eos: true, ..greedy(40) });
+    let long = request("long", &prompt(2, 1700), greedy(4));
+    let mut most_rows = 0;
+    let mut rows = 0;
+    let told = run_with(&mut engine, vec![short.clone(), long.clone()], |engine, _| {
+        most_rows = most_rows.max(engine.stats().rows - rows);
+        rows = engine.stats().rows;
+    });
+    // 512 rows of the long prompt, and a window of the short one's.
+    assert!(most_rows <= 512 + 4 * 8, "{most_rows} rows in one step");
+    for alone in [short, long] {
+        let rid = alone.rid.clone();
+        let want = run(&mut engine, vec![alone]);
+        assert_eq!(told.reply(&rid).token_ids, want.reply(&rid).token_ids);
     }
 }
