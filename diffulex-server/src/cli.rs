@@ -361,7 +361,7 @@ fn choice<T: Copy>(flag: &str, given: Option<&str>, known: &[(&str, T)]) -> Resu
         Some((_, choice)) => Ok(Some(*choice)),
         None => {
             let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-            Err(format!("{flag}: expected {}, got {given:?}", names.join(" or ")))
+            Err(format!("{flag}: expected one of {}, got {given:?}", names.join(", ")))
         }
     }
 }
