@@ -71,7 +71,8 @@ pub(super) fn linear(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix, b
     let inputs = Inputs::new(pool, simd, x, weight);
     let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), outs: 0..n_out, bias };
     let n_panels = n_out.div_ceil(PANEL);
-    let panels_per_task = n_panels.div_ceil(n_tasks(pool, x, weight, n_panels)).next_multiple_of(PANELS);
+    let n_tasks = if x.n_rows() * weight.n_in() * n_out < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) };
+    let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(PANELS);
     pool.run(n_panels.div_ceil(panels_per_task), &|index| {
         let end = ((index + 1) * panels_per_task).min(n_panels);
         inputs.product(simd, weight, index * panels_per_task, end, &output);
@@ -100,12 +101,6 @@ pub(super) fn tiles<T: Send + Sync>(
         inputs.product(simd, weight, outs.start / PANEL, outs.end.div_ceil(PANEL), &output);
         (0..x.n_rows()).map(|row| look(outs.start, values.row_mut(row))).collect()
     })
-}
-
-/// Into how many tasks a product is cut.
-fn n_tasks(pool: &Pool, x: &Rows, weight: &PackedMatrix, n_panels: usize) -> usize {
-    let multiply_adds = x.n_rows() * weight.n_in() * weight.n_out();
-    if multiply_adds < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) }
 }
 
 /// Rows as products with a matrix take them.
