@@ -291,8 +291,7 @@ pub struct GatedMlp<M> {
 impl<M> GatedMlp<M> {
     /// The MLP of every row.
     pub fn apply<O: Ops<Matrix = M>>(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        let gate = ops.linear(x, &self.gate, None)?;
-        let up = ops.linear(x, &self.up, None)?;
+        let [gate, up] = ops.linears(x, [(&self.gate, None), (&self.up, None)])?;
         ops.linear(&ops.gate(gate, &up, self.activation)?, &self.down, None)
     }
 }
@@ -313,6 +312,9 @@ const LEAST_BLEND: f32 = 1e-6;
 
 /// Norm of each head before rotation (qk-norm): its weight `[head_dim]` and epsilon.
 pub type HeadNorm<'a, O> = Option<(&'a <O as Ops>::Vector, f32)>;
+
+/// A matrix and its bias.
+pub type Weighted<'a, O> = (&'a <O as Ops>::Matrix, Option<&'a <O as Ops>::Vector>);
 
 /// The operations. Activations are f32 `[n_rows, width]`.
 pub trait Ops: Send + Sync {
@@ -363,6 +365,15 @@ pub trait Ops: Send + Sync {
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
     ) -> Result<Self::Tensor, StepError>;
+
+    /// The same rows times several matrices, each with its bias.
+    fn linears<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        weights: [Weighted<'_, Self>; N],
+    ) -> Result<[Self::Tensor; N], StepError>
+    where
+        Self: Sized;
 
     /// `x += y`.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), StepError>;

@@ -7,7 +7,7 @@ use super::quantization::{round_int4, round_int8};
 use super::routing::Routing;
 use super::{
     Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, KvType, LEAST_BLEND, Look, Ops, RopeTable,
-    Summary, WeightData, WeightType,
+    Summary, WeightData, WeightType, Weighted,
 };
 use crate::error::StepError;
 
@@ -144,6 +144,12 @@ impl Ops for ReferenceOps {
             Some(bias) => product.broadcast_add(bias)?,
             None => product,
         })
+    }
+
+    fn linears<const N: usize>(&self, x: &Tensor, weights: [Weighted<'_, Self>; N]) -> Result<[Tensor; N], StepError> {
+        let products = weights.iter().map(|(weight, bias)| self.linear(x, weight, *bias));
+        let products = products.collect::<Result<Vec<Tensor>, StepError>>()?;
+        products.try_into().map_err(|_| StepError("a product for each matrix".to_owned()))
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<(), StepError> {

@@ -345,6 +345,18 @@ proptest! {
             let weight = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
             assert_product(&ops, &x, n_in, &weight, &want);
         }
+        // Beside others, of its kind and of another, it is what it is alone.
+        for n_threads in 1..3 {
+            let ops = CpuOps::new(n_threads).unwrap();
+            let matrix = |hold| ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+            let weights = [matrix(hold), matrix(WeightType::Int4), matrix(hold)];
+            let x = ops.tensor(&x, n_in).unwrap();
+            let together = ops.linears(&x, weights.each_ref().map(|weight| (weight, None))).unwrap();
+            for (got, weight) in together.iter().zip(&weights) {
+                let alone = ops.linear(&x, weight, None).unwrap();
+                prop_assert_eq!(got.values(), alone.values());
+            }
+        }
         let ops = CpuOps::new(2).unwrap();
         let weight = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
         prop_assert_eq!(product(&ops, &x, n_in, &weight), product(&CpuOps::new(1).unwrap(), &x, n_in, &weight));

@@ -185,10 +185,23 @@ struct Projection<O: Ops> {
 }
 
 impl<O: Ops> Projection<O> {
+    /// Several of the same rows.
+    fn apply_all<const N: usize>(
+        projections: [&Self; N],
+        ops: &O,
+        x: &O::Tensor,
+        adapters: &Adapters<'_, O>,
+    ) -> Result<[O::Tensor; N], StepError> {
+        let mut products = ops.linears(x, projections.map(|one| (&one.weight, one.bias.as_ref())))?;
+        for (one, product) in projections.iter().zip(&mut products) {
+            adapters.add(ops, one.site, x, product)?;
+        }
+        Ok(products)
+    }
+
     fn apply(&self, ops: &O, x: &O::Tensor, adapters: &Adapters<'_, O>) -> Result<O::Tensor, StepError> {
-        let mut y = ops.linear(x, &self.weight, self.bias.as_ref())?;
-        adapters.add(ops, self.site, x, &mut y)?;
-        Ok(y)
+        let [product] = Self::apply_all([self], ops, x, adapters)?;
+        Ok(product)
     }
 }
 
@@ -221,7 +234,7 @@ impl<O: Ops> FeedForward<O> {
     fn apply(&self, ops: &O, x: &O::Tensor, adapters: &Adapters<'_, O>) -> Result<O::Tensor, StepError> {
         match self {
             Self::Mlp(DenseMlp { gate, up, down }) => {
-                let (gate, up) = (gate.apply(ops, x, adapters)?, up.apply(ops, x, adapters)?);
+                let [gate, up] = Projection::apply_all([gate, up], ops, x, adapters)?;
                 down.apply(ops, &ops.gate(gate, &up, Activation::Silu)?, adapters)
             }
             Self::Experts(Experts { router, routing, experts, shared }) => {
@@ -490,9 +503,8 @@ impl<O: Ops> Network<O> for Decoder<O> {
         observe(&x)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
-            let mut q = layer.q.apply(ops, &normed, adapters)?;
-            let mut k = layer.k.apply(ops, &normed, adapters)?;
-            let v = layer.v.apply(ops, &normed, adapters)?;
+            let projections = [&layer.q, &layer.k, &layer.v];
+            let [mut q, mut k, v] = Projection::apply_all(projections, ops, &normed, adapters)?;
             let q_norm = layer.q_norm.as_ref().map(|weight| (weight, self.eps));
             let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
             ops.norm_rope(&mut q, q_norm, &self.rope, &batch.positions)?;

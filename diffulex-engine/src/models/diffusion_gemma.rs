@@ -362,10 +362,9 @@ impl<O: Ops> DiffusionGemma<O> {
             let attention = AttentionBatch { sequences: &batch.sequences, n_heads: self.n_heads, reach, scale: 1.0 };
             let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
             let kind = self.kind(layer.layer_type);
-            let mut q = ops.linear(&normed, &layer.q, None)?;
-            let mut k = ops.linear(&normed, &layer.k, None)?;
             // Without a projection of their own, values are the keys as they come.
-            let mut v = ops.linear(&normed, layer.v.as_ref().unwrap_or(&layer.k), None)?;
+            let projections = [&layer.q, &layer.k, layer.v.as_ref().unwrap_or(&layer.k)];
+            let [mut q, mut k, mut v] = ops.linears(&normed, projections.map(|weight| (weight, None)))?;
             ops.norm_rope(&mut q, Some((&layer.q_norm, self.eps)), &kind.rope, &batch.positions)?;
             ops.norm_rope(&mut k, Some((&layer.k_norm, self.eps)), &kind.rope, &batch.positions)?;
             ops.norm_rope(&mut v, Some((&kind.ones, self.eps)), &kind.still, &batch.positions)?;

@@ -3,7 +3,7 @@
 //! Weights of an expert are read once a forward, however many rows it has. A row adds up its experts in ascending
 //! order, so its result does not depend on the rows beside it.
 
-use super::linear::linear;
+use super::linear::linears;
 use super::packed::PackedMatrix;
 use super::threads::Pool;
 use super::{Rows, Simd, activate};
@@ -31,10 +31,10 @@ pub(super) fn experts(
         for (place, (row, _)) in rows.iter().enumerate() {
             inputs.row_mut(place).copy_from_slice(x.row(*row));
         }
-        let mut gate = linear(pool, simd, &inputs, &expert.gate, None);
-        let up = linear(pool, simd, &inputs, &expert.up, None);
+        let [mut gate, up] = linears(pool, simd, &inputs, [(&expert.gate, None), (&expert.up, None)]);
         activate(simd, gate.values_mut(), up.values(), expert.activation);
-        linear(pool, simd, &gate, &expert.down, None)
+        let [down] = linears(pool, simd, &gate, [(&expert.down, None)]);
+        down
     });
     let mut out = x.scratch(x.n_rows(), x.width());
     out.values_mut().fill(0.0);

@@ -23,6 +23,7 @@ pub(super) struct IntegerRows {
     words: Rows,
     n_quads: usize,
     n_groups: usize,
+    pub(super) form: Form,
 }
 
 impl IntegerRows {
@@ -31,7 +32,7 @@ impl IntegerRows {
         let n_groups = n_quads.div_ceil(form.quads_per_group(n_quads));
         let mut words = x.scratch(x.n_rows(), n_quads + n_groups + 1);
         words.each(pool, |row, words| quantize(simd, x.row(row), words, n_quads, form));
-        Self { words, n_quads, n_groups }
+        Self { words, n_quads, n_groups, form }
     }
 
     /// Vectors of weights that a row meets in each panel.

@@ -61,23 +61,41 @@ pub(super) fn mix(pool: &Pool, x: &Rows, weight: &PackedMatrix) -> Rows {
     out
 }
 
-/// `x W^T + bias`: `[n_rows, n_out]`.
-pub(super) fn linear(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix, bias: Option<&[f32]>) -> Rows {
-    let n_out = weight.n_out();
-    let mut out = x.scratch(x.n_rows(), n_out);
+/// `x W^T + bias` of several matrices, `[n_rows, n_out]` each: rows are made ready once, and threads meet once.
+pub(super) fn linears<const N: usize>(
+    pool: &Pool,
+    simd: Simd,
+    x: &Rows,
+    weights: [(&PackedMatrix, Option<&[f32]>); N],
+) -> [Rows; N] {
+    let mut products = weights.map(|(weight, _)| x.scratch(x.n_rows(), weight.n_out()));
     if x.n_rows() == 0 {
-        return out;
+        return products;
     }
-    let inputs = Inputs::new(pool, simd, x, weight);
-    let output = Output { start: out.values_mut().as_mut_ptr(), n_rows: x.n_rows(), outs: 0..n_out, bias };
-    let n_panels = n_out.div_ceil(PANEL);
-    let n_tasks = if x.n_rows() * weight.n_in() * n_out < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) };
+    let mut inputs: Vec<Inputs<'_>> = Vec::new();
+    let mut parts = Vec::with_capacity(N);
+    for ((weight, bias), product) in weights.iter().zip(&mut products) {
+        let ready = inputs.iter().position(|inputs| inputs.fit(weight)).unwrap_or_else(|| {
+            inputs.push(Inputs::new(pool, simd, x, weight));
+            inputs.len() - 1
+        });
+        let start = product.values_mut().as_mut_ptr();
+        parts.push((ready, *weight, Output { start, n_rows: x.n_rows(), outs: 0..weight.n_out(), bias: *bias }));
+    }
+    let n_outs: usize = weights.iter().map(|(weight, _)| weight.n_out()).sum();
+    let n_panels: usize = weights.iter().map(|(weight, _)| weight.n_out().div_ceil(PANEL)).sum();
+    let n_tasks = if x.n_rows() * x.width() * n_outs < PARALLEL_MULTIPLY_ADDS { 1 } else { pool.n_tasks(n_panels) };
     let panels_per_task = n_panels.div_ceil(n_tasks).next_multiple_of(PANELS);
-    pool.run(n_panels.div_ceil(panels_per_task), &|index| {
-        let end = ((index + 1) * panels_per_task).min(n_panels);
-        inputs.product(simd, weight, index * panels_per_task, end, &output);
+    let mut tasks = Vec::new();
+    for part in &parts {
+        let n_panels = part.1.n_out().div_ceil(PANEL);
+        tasks.extend((0..n_panels).step_by(panels_per_task).map(|first| (part, first, n_panels)));
+    }
+    pool.run(tasks.len(), &|index| {
+        let ((ready, weight, output), first, n_panels) = tasks[index];
+        inputs[*ready].product(simd, weight, first, n_panels.min(first + panels_per_task), output);
     });
-    out
+    products
 }
 
 /// What `look` makes of each row of each tile of `x W^T`: `[n_tiles][n_rows]`. It is given the tile's first output.
@@ -122,6 +140,15 @@ impl<'a> Inputs<'a> {
                 Self::Pairs(pairs)
             }
             Panels::Integers(integers) => Self::Integers(IntegerRows::new(pool, simd, x, integers.form)),
+        }
+    }
+
+    /// They are what products with `weight` take, too.
+    fn fit(&self, weight: &PackedMatrix) -> bool {
+        match (self, &weight.panels) {
+            (Self::F32(_), Panels::F32(_)) | (Self::Pairs(_), Panels::Bf16(_)) => true,
+            (Self::Integers(rows), Panels::Integers(integers)) => rows.form == integers.form,
+            _ => false,
         }
     }
 

@@ -15,7 +15,7 @@ mod vector;
 use super::routing::Routing;
 use super::{
     Activation, AttentionBatch, Blend, CacheShape, GatedMlp, HeadNorm, LEAST_BLEND, Look, Ops, RopeTable, Summary,
-    WeightData, WeightType,
+    WeightData, WeightType, Weighted,
 };
 use crate::error::{LoadError, StepError};
 use attention::LayerCache;
@@ -141,7 +141,13 @@ impl Ops for CpuOps {
     }
 
     fn linear(&self, x: &Rows, weight: &PackedMatrix, bias: Option<&Vec<f32>>) -> Result<Rows, StepError> {
-        Ok(linear::linear(&self.pool, self.simd, x, weight, bias.map(Vec::as_slice)))
+        let [product] = self.linears(x, [(weight, bias)])?;
+        Ok(product)
+    }
+
+    fn linears<const N: usize>(&self, x: &Rows, weights: [Weighted<'_, Self>; N]) -> Result<[Rows; N], StepError> {
+        let weights = weights.map(|(weight, bias)| (weight, bias.map(Vec::as_slice)));
+        Ok(linear::linears(&self.pool, self.simd, x, weights))
     }
 
     fn add(&self, x: &mut Rows, y: &Rows) -> Result<(), StepError> {
