@@ -1,7 +1,7 @@
 //! Which requests take part in the next forward, with which blocks, on which pages.
 //!
 //! Decode rows come first, prompts fill what is left of the token budget in whole blocks, both in one forward, but take no
-//! more than [`PROMPT_ROWS`] of it, so that those who have begun to answer go on meanwhile. A request that lacks pages takes them from the youngest. Every plan leaves a request in a state it would also have reached
+//! more than `PROMPT_ROWS` of it, so that those who have begun to answer go on meanwhile. A request that lacks pages takes them from the youngest. Every plan leaves a request in a state it would also have reached
 //! alone: a block is opened only when the request really takes part.
 //!
 //! Never here: tensors, sampling, events.
