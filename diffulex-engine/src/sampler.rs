@@ -9,7 +9,7 @@ use diffulex_protocol::SamplingParams;
 use diffulex_strategies::{MAX_TOP_K, Score};
 
 use crate::kernels::cpu::Simd;
-use crate::kernels::{Look, Summary, Vocabulary};
+use crate::kernels::{Look, Summary, Vocabulary, largest};
 
 /// Where chance comes from. All of it is keyed, so that the same request is given the same whatever runs beside it.
 pub trait Randomness: Send {
@@ -133,17 +133,8 @@ pub fn sample(
 fn runners_up(distribution: impl Iterator<Item = (usize, f32)>, n: usize) -> [(u32, f32); MAX_TOP_K - 1] {
     let mut runners_up = [(0, 0.0); MAX_TOP_K - 1];
     if n > 1 {
-        let mut best: Vec<(usize, f32)> = Vec::with_capacity(n + 1);
-        for (token, probability) in distribution {
-            let place = best.partition_point(|(other, larger)| (*larger, *other) > (probability, token));
-            if place < n {
-                best.insert(place, (token, probability));
-                best.truncate(n);
-            }
-        }
-        for (place, (token, probability)) in runners_up.iter_mut().zip(best.into_iter().skip(1)) {
-            *place = (token as u32, probability);
-        }
+        let best = largest(distribution.map(|(token, probability)| (token as u32, probability)), n);
+        runners_up.iter_mut().zip(best.into_iter().skip(1)).for_each(|(place, next)| *place = next);
     }
     runners_up
 }
@@ -168,12 +159,7 @@ fn scored(score: Score, confidence: f32, probabilities: impl Iterator<Item = f32
 }
 
 fn allowed(logits: &[f32], vocabulary: Vocabulary) -> impl Iterator<Item = (usize, f32)> + '_ {
-    logits
-        .iter()
-        .copied()
-        .enumerate()
-        .take(vocabulary.n_sampleable)
-        .filter(move |(id, _)| Some(*id as u32) != vocabulary.mask_token_id)
+    logits.iter().copied().enumerate().filter(move |(id, _)| vocabulary.has(*id))
 }
 
 /// The likeliest token of a row of which [`needs_logits`] wants no more; `None` where the logits are no numbers or no token

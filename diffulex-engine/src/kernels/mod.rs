@@ -23,6 +23,7 @@ use crate::error::StepError;
 pub use blocks::{BlockType, Steps};
 use quantization::MAX_INPUTS;
 use routing::Routing;
+pub(crate) use summary::largest;
 pub use summary::{Look, Summary, Vocabulary};
 
 /// A weight as a checkpoint stores it, row-major.

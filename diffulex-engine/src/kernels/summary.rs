@@ -19,7 +19,8 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    fn has(self, id: usize) -> bool {
+    /// It may be drawn.
+    pub(crate) fn has(self, id: usize) -> bool {
         id < self.n_sampleable && self.mask_token_id.is_none_or(|mask| id != mask as usize)
     }
 }
@@ -100,7 +101,7 @@ impl Summary {
 }
 
 /// The `n` largest in falling order, ties to the highest id first. Of numbers that are none, any.
-fn largest(tokens: impl Iterator<Item = (u32, f32)>, n: usize) -> Vec<(u32, f32)> {
+pub(crate) fn largest(tokens: impl Iterator<Item = (u32, f32)>, n: usize) -> Vec<(u32, f32)> {
     let mut best: Vec<(u32, f32)> = Vec::with_capacity(n + 1);
     for (id, logit) in tokens {
         let place = best.partition_point(|(other, larger)| (*larger, *other) > (logit, id));
