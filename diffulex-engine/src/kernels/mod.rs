@@ -365,7 +365,13 @@ pub trait Ops: Send + Sync {
         x: &Self::Tensor,
         weight: &Self::Matrix,
         bias: Option<&Self::Vector>,
-    ) -> Result<Self::Tensor, StepError>;
+    ) -> Result<Self::Tensor, StepError>
+    where
+        Self: Sized,
+    {
+        let [product] = self.linears(x, [(weight, bias)])?;
+        Ok(product)
+    }
 
     /// The same rows times several matrices, each with its bias.
     fn linears<const N: usize>(

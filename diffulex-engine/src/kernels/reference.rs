@@ -138,17 +138,15 @@ impl Ops for ReferenceOps {
         Ok(x.broadcast_mul(&scale)?.broadcast_mul(weight)?)
     }
 
-    fn linear(&self, x: &Tensor, weight: &ReferenceMatrix, bias: Option<&Tensor>) -> Result<Tensor, StepError> {
-        let product = rounded_input(x, weight.hold)?.matmul(&weight.weight.t()?)?;
-        Ok(match bias {
-            Some(bias) => product.broadcast_add(bias)?,
-            None => product,
-        })
-    }
-
     fn linears<const N: usize>(&self, x: &Tensor, weights: [Weighted<'_, Self>; N]) -> Result<[Tensor; N], StepError> {
-        let products = weights.iter().map(|(weight, bias)| self.linear(x, weight, *bias));
-        let products = products.collect::<Result<Vec<Tensor>, StepError>>()?;
+        let product = |(weight, bias): Weighted<'_, Self>| -> Result<Tensor, StepError> {
+            let product = rounded_input(x, weight.hold)?.matmul(&weight.weight.t()?)?;
+            Ok(match bias {
+                Some(bias) => product.broadcast_add(bias)?,
+                None => product,
+            })
+        };
+        let products = weights.into_iter().map(product).collect::<Result<Vec<Tensor>, StepError>>()?;
         products.try_into().map_err(|_| StepError("a product for each matrix".to_owned()))
     }
 

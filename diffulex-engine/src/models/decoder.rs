@@ -522,10 +522,6 @@ impl<O: Ops> Network<O> for Decoder<O> {
     }
 
     fn head(&self) -> Head<'_, O> {
-        Head { matrix: self.head.as_ref().unwrap_or(&self.embedding), soft_cap: None }
-    }
-
-    fn head_input(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        ops.rms_norm(x, &self.norm, self.eps)
+        Head { norm: (&self.norm, self.eps), matrix: self.head.as_ref().unwrap_or(&self.embedding), soft_cap: None }
     }
 }

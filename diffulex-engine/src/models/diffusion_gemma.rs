@@ -479,11 +479,7 @@ impl<O: Ops> Network<O> for DiffusionGemma<O> {
     }
 
     fn head(&self) -> Head<'_, O> {
-        Head { matrix: &self.embedding, soft_cap: self.soft_cap }
-    }
-
-    fn head_input(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        ops.rms_norm(x, &self.norm, self.eps)
+        Head { norm: (&self.norm, self.eps), matrix: &self.embedding, soft_cap: self.soft_cap }
     }
 
     fn canvas(&self) -> Option<&dyn CanvasNetwork<O>> {

@@ -63,8 +63,10 @@ pub struct Scores {
     pub summaries: Vec<Summary>,
 }
 
-/// What logits are a product with.
+/// What makes logits of the residual stream.
 pub struct Head<'a, O: Ops> {
+    /// Before the product, with its epsilon.
+    pub norm: (&'a O::Vector, f32),
     /// `[vocab_size, hidden]`.
     pub matrix: &'a O::Matrix,
     /// On the logits.
@@ -150,14 +152,11 @@ pub trait Network<O: Ops>: Send + Sync {
     /// The output head.
     fn head(&self) -> Head<'_, O>;
 
-    /// Rows of the residual stream as the head takes them.
-    fn head_input(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError>;
-
     /// Logits of rows of the residual stream.
     fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        let head = self.head();
-        let mut logits = ops.linear(&self.head_input(ops, x)?, head.matrix, None)?;
-        if let Some(cap) = head.soft_cap {
+        let Head { norm: (norm, eps), matrix, soft_cap } = self.head();
+        let mut logits = ops.linear(&ops.rms_norm(x, norm, eps)?, matrix, None)?;
+        if let Some(cap) = soft_cap {
             ops.soft_cap(&mut logits, cap)?;
         }
         Ok(logits)
@@ -184,9 +183,9 @@ pub trait Network<O: Ops>: Send + Sync {
             ops.host_into(&self.logits(ops, &wanted)?, &mut scores.logits)?;
         }
         if !batch.summary_rows.is_empty() {
-            let (head, wanted) = (self.head(), ops.select(&x, &batch.summary_rows)?);
-            let input = self.head_input(ops, &wanted)?;
-            scores.summaries.extend(ops.summarise(&input, head.matrix, head.soft_cap, look)?);
+            let Head { norm: (norm, eps), matrix, soft_cap } = self.head();
+            let normed = ops.rms_norm(&ops.select(&x, &batch.summary_rows)?, norm, eps)?;
+            scores.summaries.extend(ops.summarise(&normed, matrix, soft_cap, look)?);
         }
         Ok(())
     }

@@ -140,11 +140,6 @@ impl Ops for CpuOps {
         Ok(out)
     }
 
-    fn linear(&self, x: &Rows, weight: &PackedMatrix, bias: Option<&Vec<f32>>) -> Result<Rows, StepError> {
-        let [product] = self.linears(x, [(weight, bias)])?;
-        Ok(product)
-    }
-
     fn linears<const N: usize>(&self, x: &Rows, weights: [Weighted<'_, Self>; N]) -> Result<[Rows; N], StepError> {
         let weights = weights.map(|(weight, bias)| (weight, bias.map(Vec::as_slice)));
         Ok(linear::linears(&self.pool, self.simd, x, weights))
