@@ -37,6 +37,10 @@ fn write_adapter(folder: &Path, modules: &[Module]) -> String {
     folder.display().to_string()
 }
 
+fn difference(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
 #[test]
 fn a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank() {
     let files = ModelFiles::folder(golden("dream")).unwrap();
@@ -51,7 +55,6 @@ fn a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank() {
         let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
         network.forward(&ops, &eight_tokens(), &Adapters::none(), &mut cache).unwrap()
     };
-    let difference = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     let (plain, stabilised) = (logits(2.0, false), logits(2.0, true));
     assert!(difference(&plain, &stabilised) > 0.1, "the switch changes nothing");
     assert!(difference(&logits(2.0 * 3f64.sqrt(), false), &stabilised) < 1e-4);
@@ -284,7 +287,6 @@ fn a_part_of_a_fused_tensor_gets_its_part_of_the_adapter() {
         let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
         network.forward(&ops, &batch, &adapters, &mut cache).unwrap()
     };
-    let difference = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     let (base, merged, beside) = (logits(None, None), logits(Some(&adapter), None), logits(None, Some(&adapter)));
     assert!(difference(&merged, &beside) < 1e-3, "{}", difference(&merged, &beside));
     assert!(difference(&base, &merged) > 0.1, "the adapter changes nothing");
