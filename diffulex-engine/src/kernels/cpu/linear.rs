@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::integer::{self, IntegerRows};
-use super::packed::{PANEL, PackedMatrix, Panels, pair_bf16, unpair_bf16};
+use super::packed::{PANEL, PackedMatrix, Panels, bf16, pair_bf16, unbf16};
 use super::threads::Pool;
 use super::tiles::{PANELS, Tiles, product};
 use super::vector::{Vector, for_each_instruction_set};
@@ -27,13 +27,20 @@ for_each_instruction_set! {
 
 #[inline(always)]
 unsafe fn pack_row_body<V: Vector>(row: &[f32], words: &mut [f32]) {
-    let (both, last) = row.as_chunks::<2>();
-    let last = last.first().map(|low| [*low, 0.0]);
-    for ([low, high], words) in both.iter().chain(&last).zip(words.chunks_exact_mut(V::PAIR_WORDS)) {
-        let pair = pair_bf16(*low, *high);
-        match words {
-            [word] => *word = f32::from_bits(pair),
-            widened => widened.copy_from_slice(&unpair_bf16(pair)),
+    // Plain loops, which the compiler turns into vectors.
+    if V::PAIR_WORDS == 2 {
+        let (words, last) = words.split_at_mut(row.len());
+        for (word, value) in words.iter_mut().zip(row) {
+            *word = unbf16(bf16(*value));
+        }
+        last.fill(0.0);
+    } else {
+        let (pairs, last) = row.as_chunks::<2>();
+        for (word, [low, high]) in words.iter_mut().zip(pairs) {
+            *word = f32::from_bits(pair_bf16(*low, *high));
+        }
+        if let ([low], Some(word)) = (last, words.last_mut()) {
+            *word = f32::from_bits(pair_bf16(*low, 0.0));
         }
     }
 }

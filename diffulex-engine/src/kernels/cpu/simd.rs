@@ -26,9 +26,9 @@ pub(crate) enum Simd {
     /// AVX2 with FMA.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// NEON with products of unsigned and signed bytes.
+    /// NEON with products of bfloat16, and of unsigned with signed bytes.
     #[cfg(target_arch = "aarch64")]
-    NeonI8mm,
+    NeonBf16,
     /// NEON with products of signed bytes.
     #[cfg(target_arch = "aarch64")]
     NeonDotprod,
@@ -48,7 +48,7 @@ macro_rules! dispatch {
             Simd::AvxVnni | Simd::Avx2 => unsafe { $avx2($($arg),*) },
             // Every processor of the target has NEON, and the compiler uses it.
             #[cfg(target_arch = "aarch64")]
-            Simd::NeonI8mm | Simd::NeonDotprod => $body($($arg),*),
+            Simd::NeonBf16 | Simd::NeonDotprod => $body($($arg),*),
             Simd::Portable => $body($($arg),*),
         }
     };
@@ -111,7 +111,7 @@ impl Simd {
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod,
             #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm,
+            Self::NeonBf16,
         ];
         all.retain(|simd| simd.is_present());
         all
@@ -134,7 +134,7 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
             #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm => is_aarch64_feature_detected!("i8mm"),
+            Self::NeonBf16 => is_aarch64_feature_detected!("bf16") && is_aarch64_feature_detected!("i8mm"),
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod => is_aarch64_feature_detected!("dotprod"),
             Self::Portable => true,
@@ -149,7 +149,9 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 | Self::AvxVnni | Self::Avx2 => 2,
             #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm | Self::NeonDotprod => 2,
+            Self::NeonBf16 => 1,
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDotprod => 2,
             Self::Portable => 2,
         }
     }
@@ -165,7 +167,7 @@ impl Simd {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "AVX2",
             #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm => "NEON, i8mm",
+            Self::NeonBf16 => "NEON, bf16",
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotprod => "NEON, dotprod",
             Self::Portable => "portable",

@@ -12,7 +12,7 @@ mod x86;
 
 use super::packed::{unbf16, unpair_bf16};
 #[cfg(target_arch = "aarch64")]
-pub(super) use arm::{NeonDotprod, NeonI8mm};
+pub(super) use arm::{NeonBf16, NeonDotprod};
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Avx2, Avx512, Avx512Bf16, AvxVnni};
 
@@ -170,7 +170,7 @@ macro_rules! for_each_instruction_set {
                 #[cfg(target_arch = "x86_64")]
                 Simd::Avx2 => vector::compiled_with!("avx2,fma", $body::<vector::Avx2>($($arg: $type),*)),
                 #[cfg(target_arch = "aarch64")]
-                Simd::NeonI8mm => vector::compiled_with!("i8mm", $body::<vector::NeonI8mm>($($arg: $type),*)),
+                Simd::NeonBf16 => vector::compiled_with!("bf16,i8mm", $body::<vector::NeonBf16>($($arg: $type),*)),
                 #[cfg(target_arch = "aarch64")]
                 Simd::NeonDotprod => vector::compiled_with!("dotprod", $body::<vector::NeonDotprod>($($arg: $type),*)),
                 // SAFETY: every machine has what `Portable` needs.
