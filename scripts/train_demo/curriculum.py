@@ -137,10 +137,13 @@ def add(r, follow=False):
 
 
 def difference(a, b):
-    steps = ""
-    if a >= b > 9 and a % 10 < b % 10:      # the ones borrow: tens first, then ones, so that one step borrows once
-        steps = f"{a - b // 10 * 10} - {b % 10} = "
-    return f"{a} - {b} = {steps}{a - b}"
+    """Hundreds first, then tens, wherever the digits behind them borrow: so no step borrows twice."""
+    text = f"{a} - {b} = "
+    for place in (100, 10):
+        if a >= b >= place and a % place < b % place:
+            a, b = a - b // place * place, b % place
+            text += f"{a} - {b} = "
+    return f"{text}{a - b}"
 
 
 def subtract(r):
@@ -186,7 +189,7 @@ def divide(r):
 
 def compare(r):
     a, b = number(r), number(r)
-    if r.random() < 0.35:
+    if r.random() < 0.45:
         b = max(0, a + r.randint(-12, 12))
     big = r.random() < 0.55
     if big:
@@ -210,7 +213,7 @@ def compare(r):
 def count(r):
     kind = r.random()
     if kind < 0.55:
-        n = r.choice((r.randint(2, 12), r.randint(2, 20), r.randint(2, 30)))
+        n = r.choice((r.randint(2, 6), r.randint(2, 12), r.randint(2, 20), r.randint(2, 30)))
         a = 1 if r.random() < 0.55 else r.randint(0, 60)
         if r.random() < LONG:
             a, n = 1, r.choice((100, 100, r.randint(30, 100), r.randint(30, 60), 50))
@@ -296,7 +299,8 @@ def spell(r):
 
 
 def letters(r):
-    """Answered by spelling first: the letters of a word cannot be seen in its tokens."""
+    """Answered by spelling first: the letters of a word cannot be seen in its tokens. A letter that is
+    looked for is numbered where it stands, so that the last number is the answer."""
     w = word(r)
     if r.random() < 0.4:
         q = ask(r, ["How many letters are in {w}?", "How many letters does {w} have?", "Count the letters in {w}.", "How long is the word {w}?", "How many letters are in the word {w}?",
@@ -314,7 +318,8 @@ def letters(r):
     q = ask(r, ["How many {c} are in {w}?", "How many {c}'s are in {w}?", "How many times does {c} appear in {w}?", "Count the letter {c} in {w}.", "How many {c} in {w}?",
                 "How often does the letter {c} appear in {w}?", "Count {c} in {w}.", "How many times is the letter {c} in the word {w}?", "how many {c}'s in {w}",
                 "How many {c}s are there in {w}?", "How many letters {c} are in {w}?", "How many {c} are there in the word {w}?", "How many {c}'s in \"{w}\"?"], w=w, c=c)
-    return pair(q, f"{'-'.join(w)}. The letter {c} appears {n} time{'' if n == 1 else 's'} in {w}.")
+    numbered = "-".join(x + str(w[:i + 1].count(c)) * (x == c) for i, x in enumerate(w))
+    return pair(q, f"{numbered}. The letter {c} appears {n} time{'' if n == 1 else 's'} in {w}.")
 
 
 def reverse(r):
@@ -533,35 +538,39 @@ def facts(r):
 
 
 def reading(r):
+    """A few sentences and a question about one of them; sometimes more questions about the same."""
     n = r.choice((1, 2, 2, 2, 3, 3, 3, 4, 5))
     people = distinct(r, name, n)
-    kind = r.random()
-    if kind < 0.6:
+    placed = r.random() < 0.6
+    if placed:
         values = distinct(r, lambda r: r.choice(PLACES), n)
         verbs = r.choice((["is in"], ["is in"], ["is at"], ["went to"], ["is in", "is at"], ["lives in"], ["went to", "is in", "moved to", "ran to"]))
-        text = " ".join(f"{p} {r.choice(verbs)} the {v}." for p, v in zip(people, values))
-        i = r.randrange(n)
-        if r.random() < 0.45:
-            q = r.choice([f"Where is {people[i]}?", f"Where is {people[i]}?", f"Where is {people[i]} now?", f"where is {people[i]}", f"Where can I find {people[i]}?", f"In which place is {people[i]}?", f"where's {people[i]}?"])
-        else:
-            q = r.choice([f"Who is in the {values[i]}?", f"Who is at the {values[i]}?", f"who is in the {values[i]}", f"Which person is in the {values[i]}?"])
-        answer = f"{people[i]} is in the {values[i]}."
     else:
         values = distinct(r, lambda r: r.choice(COLORS) + " " + r.choice(OBJECTS) if r.random() < 0.5 else r.choice(OBJECTS), n)
-        verb = r.choice(("has", "has", "took", "bought", "found"))
-        text = " ".join(f"{p} {verb} the {v}." for p, v in zip(people, values))
-        i = r.randrange(n)
-        if r.random() < 0.4:
-            q = r.choice([f"What does {people[i]} have?", f"what does {people[i]} have", f"What did {people[i]} get?"])
-        else:
-            q = r.choice([f"Who has the {values[i]}?", f"who has the {values[i]}", f"Who owns the {values[i]}?"])
-        answer = f"{people[i]} has the {values[i]}."
-    user = r.choice(["{t} {q}", "{t} {q}", "{t} {q}", "Read: {t} {q}", "{t}\n{q}", "{q} {t}", "Text: {t} Question: {q}"]).format(t=text, q=q)
-    if r.random() < 0.25:
-        user = re.sub(r"[?.]$", "", user)
-    if r.random() < 0.05:
-        user = user.lower()
-    return pair(user, answer)
+        verbs = [r.choice(("has", "has", "took", "bought", "found"))]
+    text = " ".join(f"{p} {r.choice(verbs)} the {v}." for p, v in zip(people, values))
+
+    def question(p, v):
+        if placed and r.random() < 0.4:
+            return r.choice([f"Where is {p}?", f"Where is {p}?", f"Where is {p} now?", f"where is {p}", f"Where can I find {p}?", f"In which place is {p}?", f"where's {p}?"])
+        if placed:
+            return r.choice([f"Who is in the {v}?", f"Who is at the {v}?", f"who is in the {v}", f"Which person is in the {v}?"])
+        if r.random() < 0.3:
+            return r.choice([f"What does {p} have?", f"what does {p} have", f"What did {p} get?"])
+        return r.choice([f"Who has the {v}?", f"who has the {v}", f"Who owns the {v}?"])
+
+    low = r.random() < 0.05
+    turns = []
+    for p, v in r.sample(list(zip(people, values)), r.randint(1, n) if r.random() < 0.6 else 1):
+        user = question(p, v)
+        if not turns:
+            user = r.choice(["{t} {q}", "{t} {q}", "{t} {q}", "Read: {t} {q}", "{t}\n{q}", "{q} {t}", "Text: {t} Question: {q}"]).format(t=text, q=user)
+        elif r.random() < 0.2:
+            user = r.choice(["And ", "And ", "Now, ", "and ", "Ok, "]) + user[0].lower() + user[1:]
+        if r.random() < 0.25:
+            user = re.sub(r"[?.]$", "", user)
+        turns += pair(user.lower() if low else user, f"{p} is in the {v}." if placed else f"{p} has the {v}.")
+    return turns
 
 
 def memory(r):
