@@ -300,7 +300,7 @@ def spell(r):
 
 def letters(r):
     """Answered by spelling first: the letters of a word cannot be seen in its tokens. A letter that is
-    looked for is numbered where it stands, so that the last number is the answer."""
+    looked for is written large where it stands, so that what is counted are large letters, whichever was asked for."""
     w = word(r)
     if r.random() < 0.4:
         q = ask(r, ["How many letters are in {w}?", "How many letters does {w} have?", "Count the letters in {w}.", "How long is the word {w}?", "How many letters are in the word {w}?",
@@ -318,8 +318,8 @@ def letters(r):
     q = ask(r, ["How many {c} are in {w}?", "How many {c}'s are in {w}?", "How many times does {c} appear in {w}?", "Count the letter {c} in {w}.", "How many {c} in {w}?",
                 "How often does the letter {c} appear in {w}?", "Count {c} in {w}.", "How many times is the letter {c} in the word {w}?", "how many {c}'s in {w}",
                 "How many {c}s are there in {w}?", "How many letters {c} are in {w}?", "How many {c} are there in the word {w}?", "How many {c}'s in \"{w}\"?"], w=w, c=c)
-    numbered = "-".join(x + str(w[:i + 1].count(c)) * (x == c) for i, x in enumerate(w))
-    return pair(q, f"{numbered}. The letter {c} appears {n} time{'' if n == 1 else 's'} in {w}.")
+    marked = "-".join(w.replace(c, c.upper()))
+    return pair(q, f"{marked}. The letter {c} appears {n} time{'' if n == 1 else 's'} in {w}.")
 
 
 def reverse(r):
