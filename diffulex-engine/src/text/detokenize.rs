@@ -1,16 +1,19 @@
 //! Committed ids to text, a piece at a time, never splitting a character.
 //!
-//! Bytes that are no whole character decode to U+FFFD, and only the last one can still become something else: all before
-//! it is final. So a push gives the text of everything so far, less what was given before, less a trailing U+FFFD.
+//! Bytes that are no whole character decode to U+FFFD, and only those at the end can still become something else: all before
+//! them is final. (A byte-level decoder leaves one there, one that falls back to bytes one for each byte.) So a push gives the
+//! text of everything so far, less what was given before, less what is U+FFFD at its end.
 
 use super::TextModel;
 
-/// Ids kept when old ones are dropped. An unfinished character spans at most 3 tokens of a byte each; the others stand
-/// before it because some decoders treat the first token of a text specially. Chosen by us.
+/// Ids kept, at least, when old ones are dropped: some decoders treat the first token of a text specially. Chosen by us.
 const KEPT_IDS: usize = 8;
 
 /// Old ids are dropped when there are this many, so that a push costs no more than decoding them. Chosen by us.
 const MAX_IDS: usize = 32;
+
+/// Ids of which nothing can be dropped, as they are no text, before all are given as they are. Chosen by us.
+const MAX_OPEN_IDS: usize = 256;
 
 /// Incremental detokeniser of one answer. Its pushes joined are `decode` of all ids.
 #[derive(Debug, Default)]
@@ -28,19 +31,34 @@ impl Detokenizer {
         for id in ids {
             self.ids.push(*id);
             let whole = text.decode(&self.ids);
-            let is_final = whole.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&whole);
-            // A special token in the middle may shorten nothing, but a decoder's own cleaning could.
+            let is_final = whole.trim_end_matches(char::REPLACEMENT_CHARACTER);
+            // Shorter than what was given where a decoder takes a run of bytes as a whole: until the run is text again.
             if let Some(fresh) = is_final.get(self.given..) {
                 out.push_str(fresh);
                 self.given = is_final.len();
             }
             if self.ids.len() >= MAX_IDS {
-                let held = whole.len() - self.given;
-                self.ids.drain(..self.ids.len() - KEPT_IDS);
-                self.given = text.decode(&self.ids).len().saturating_sub(held);
+                self.drop_old(text, &whole);
+            }
+            if self.ids.len() >= MAX_OPEN_IDS {
+                out.push_str(&self.finish(text));
+                *self = Self::default();
             }
         }
         out
+    }
+
+    /// Drops ids whose text was given, where the ids behind them mean the same without them. `whole` is the text of all.
+    fn drop_old(&mut self, text: &TextModel, whole: &str) {
+        let Some(held) = whole.len().checked_sub(self.given) else { return };
+        for first in (1..=self.ids.len() - KEPT_IDS).rev() {
+            let kept = text.decode(&self.ids[first..]);
+            if whole.ends_with(&kept) && kept.len() >= held && !kept.starts_with(char::REPLACEMENT_CHARACTER) {
+                self.ids.drain(..first);
+                self.given = kept.len() - held;
+                return;
+            }
+        }
     }
 
     /// The text still held back; nothing follows it.

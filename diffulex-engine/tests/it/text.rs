@@ -128,6 +128,43 @@ fn end_tokens_come_from_every_file() {
     assert!(text.eos_token_ids().contains(&501) && text.mask_token_id() == Some(500) && text.is_special(504));
 }
 
+/// A tokenizer as SentencePiece makes them: what is in no word is written byte by byte.
+fn falling_back_to_bytes() -> TextModel {
+    let mut files = Files::golden("sdar");
+    let mut tokenizer = files.json("tokenizer.json");
+    let bytes = (0..256).map(|byte| (format!("<0x{byte:02X}>"), byte));
+    let letters = ('a'..='e').zip(256..).map(|(letter, id)| (letter.to_string(), id));
+    let vocabulary: serde_json::Map<String, serde_json::Value> =
+        bytes.chain(letters).map(|(token, id)| (token, id.into())).collect();
+    tokenizer["model"] =
+        serde_json::json!({"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": true, "fuse_unk": false});
+    tokenizer["decoder"] =
+        serde_json::json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]});
+    tokenizer["pre_tokenizer"] = serde_json::Value::Null;
+    files.set_json("tokenizer.json", &tokenizer);
+    TextModel::load(&files.leak()).unwrap()
+}
+
+#[test]
+fn characters_of_single_bytes_come_whole() {
+    let text = falling_back_to_bytes();
+    for source in ["a😀b", "漢字", "a漢字b漢", "😀😀😀"] {
+        let source = source.repeat(40);
+        let ids: Vec<u32> = source
+            .chars()
+            .flat_map(|c| match c {
+                'a'..='e' => vec![256 + c as u32 - 'a' as u32],
+                _ => c.to_string().bytes().map(u32::from).collect(),
+            })
+            .collect();
+        assert_eq!(text.decode(&ids), source);
+        let mut detokenizer = Detokenizer::default();
+        let pieces: Vec<String> = ids.iter().map(|id| detokenizer.push(&text, &[*id])).collect();
+        assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)), "{pieces:?}");
+        assert_eq!(pieces.concat() + &detokenizer.finish(&text), source);
+    }
+}
+
 proptest! {
     /// However ids arrive, the pieces joined are the text, and no character is split.
     #[test]
