@@ -32,16 +32,17 @@ pub fn nearest(value: f32) -> i32 {
     (value + ROUND).to_bits().wrapping_sub(ROUND.to_bits()) as i32
 }
 
-/// The scale of int8 values as large as `values`. 0 where all are 0.
+/// The scale of int8 values as large as `values`. 0 where all are 0, not finite where one of them is not.
 #[inline(always)]
 pub fn scale_int8(values: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
+    // Magnitudes are ordered as their bits are, in which infinity and what is no number come last.
+    let mut lanes = [0u32; LANES];
     for values in values.chunks(LANES) {
         for (largest, value) in lanes.iter_mut().zip(values) {
-            *largest = largest.max(value.abs());
+            *largest = (*largest).max(value.abs().to_bits());
         }
     }
-    lanes.into_iter().fold(0.0, f32::max) / MAX_INT8
+    f32::from_bits(lanes.into_iter().fold(0, u32::max)) / MAX_INT8
 }
 
 /// What values are multiplied with where they are divided by `scale`; 0 where all of them are 0.
@@ -99,6 +100,14 @@ mod tests {
         assert_eq!(round_int4(&turned), turned);
         assert_eq!(round_int8(&[0.0; 3]), [0.0; 3]);
         assert_eq!(round_int4(&[0.0; 3]), [0.0; 3]);
+    }
+
+    #[test]
+    fn what_is_no_number_does_not_become_one() {
+        for strange in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(!scale_int8(&[1.0, strange, 2.0]).is_finite());
+            assert!(round_int8(&[1.0, strange, 2.0]).iter().all(|value| !value.is_finite()));
+        }
     }
 
     #[test]

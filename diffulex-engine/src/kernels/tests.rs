@@ -366,6 +366,30 @@ proptest! {
 }
 
 #[test]
+fn a_row_with_what_is_no_number_has_no_outputs() {
+    let (n_in, n_out) = (512, 33);
+    let floats = bytes(&values(1, n_in * n_out));
+    let mut x = values(2, 3 * n_in);
+    x[n_in] = f32::NAN;
+    x[2 * n_in + 300] = f32::INFINITY;
+    let check = |ops: &CpuOps, data: WeightData<'_>, hold| {
+        let outputs = product(ops, &x, n_in, &ops.matrix(data, n_out, n_in, hold).unwrap());
+        assert!(outputs[..n_out].iter().all(|output| output.is_finite()), "{hold:?}");
+        assert!(outputs[n_out..].iter().all(|output| !output.is_finite()), "{hold:?}");
+    };
+    for simd in cpu::Simd::all() {
+        let ops = CpuOps::with_simd(simd);
+        for hold in HOLDS {
+            check(&ops, WeightData::F32(&floats), hold);
+        }
+        for kind in BlockType::ALL {
+            let data = blocks(kind, 3, n_out * n_in / kind.n_values());
+            check(&ops, WeightData::Blocks(kind, &data), WeightType::Blocks(kind));
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_held_so_is_refused() {
     let floats = bytes(&values(1, 64));
     let ops = CpuOps::new(1).unwrap();

@@ -51,6 +51,14 @@ for_each_instruction_set! {
 unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usize, form: Form) {
     let scale = scale_int8(row);
     let inverse = inverse(scale);
+    // Neither what is no number nor infinity is an integer; nor is what a scale too small to be inverted would make.
+    if !inverse.is_finite() || !scale.is_finite() {
+        words.fill(0.0);
+        if let Some(place) = words.last_mut() {
+            *place = if scale.is_finite() { 0.0 } else { f32::NAN };
+        }
+        return;
+    }
 
     let (quads, ends) = words.split_at_mut(n_quads);
     let (starts, scale_place) = ends.split_at_mut(ends.len() - 1);
