@@ -115,6 +115,15 @@ impl Emitter {
         self.text.len() - held.unwrap_or(0)
     }
 
+    /// Tokens that no stop string can take back any more: those that began in front of every place where one may begin.
+    fn n_safe_tokens(&self) -> usize {
+        if self.stops.is_empty() {
+            return self.ends.len();
+        }
+        let safe = self.safe_len();
+        if safe == 0 { 0 } else { self.ends.len().min(1 + self.ends.partition_point(|end| *end < safe)) }
+    }
+
     /// Flushes what was held back and cuts the text at a stop string. Nothing is absorbed afterwards.
     fn close(&mut self, text: &TextModel) {
         let rest = self.detokenizer.finish(text);
@@ -145,7 +154,7 @@ impl Emitter {
                 // Whole blocks only; what the limit or an end token cuts short comes with the last delta.
                 let origin = sequence.block_origin();
                 let boundary = origin + (sequence.final_end() - origin) / block_size * block_size;
-                let n_tokens = boundary.saturating_sub(sequence.prompt_len()).min(self.ends.len());
+                let n_tokens = boundary.saturating_sub(sequence.prompt_len()).min(self.n_safe_tokens());
                 if n_tokens <= self.sent_tokens {
                     return None;
                 }
@@ -232,10 +241,8 @@ impl Emitter {
         until: usize,
         finished: bool,
     ) -> ServingEvent {
-        // A stop string may have taken tokens back that were never sent as text; offsets never go backwards.
-        let offset = self.sent_tokens.min(n_tokens);
+        let offset = std::mem::replace(&mut self.sent_tokens, n_tokens);
         let positions = sequence.prompt_len() + offset..sequence.prompt_len() + n_tokens;
-        self.sent_tokens = self.sent_tokens.max(n_tokens);
         ServingEvent::Delta(ServingDelta {
             rid: self.rid.clone(),
             token_offset: offset as u32,
@@ -271,7 +278,7 @@ impl Emitter {
             }
         }
         .min(end);
-        let committed_end = if finished { end } else { sequence.final_end() };
+        let committed_end = if finished { end } else { prompt_len + self.n_safe_tokens() };
         self.snapshot_frontier = committed_end;
 
         let token_ids = sequence.tokens()[start..end].to_vec();

@@ -189,7 +189,7 @@ impl Scheduler {
         // A page to spare for everybody who runs, lest the newcomer be thrown out in the next step.
         let fits = self.running.is_empty() || self.pool.n_free() >= needed + self.running.len();
         if !fits {
-            self.lose_pages(request);
+            self.forget_prefix(request);
             return false;
         }
         if request.preemptions == 0 {
@@ -234,11 +234,17 @@ impl Scheduler {
         request.sequence.found_in_cache(n_blocks);
     }
 
-    fn lose_pages(&mut self, request: &mut Scheduled) {
+    /// Undoes [`Self::find_prefix`]: nothing was lost that the request had written.
+    fn forget_prefix(&mut self, request: &mut Scheduled) {
         self.pool.give_back(&mut request.pages);
         request.named = (0, PageHash::root(request.adapter));
         request.cached_tokens = 0;
+        request.sequence.found_in_cache(0);
+    }
+
+    fn lose_pages(&mut self, request: &mut Scheduled) {
         request.sequence.lose_cache();
+        self.forget_prefix(request);
     }
 
     /// Plans a request with a prompt to encode. One that is encoded whole may go over what is left for prompts, as long as
@@ -252,8 +258,10 @@ impl Scheduler {
         plan: &mut Vec<Span>,
     ) {
         let Some(request) = requests.get(&ticket) else { return };
+        // With no more left than its next step takes along, it is not cut, and must get what that step needs.
+        let (ready, _) = request.sequence.window();
         let is_encoded_in_parts = match request.sequence.layout() {
-            Layout::BlockCausal | Layout::Canvases => true,
+            Layout::BlockCausal | Layout::Canvases => ready.len() > request.sequence.strategy_window(),
             Layout::PromptFirst | Layout::WholeAnswer => false,
         };
         let held_back =

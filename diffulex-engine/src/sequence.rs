@@ -625,11 +625,15 @@ impl Sequence {
         (self.states[position] == PositionState::Draft).then(|| self.tokens[position])
     }
 
-    /// Marks the first `n_blocks` as found in the prefix cache. Only before the first step, or after a preemption.
+    /// Marks the first `n_blocks`, and no others, as found in the prefix cache. Only before the first step, or after a
+    /// preemption.
     pub fn found_in_cache(&mut self, n_blocks: usize) {
-        for block in &mut self.blocks[..n_blocks] {
-            debug_assert_eq!(block.status, BlockStatus::Ready);
-            block.status = BlockStatus::Cached;
+        for (index, block) in self.blocks.iter_mut().enumerate() {
+            match block.status {
+                BlockStatus::Ready if index < n_blocks => block.status = BlockStatus::Cached,
+                BlockStatus::Cached if index >= n_blocks => block.status = BlockStatus::Ready,
+                _ => debug_assert!(index >= n_blocks, "only what is decided is in the cache"),
+            }
         }
     }
 
@@ -640,10 +644,8 @@ impl Sequence {
             Context::Kept { block, inputs } | Context::Lost { block, inputs } => Context::Lost { block, inputs },
             Context::Never => Context::Never,
         };
+        self.found_in_cache(0);
         for block in &mut self.blocks {
-            if block.status == BlockStatus::Cached {
-                block.status = BlockStatus::Ready;
-            }
             block.scratch = match std::mem::replace(&mut block.scratch, Scratch::Never) {
                 Scratch::Kept(written) | Scratch::Lost(written) => Scratch::Lost(written),
                 Scratch::Never => Scratch::Never,
@@ -661,9 +663,9 @@ impl Sequence {
             ForwardKind::Rebuild
         } else if blocks.clone().any(denoises) {
             ForwardKind::Denoise
-        } else if blocks.start < self.rebuild_end || blocks.clone().any(|index| self.restored(index).is_some()) {
+        } else if blocks.end <= self.rebuild_end || blocks.clone().any(|index| self.restored(index).is_some()) {
             ForwardKind::Rebuild
-        } else if self.rows_of(blocks).start < self.block_start(self.n_prompt_blocks()) {
+        } else if blocks.start.max(self.rebuild_end) < self.n_prompt_blocks() {
             ForwardKind::Prefill
         } else {
             ForwardKind::Commit
@@ -882,7 +884,7 @@ impl Sequence {
                 None => self.limits.reason,
             });
         }
-        if self.params.max_nfe.is_some_and(|max| self.nfe.charged() >= max) {
+        if self.params.max_nfe.is_some_and(|max| self.nfe.decoding() >= max) {
             return Some(FinishReason::MaxNfeReached);
         }
         if self.params.max_repetition_run.is_some_and(|max| self.repetition_run() >= max as usize) {

@@ -223,14 +223,20 @@ pub struct NfeCounts {
     pub prefill: u32,
     /// Wrote the K/V of finished blocks only.
     pub commit: u32,
-    /// Wrote K/V again after a preemption; not charged to `max_nfe`.
+    /// Wrote K/V again after a preemption.
     pub rebuild: u32,
 }
 
 impl NfeCounts {
+    /// Forwards that decode, which `max_nfe` bounds: how many encode a prompt depends on what else runs and on what is
+    /// cached already.
+    pub fn decoding(&self) -> u32 {
+        self.denoise + self.commit
+    }
+
     /// Forwards charged to the request.
     pub fn charged(&self) -> u32 {
-        self.denoise + self.prefill + self.commit
+        self.decoding() + self.prefill
     }
 }
 

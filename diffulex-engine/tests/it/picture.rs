@@ -352,7 +352,7 @@ fn nothing_is_final_before_its_block_settles() {
     assert_eq!(picture, ["p |", "d |i$kl|", "d |ijkl|", "d |ijkl|", "d |ijkl|mn$p|", "d |ijkl|mn$p|"]);
     assert_eq!((sequence.final_end(), reason), (14, FinishReason::EosTokenGenerated));
     let mut cut = editing(8, 2, 12);
-    cut.params.max_nfe = Some(2);
+    cut.params.max_nfe = Some(1);
     let (picture, sequence, reason) = cut.run();
     assert_eq!((picture[1].as_str(), sequence.final_end(), reason), ("d |ijkl|", 8, FinishReason::MaxNfeReached));
 }

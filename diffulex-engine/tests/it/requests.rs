@@ -20,6 +20,7 @@ fn streaming(mut request: ServingGenerate, mode: StreamMode) -> ServingGenerate 
 pub(crate) fn check_stream(told: &Told, rid: &str, mask: Option<u32>) {
     let reply = told.reply(rid);
     let (mut text, mut ids, mut last_seq) = (String::new(), Vec::new(), None);
+    let mut n_committed = 0;
     let mut buffer: Vec<u32> = Vec::new();
     for event in &told.0[rid] {
         match event {
@@ -42,6 +43,8 @@ pub(crate) fn check_stream(told: &Told, rid: &str, mask: Option<u32>) {
                 assert!(offset <= buffer.len(), "a hole before the window");
                 buffer.truncate(offset);
                 buffer.extend(&snapshot.token_ids);
+                assert!((n_committed..=reply.token_ids.len() as u32).contains(&snapshot.committed_len));
+                n_committed = snapshot.committed_len;
                 let committed = &buffer[..snapshot.committed_len as usize];
                 assert!(committed.iter().zip(&reply.token_ids).all(|(told, end)| told == end), "final ids changed");
                 text.push_str(&snapshot.committed_text);
@@ -197,13 +200,55 @@ fn stop_strings_cut_the_text_in_every_mode() {
 }
 
 #[test]
+fn a_stop_string_takes_back_nothing_that_was_streamed() {
+    let mut engine = engine(&options());
+    let whole = run(&mut engine, vec![request("whole", &prompt(1, 6), greedy(32))]).reply("whole").text.clone();
+    let characters: Vec<char> = whole.chars().collect();
+    for stop in characters.windows(3) {
+        let stop: String = stop.iter().collect();
+        for mode in [StreamMode::BlockAppend, StreamMode::Denoise] {
+            let params = SamplingParams { stop: vec![stop.clone()], ..greedy(32) };
+            let told = run(&mut engine, vec![streaming(request("r", &prompt(1, 6), params), mode)]);
+            check_stream(&told, "r", engine.card().mask_token_id);
+            assert!(!told.reply("r").text.contains(&stop) && whole.starts_with(&told.reply("r").text));
+        }
+    }
+}
+
+#[test]
+fn a_prompt_of_any_length_begins() {
+    // As long, too, as what is encoded of prompts in a step and what the first step behind them takes along.
+    let mut engine = engine(&EngineOptions { block_size: Some(64), buffer_size: Some(8), ..options() });
+    for len in (20..700).step_by(40) {
+        let told = run(&mut engine, vec![request("r", &prompt(1, len), greedy(4))]);
+        assert_eq!(told.reply("r").token_ids.len(), 4, "{len}");
+    }
+}
+
+#[test]
+fn max_nfe_does_not_count_in_how_many_parts_a_prompt_is_encoded() {
+    let cut = |max_num_batched_tokens, prefix| {
+        let mut engine = engine(&EngineOptions { max_num_batched_tokens, buffer_size: Some(1), ..options() });
+        let sent = |rid: &str, n| request(rid, &prompt(1, 400), SamplingParams { max_nfe: Some(n), ..greedy(24) });
+        if prefix {
+            run(&mut engine, vec![sent("before", 1)]);
+        }
+        run(&mut engine, vec![sent("r", 6)]).reply("r").clone()
+    };
+    let [whole, in_parts, found] = [cut(4096, false), cut(64, false), cut(4096, true)];
+    assert!(in_parts.nfe_counts.prefill > whole.nfe_counts.prefill && found.cached_tokens > 0);
+    assert_eq!((whole.nfe_counts.decoding(), whole.finish_reason), (6, FinishReason::MaxNfeReached));
+    assert_eq!((&in_parts.token_ids, &found.token_ids), (&whole.token_ids, &whole.token_ids));
+}
+
+#[test]
 fn max_nfe_ends_an_answer_at_what_is_final() {
     let mut engine = engine(&options());
     let whole = run(&mut engine, vec![request("whole", &prompt(1, 8), greedy(24))]);
     let params = SamplingParams { max_nfe: Some(6), ..greedy(24) };
     let told = run(&mut engine, vec![streaming(request("cut", &prompt(1, 8), params), StreamMode::BlockAppend)]);
     let reply = told.reply("cut");
-    assert_eq!((reply.nfe, reply.finish_reason), (6, FinishReason::MaxNfeReached));
+    assert_eq!((reply.nfe_counts.decoding(), reply.finish_reason), (6, FinishReason::MaxNfeReached));
     assert_eq!(reply.token_ids, whole.reply("whole").token_ids[..reply.token_ids.len()]);
     check_stream(&told, "cut", engine.card().mask_token_id);
 }
