@@ -509,10 +509,16 @@ fn canvas(base: &CanvasRenoise, overrides: &DecodingOverrides) -> Result<CanvasR
         }
     }
     let number = |value: Option<u32>, base: usize| value.map_or(base, |value| value as usize);
+    let denoising_steps = number(overrides.denoising_steps, base.denoising_steps);
+    if denoising_steps > CanvasRenoise::MAX_DENOISING_STEPS {
+        let most = CanvasRenoise::MAX_DENOISING_STEPS;
+        let message = format!("denoising_steps must be in 1..={most} for canvases; got {denoising_steps}");
+        return Err(RequestError::invalid("decoding.denoising_steps", message));
+    }
     Ok(CanvasRenoise {
         block_size: base.block_size,
         accept: overrides.entropy_bound.map_or(base.accept, |entropy_bound| AcceptRule::EntropyBound { entropy_bound }),
-        denoising_steps: number(overrides.denoising_steps, base.denoising_steps),
+        denoising_steps,
         t_min: overrides.t_min.unwrap_or(base.t_min),
         t_max: overrides.t_max.unwrap_or(base.t_max),
         stability_threshold: number(overrides.stability_threshold, base.stability_threshold),

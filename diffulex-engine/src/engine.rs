@@ -61,6 +61,9 @@ struct Telling {
     has_started: bool,
 }
 
+/// Logits whose memory is kept for the next step, at most, 64 MiB. Chosen by us.
+const MAX_KEPT_LOGITS: usize = 1 << 24;
+
 /// Where an answer goes.
 struct Place {
     /// What stands before it.
@@ -144,11 +147,9 @@ impl Engine {
         if self.tickets.contains_key(&request.rid) {
             return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
         }
-        // Drawn here where the client has none, so that the reply can name it. What is greedy is the same every time, in
-        // canvases that begin as noise, too.
-        let is_greedy = request.sampling_params.temperature == 0.0;
-        let draw = || if is_greedy { 0 } else { RandomState::new().hash_one(&request.rid) };
-        request.sampling_params.seed.get_or_insert_with(draw);
+        // Drawn here where the client has none, so that the reply can name it.
+        let seed = request.sampling_params.seed_or(|| RandomState::new().hash_one(&request.rid));
+        request.sampling_params.seed = Some(seed);
         let params = &request.sampling_params;
         params.validate().map_err(|(param, message)| RequestError::invalid(param, message))?;
         let prompt = match &request.input {
@@ -161,9 +162,11 @@ impl Engine {
         let mut decoding = params.decoding.clone();
         let mut strategy = self.config.strategy_for(is_d2f, &decoding)?;
         let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(&strategy, suffix))?;
-        if !request.masked.is_empty() && strategy.accept().may_pause() {
+        let rule = strategy.accept();
+        let fits_a_block = (1..=strategy.block_size()).contains(&request.masked.len());
+        if fits_a_block && rule.may_pause() && rule.denoising_steps().is_none() {
             // Where nobody says otherwise, a schedule over time has a step for each token.
-            decoding.denoising_steps = decoding.denoising_steps.or(Some(request.masked.len() as u32));
+            decoding.denoising_steps = Some(request.masked.len() as u32);
             strategy = self.config.strategy_for(is_d2f, &decoding)?;
         }
         let place = if request.masked.is_empty() {
@@ -329,10 +332,8 @@ impl Engine {
         };
         let max_model_len = self.config.max_model_len;
         if prompt.len() > max_model_len {
-            return invalid(format!(
-                "prompt has {} tokens, masks included; the limit is {max_model_len}",
-                prompt.len()
-            ));
+            let message = format!("prompt has {} tokens, masks included; the limit is {max_model_len}", prompt.len());
+            return Err(RequestError::too_large("prompt", message));
         }
         if last >= prompt.len() {
             return invalid(format!("position {last} is masked; the prompt has {}", prompt.len()));
@@ -412,7 +413,7 @@ impl Engine {
             if let Some(ServingEvent::Reply(reply)) = events.last()
                 && nfe.denoise > 0
             {
-                let forwards = f64::from(nfe.denoise + nfe.commit);
+                let forwards = f64::from(nfe.decoding());
                 self.stats.tokens_per_forward.observe(f64::from(reply.written_tokens()) / forwards);
             }
         }
@@ -496,6 +497,8 @@ impl Engine {
             return;
         }
         let mut candidates = self.sample(&scores, &owners);
+        scores.logits.clear();
+        scores.logits.shrink_to(MAX_KEPT_LOGITS);
         self.scores = scores;
         self.stats.steps += 1;
         self.stats.forward_seconds += started.elapsed().as_secs_f64();

@@ -114,7 +114,7 @@ fn no_cuda(index: u32) -> LoadError {
     if n_devices <= index as usize {
         LoadError::of(format!("--device cuda:{index}"), format!("this machine has {n_devices} CUDA devices"))
     } else {
-        LoadError::of(format!("--device cuda:{index}"), "no operation has a CUDA body yet; use --device cpu")
+        LoadError::of(format!("--device cuda:{index}"), "no operation has a CUDA body; use --device cpu")
     }
 }
 

@@ -13,7 +13,7 @@ pub struct SamplingParams {
     pub temperature: f32,
     /// Exact number of tokens to commit, unless a stop comes first; at least 1.
     pub max_tokens: u32,
-    /// Upper bound of forward passes charged to the request (rebuilding after a preemption is not charged).
+    /// Upper bound of forward passes that decode: denoise steps, and commits of their own.
     pub max_nfe: Option<u32>,
     /// Stop after this many equal tokens in a row at the end of the committed text.
     pub max_repetition_run: Option<u32>,
@@ -43,6 +43,14 @@ pub struct SamplingParams {
     /// What this request changes of the loaded strategy's settings.
     #[serde(skip_serializing_if = "DecodingOverrides::is_empty")]
     pub decoding: DecodingOverrides,
+}
+
+impl SamplingParams {
+    /// The seed, or for a request without one what `draw` says. What is greedy has 0, so that it is the same every time,
+    /// in canvases that begin as noise and in rules that draw positions, too.
+    pub fn seed_or(&self, draw: impl FnOnce() -> u64) -> u64 {
+        self.seed.unwrap_or_else(|| if self.temperature == 0.0 { 0 } else { draw() })
+    }
 }
 
 impl Default for SamplingParams {
@@ -182,6 +190,9 @@ impl DecodingOverrides {
         *self == Self::default()
     }
 
+    /// Most of `max_post_edit_steps`: tokens that replace one another in turn would never come to an end. Chosen by us.
+    pub const MAX_POST_EDIT_STEPS: u32 = 1024;
+
     /// Checks every range that does not depend on the model; the error is `(field, message)`.
     pub fn validate(&self) -> Result<(), (&'static str, String)> {
         within("decoding.accept_threshold", self.accept_threshold, 0.0, 1.0, false)?;
@@ -198,6 +209,10 @@ impl DecodingOverrides {
         within("decoding.t_min", self.t_min, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.t_max", self.t_max, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
         within("decoding.confidence_threshold", self.confidence_threshold, 0.0, f32::MAX, false)?;
+        if let Some(steps) = self.max_post_edit_steps.filter(|steps| *steps > Self::MAX_POST_EDIT_STEPS) {
+            let message = format!("max_post_edit_steps is at most {}, got {steps}", Self::MAX_POST_EDIT_STEPS);
+            return Err(("decoding.max_post_edit_steps", message));
+        }
         at_least_one("decoding.sub_block_size", self.sub_block_size)?;
         at_least_one("decoding.denoising_steps", self.denoising_steps)
     }

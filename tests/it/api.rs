@@ -169,6 +169,15 @@ fn choices_have_seeds_of_their_own() {
 }
 
 #[test]
+fn what_is_greedy_has_the_same_seed_every_time() {
+    let server = tiny();
+    let seed = |extra: Value| server.post("/generate", &prompt(extra)).json()["diffulex"]["seed"].clone();
+    assert_eq!(seed(json!({"seed": null, "temperature": 0})), 0);
+    assert_eq!(seed(json!({"seed": 7, "temperature": 0})), 7);
+    assert_ne!(seed(json!({"seed": null})), seed(json!({"seed": null})));
+}
+
+#[test]
 fn logprobs_come_with_every_token() {
     let server = tiny();
     let body = chat(json!({"logprobs": true}));
@@ -202,6 +211,36 @@ fn completions_take_text_or_ids() {
 }
 
 #[test]
+fn completions_stream_logprobs_too() {
+    let server = tiny();
+    let whole = server.post("/v1/completions", &prompt(json!({"logprobs": 1}))).json();
+    for mode in ["block_append", "denoise"] {
+        let body = prompt(json!({"logprobs": 1, "stream": true, "stream_mode": mode}));
+        let frames = done(&server.post("/v1/completions", &body));
+        for list in ["tokens", "token_logprobs", "text_offset"] {
+            let of = |frame: &Value| frame.pointer(&format!("/choices/0/logprobs/{list}")).cloned();
+            let streamed: Vec<Value> =
+                frames.iter().filter_map(of).flat_map(|list| list.as_array().unwrap().clone()).collect();
+            assert_eq!(Some(Value::Array(streamed)), of(&whole), "{mode} {list}");
+        }
+    }
+}
+
+#[test]
+fn a_signed_seed_is_a_seed() {
+    let server = tiny();
+    assert_eq!(server.post("/generate", &prompt(json!({"seed": -1}))).json()["diffulex"]["seed"], u64::MAX);
+}
+
+#[test]
+fn more_choices_than_there_is_room_for_are_never_taken() {
+    let server = Server::start(&["--max-num-reqs", "1", "--max-queued-requests", "1"]);
+    let answer = server.post("/v1/chat/completions", &chat(json!({"n": 3})));
+    assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some("n")), "{}", answer.body);
+    assert_eq!(answer.header("x-should-retry"), Some("false"));
+}
+
+#[test]
 fn wrong_requests_are_told_what_is_wrong() {
     let server = tiny();
     let long: Vec<u32> = vec![5; 3000];
@@ -215,17 +254,29 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("/generate", prompt(json!({"max_tokens": 0})), 400, Some("max_tokens")),
         ("/generate", prompt(json!({"temperature": -1})), 400, Some("temperature")),
         ("/generate", prompt(json!({"n": 2})), 400, Some("n")),
-        ("/generate", prompt(json!({"decoding": {"nobody": 1}})), 422, None),
+        ("/generate", prompt(json!({"decoding": {"nobody": 1}})), 422, Some("decoding.nobody")),
         ("/generate", prompt(json!({"decoding": {"accept_rule": "nobody"}})), 400, Some("decoding.accept_rule")),
-        ("/generate", prompt(json!({"max_tokens": -5})), 422, None),
-        ("/generate", prompt(json!({"stream_mode": "nobody"})), 422, None),
+        ("/generate", prompt(json!({"max_tokens": -5})), 422, Some("max_tokens")),
+        ("/generate", prompt(json!({"stream_mode": "nobody"})), 422, Some("stream_mode")),
+        ("/generate", prompt(json!({"seed": 1.5})), 422, Some("seed")),
+        ("/generate", prompt(json!({"top_k": 99_999_999_999_u64})), 400, Some("top_k")),
+        ("/generate", prompt(json!({"structured_outputs": {"choice": ["a"]}})), 400, Some("structured_outputs")),
+        ("/generate", prompt(json!({"skip_special_tokens": false})), 400, Some("skip_special_tokens")),
+        ("/tokenize", json!({"prompt": "a", "model": "nobody"}), 404, Some("model")),
+        ("/detokenize", json!({"tokens": [99999]}), 400, Some("tokens")),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "a ".repeat(3000)}]}),
+            400,
+            Some("messages"),
+        ),
         ("/generate", prompt(json!({"model": "nobody"})), 404, Some("model")),
         ("/v1/chat/completions", json!({}), 400, Some("messages")),
         ("/v1/chat/completions", json!({"messages": []}), 400, Some("messages")),
         ("/v1/chat/completions", chat(json!({"n": 9})), 400, Some("n")),
         ("/v1/chat/completions", chat(json!({"tools": [{"type": "function"}]})), 400, Some("tools")),
         ("/v1/chat/completions", chat(json!({"logit_bias": {"1": 5}})), 400, Some("logit_bias")),
-        ("/v1/chat/completions", chat(json!({"temperature": "hot"})), 400, None),
+        ("/v1/chat/completions", chat(json!({"temperature": "hot"})), 400, Some("temperature")),
         ("/v1/chat/completions", chat(json!({"stop": [""]})), 400, Some("stop")),
         ("/v1/completions", prompt(json!({"suffix": "x"})), 400, Some("suffix")),
         ("/v1/completions", prompt(json!({"echo": true})), 400, Some("echo")),
@@ -402,5 +453,22 @@ fn a_key_is_asked_for_where_it_is_set() {
     };
     assert_eq!(with("authorization: Bearer secret").status, 200);
     assert_eq!(with("x-api-key: secret").status, 200);
+    assert_eq!(with("authorization: bearer  secret").status, 200, "the scheme's letters may be small");
+    assert_eq!(with("authorization: Bearer none\r\nx-api-key: secret").status, 200, "either will do");
     assert_eq!(with("authorization: Bearer secreT").status, 401);
+    assert_eq!(with("authorization: secret").status, 401);
+}
+
+#[test]
+fn a_page_of_another_origin_may_send_its_key_and_read_when_to_come_again() {
+    let server = Server::start(&["--cors-origin", "https://a.example"]);
+    let asked = server.send(
+        "OPTIONS /v1/models HTTP/1.1\r\nhost: t\r\nconnection: close\r\norigin: https://a.example\r\n\
+         access-control-request-method: POST\r\naccess-control-request-headers: authorization,content-type\r\n\r\n",
+    );
+    assert_eq!(asked.header("access-control-allow-headers"), Some("authorization,content-type"));
+    let answer =
+        server.send("GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\norigin: https://a.example\r\n\r\n");
+    assert_eq!(answer.header("access-control-allow-origin"), Some("https://a.example"));
+    assert_eq!(answer.header("access-control-expose-headers"), Some("*"));
 }

@@ -151,6 +151,9 @@ impl TextConfig {
         if let Some(n) = self.num_hidden_layers.filter(|n| *n != n_layers) {
             return Err(refuse(format!("num_hidden_layers is {n}; layer_types has {n_layers}")));
         }
+        if n_layers == 0 {
+            return Err(refuse("layer_types is empty".to_owned()));
+        }
         for layer in 0..n_layers {
             let KvHeads { n_heads, head_dim } = self.kv_heads(layer);
             // One table of rotations serves all layers of a kind.
@@ -357,7 +360,7 @@ impl<O: Ops> DiffusionGemma<O> {
             let reach = match (layer.layer_type, pass) {
                 (LayerType::FullAttention, _) => None,
                 (LayerType::SlidingAttention, Pass::Encode) => Some(self.window),
-                (LayerType::SlidingAttention, Pass::Denoise) => Some(self.window - 1 + self.canvas_len),
+                (LayerType::SlidingAttention, Pass::Denoise) => Some((self.window - 1).saturating_add(self.canvas_len)),
             };
             let attention = AttentionBatch { sequences: &batch.sequences, n_heads: self.n_heads, reach, scale: 1.0 };
             let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;

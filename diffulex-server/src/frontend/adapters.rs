@@ -4,6 +4,7 @@
 //!
 //! Never here: how they are sent, weights.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
@@ -39,15 +40,25 @@ impl AdapterRegistry {
         super::lock(&self.served).contains_key(name)
     }
 
-    /// Notes that `command` about the adapter `name` is on its way. Whoever waited for an earlier one hears that it was
-    /// overtaken.
-    pub(super) fn expect(&self, name: &str, command: ServingCommand) -> oneshot::Receiver<AdapterOutcome> {
-        let (sender, outcome) = oneshot::channel();
-        let overtaken = super::lock(&self.pending).insert(name.to_owned(), (command, sender));
-        if let Some((_, waiter)) = overtaken {
-            let _ = waiter.send(Err(format!("another command about adapter {name:?} came in between")));
+    /// Notes that `command` about the adapter `name` is on its way; the error is that another one is.
+    pub(super) fn expect(
+        &self,
+        name: &str,
+        command: ServingCommand,
+    ) -> Result<oneshot::Receiver<AdapterOutcome>, String> {
+        match super::lock(&self.pending).entry(name.to_owned()) {
+            Entry::Occupied(_) => Err(format!("another command about adapter {name:?} is on its way; try again")),
+            Entry::Vacant(place) => {
+                let (sender, outcome) = oneshot::channel();
+                place.insert((command, sender));
+                Ok(outcome)
+            }
         }
-        outcome
+    }
+
+    /// The command about the adapter `name` was not sent after all.
+    pub(super) fn forget(&self, name: &str) {
+        super::lock(&self.pending).remove(name);
     }
 
     /// The worker's word about the adapter `name`.
@@ -115,11 +126,12 @@ mod tests {
             ("moved", load("moved", "/elsewhere")),
             ("added", load("added", "/a")),
         ] {
-            let mut outcome = registry.expect(name, command);
+            let mut outcome = registry.expect(name, command).expect("the only one");
             registry.settle(name, Ok(()));
             assert_eq!(outcome.try_recv(), Ok(Ok(())));
         }
-        let mut refused = registry.expect("refused", load("refused", "/r"));
+        let mut refused = registry.expect("refused", load("refused", "/r")).expect("the only one");
+        assert!(registry.expect("refused", load("refused", "/another")).is_err());
         registry.settle("refused", Err("no".to_owned()));
         assert_eq!(refused.try_recv(), Ok(Err("no".to_owned())));
         assert!(!registry.is_served("refused"));
@@ -133,8 +145,12 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_worker_that_is_gone() {
         let registry = AdapterRegistry::new(Vec::new());
-        let mut outcome = registry.expect("a", ServingCommand::LoadAdapter(source("a", "/a")));
+        let command = ServingCommand::LoadAdapter(source("a", "/a"));
+        let mut outcome = registry.expect("a", command.clone()).expect("the only one");
         registry.worker_lost();
         assert!(outcome.try_recv().expect("an answer").is_err());
+        assert!(registry.expect("a", command.clone()).is_ok());
+        registry.forget("a");
+        assert!(registry.expect("a", command).is_ok());
     }
 }

@@ -88,7 +88,7 @@ pub enum WorkerStatus {
 pub struct Submission {
     /// What to start from.
     pub input: ServingInput,
-    /// Sampling and limits; a missing seed is drawn.
+    /// Sampling and limits; a missing seed is [`SamplingParams::seed_or`] one that is drawn.
     pub sampling_params: SamplingParams,
     /// Progress is wanted, not only the reply.
     pub stream: bool,
@@ -216,16 +216,30 @@ impl Frontend {
     pub async fn submit(&self, submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
         let accepted = Instant::now();
         let card = self.shared.card_of_running_worker()?;
+        let max_in_flight = self.shared.options.max_in_flight;
+        if submission.n_choices as usize > max_in_flight {
+            let message = format!("n is {}; this server takes {max_in_flight} requests at once", submission.n_choices);
+            return Err(RequestError::too_large("n", message).into());
+        }
+        // What the client calls it.
+        let prompt_field = match submission.input {
+            ServingInput::Prompt { .. } => "prompt",
+            ServingInput::Chat { .. } => "messages",
+        };
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let ids = self.tokenise(submission.input).await?;
         let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
-        check_prompt(&ids, &masked, &submission.sampling_params, &card)?;
+        check_prompt(prompt_field, &ids, &masked, &submission.sampling_params, &card)?;
         let suffix = match submission.suffix {
             Some(prompt) => Some(self.tokenise(ServingInput::Prompt { prompt }).await?),
             None => None,
         };
+        if suffix.as_ref().is_some_and(|suffix| !masks_of(suffix, &card).is_empty()) {
+            let message = "suffix holds the mask token; places to fill are masks of the prompt, without a suffix";
+            return Err(RequestError::invalid("suffix", message).into());
+        }
 
-        let first_seed = submission.sampling_params.seed.unwrap_or_else(|| self.shared.draws.seed());
+        let first_seed = submission.sampling_params.seed_or(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut streams = Vec::with_capacity(permits.len());
         for (choice, permit) in (0..).zip(permits) {
@@ -247,7 +261,8 @@ impl Frontend {
                 created_time,
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
-            let state = Arc::new(RequestState::new(rid, accepted, deadline));
+            let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
+            let state = Arc::new(RequestState::new(rid, first, accepted, deadline));
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
             streams.push(EventStream { shared: Arc::clone(&self.shared), state, _permit: permit });
@@ -336,10 +351,15 @@ impl Frontend {
 
     /// Gauges for `/metrics` and `/health`.
     pub fn gauges(&self) -> Gauges {
+        let view = self.shared.worker_view();
+        let mut engine = view.stats.clone();
+        // The engine said it when it was last heard of.
+        engine.last_step_age_ms = engine.last_step_age_ms.saturating_add(view.last_heard.elapsed().as_millis() as u64);
+        drop(view);
         Gauges {
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),
             worker_up: self.status() == WorkerStatus::Running,
-            engine: self.shared.worker_view().stats.clone(),
+            engine,
         }
     }
 
@@ -348,13 +368,16 @@ impl Frontend {
         self.shared.options.max_in_flight
     }
 
-    /// Asks the engine to end request `rid`; its stream gets a reply with reason `aborted`. False for unknown ids.
+    /// Asks the engine to end request `rid`, all of its choices; their streams get replies with reason `aborted`. False for
+    /// unknown ids.
     pub fn abort(&self, rid: &str) -> bool {
-        let is_known = self.shared.requests().contains_key(rid);
-        if is_known {
+        let of_request = |state: &&Arc<RequestState>| state.rid == rid || state.first.as_deref() == Some(rid);
+        let rids: Vec<String> =
+            self.shared.requests().values().filter(of_request).map(|state| state.rid.clone()).collect();
+        for rid in &rids {
             self.shared.send_abort(rid);
         }
-        is_known
+        !rids.is_empty()
     }
 
     /// Gives up cached prefixes.
@@ -394,8 +417,11 @@ impl Frontend {
 
     async fn command_adapter(&self, name: &str, command: ServingCommand) -> Result<AdapterOutcome, SubmitError> {
         self.shared.card_of_running_worker()?;
-        let outcome = self.shared.adapters.expect(name, command.clone());
-        self.shared.send_control(command)?;
+        let outcome = match self.shared.adapters.expect(name, command.clone()) {
+            Ok(outcome) => outcome,
+            Err(message) => return Ok(Err(message)),
+        };
+        self.shared.send_control(command).inspect_err(|_| self.shared.adapters.forget(name))?;
         Ok(outcome.await.unwrap_or_else(|_| Err("the worker did not answer".to_owned())))
     }
 
@@ -735,22 +761,28 @@ fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
 }
 
 /// What the front end can know to be wrong before a request travels.
-fn check_prompt(ids: &[u32], masked: &[u32], params: &SamplingParams, card: &ModelCard) -> Result<(), RequestError> {
+fn check_prompt(
+    field: &'static str,
+    ids: &[u32],
+    masked: &[u32],
+    params: &SamplingParams,
+    card: &ModelCard,
+) -> Result<(), RequestError> {
     if ids.is_empty() {
-        return Err(RequestError::invalid("prompt", "prompt must not be empty"));
+        return Err(RequestError::invalid(field, format!("{field} must not be empty")));
     }
     if let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) {
         let message =
-            format!("prompt holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
-        return Err(RequestError::invalid("prompt", message));
+            format!("{field} holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+        return Err(RequestError::invalid(field, message));
     }
     if masked.is_empty() && ids.len() + 1 > card.max_model_len as usize {
         let message = format!(
-            "prompt has {} tokens; the model takes {} with at least one token of answer",
+            "{field}: {} tokens; the model takes {} with at least one token of answer",
             ids.len(),
             card.max_model_len
         );
-        return Err(RequestError::too_large("prompt", message));
+        return Err(RequestError::too_large(field, message));
     }
     if let Some(id) = params.stop_token_ids.iter().find(|id| **id >= card.vocab_size) {
         let message =

@@ -34,6 +34,8 @@ pub enum StreamEvent {
 
 pub(super) struct RequestState {
     pub(super) rid: String,
+    /// The first choice's id, which the client knows all of them by; `None` for the first.
+    pub(super) first: Option<String>,
     pub(super) accepted: Instant,
     /// When the request has taken too long.
     pub(super) deadline: Option<Instant>,
@@ -77,8 +79,8 @@ impl Progress {
 }
 
 impl RequestState {
-    pub(super) fn new(rid: String, accepted: Instant, deadline: Option<Instant>) -> Self {
-        Self { rid, accepted, deadline, pending: Mutex::default() }
+    pub(super) fn new(rid: String, first: Option<String>, accepted: Instant, deadline: Option<Instant>) -> Self {
+        Self { rid, first, accepted, deadline, pending: Mutex::default() }
     }
 
     pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
@@ -324,7 +326,7 @@ mod tests {
 
     #[test]
     fn unread_snapshots_wait_one_by_one_until_there_are_too_many() {
-        let state = RequestState::new("r".to_owned(), Instant::now(), None);
+        let state = RequestState::new("r".to_owned(), None, Instant::now(), None);
         let telemetry = Telemetry::default();
         // Windows of 16, one position further at each step.
         let n_steps = 1000;

@@ -13,6 +13,10 @@ const PARALLEL_VALUES: usize = 1 << 14;
 /// Buffers kept at most: more than a layer has alive at once. Chosen by us.
 const MAX_KEPT: usize = 32;
 
+/// Values of a buffer that is kept, at most, 64 MiB: logits of many rows are larger, and filling those takes longer than
+/// mapping their memory again. Chosen by us.
+const MAX_KEPT_VALUES: usize = 1 << 24;
+
 /// Buffers nobody uses. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Buffers {
@@ -35,6 +39,9 @@ impl Buffers {
     }
 
     fn give_back(&self, buffer: Vec<f32>) {
+        if buffer.capacity() > MAX_KEPT_VALUES {
+            return;
+        }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < MAX_KEPT {
             kept.push(buffer);
