@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use diffulex_engine::{DeviceChoice, DtypeChoice, Quantization};
-use diffulex_protocol::DecodingOverrides;
+use diffulex_protocol::{DecodingOverrides, SamplingParams};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
 
@@ -134,7 +135,7 @@ pub struct EngineFlags {
     /// Diffulex's switch; --lora-path alone does it.
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub use_lora: Option<bool>,
-    /// auto, cpu, reference, cuda or cuda:INDEX.
+    /// auto, cpu, reference (slow, and plainly right), cuda or cuda:INDEX (refused: no operation has a body for it).
     #[arg(long)]
     pub device: Option<String>,
     /// CUDA device index, Diffulex's way to write --device cuda:INDEX; one only.
@@ -191,7 +192,6 @@ pub struct EngineFlags {
 /// Flags of Diffulex that have nothing to act on here. [`crate::config`] says of each whether it is a no-op or refused.
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(default)]
-#[command(hide = true)]
 pub struct DiffulexFlags {
     /// Only `naive`.
     #[arg(long, hide = true)]
@@ -387,15 +387,25 @@ pub fn parse_device_ids(text: &str) -> Result<Vec<u32>, String> {
 
 /// The command line's grammar, with every default that there is written into the help.
 pub fn command() -> clap::Command {
-    let defaults = ServerConfig::flag_defaults();
-    let with_default = |argument: clap::Arg| {
-        let Some(value) = defaults.get(argument.get_id().as_str()) else { return argument };
+    let of_serve = ServerConfig::flag_defaults();
+    let mut of_generate = of_serve.clone();
+    let SamplingParams { max_tokens, temperature, .. } = SamplingParams::default();
+    of_generate.extend([("max_tokens".to_owned(), max_tokens.into()), ("temperature".to_owned(), temperature.into())]);
+    with_defaults(Cli::command(), &of_serve)
+        .mut_subcommand("serve", |command| with_defaults(command, &of_serve))
+        .mut_subcommand("generate", |command| with_defaults(command, &of_generate))
+}
+
+fn with_defaults(command: clap::Command, defaults: &Map<String, Value>) -> clap::Command {
+    // So that a number out of range is told as such, and not taken for a flag.
+    command.allow_negative_numbers(true).mut_args(|argument| {
+        // A default of the grammar's own is in the help already.
+        let is_told = !argument.get_default_values().is_empty();
+        let Some(value) = defaults.get(argument.get_id().as_str()).filter(|_| !is_told) else { return argument };
         let default = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
         argument.help(format!("{help} [default: {default}]"))
-    };
-    let with_defaults = |command: clap::Command| command.mut_args(with_default);
-    with_defaults(Cli::command()).mut_subcommand("serve", with_defaults).mut_subcommand("generate", with_defaults)
+    })
 }
 
 #[cfg(test)]
@@ -428,5 +438,17 @@ mod tests {
     fn help_shows_defaults() {
         let help = command().render_long_help().to_string();
         assert!(help.contains("Port to listen on; 0 takes a free one [default: 8000]"), "{help}");
+        let mut command = command();
+        let help = command.find_subcommand_mut("generate").expect("generate").render_long_help().to_string();
+        for default in ["[default: 512]", "[default: 1.0]", "[default: warn]"] {
+            assert!(help.contains(default), "{default}: {help}");
+        }
+    }
+
+    #[test]
+    fn help_lists_what_the_program_can_do() {
+        let help = command().render_long_help().to_string();
+        assert!(help.contains("  serve ") && help.contains("  generate "), "{help}");
+        assert!(!help.contains("  worker ") && !help.contains("enforce-eager"), "{help}");
     }
 }

@@ -165,7 +165,7 @@ impl ServerConfig {
             model: engine.model.clone(),
             served_model_name: given(served_model_name),
             model_name: given(model_name),
-            api_key: given(api_key),
+            api_key,
             cors_origin: given(cors_origin),
             in_process: in_process.unwrap_or(defaults.in_process),
             max_queued_requests: max_queued_requests.unwrap_or(defaults.max_queued_requests),
@@ -199,8 +199,15 @@ impl ServerConfig {
             let is_fine = value > 0.0 || zero_is_allowed && value == 0.0;
             // A year: beyond, sums with the clock overflow.
             if !is_fine || value > 365.0 * 86400.0 {
-                return Err(ConfigError(format!("{flag}: {value} is not a time in seconds that makes sense here")));
+                let least = if zero_is_allowed { "0" } else { "above 0" };
+                return Err(ConfigError(format!("{flag}: expected seconds, {least} to a year, got {value:e}")));
             }
+        }
+        if let Some(key) = &self.api_key
+            && (key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
+        {
+            // An empty one would lock nobody out, and one that no header carries everybody.
+            return Err(ConfigError("--api-key: expected visible ASCII characters, at least one".to_owned()));
         }
         for (flag, address) in
             [("--zmq-command-addr", &self.zmq_command_addr), ("--zmq-event-addr", &self.zmq_event_addr)]
@@ -352,14 +359,22 @@ fn overlay<T: Args + Clone + Serialize + DeserializeOwned>(
             merged.insert(key.to_owned(), from_file);
         }
     }
-    serde_json::from_value(Value::Object(merged))
-        .map_err(|error| ConfigError(format!("the configuration file: {error}")))
+    serde_path_to_error::deserialize(Value::Object(merged))
+        .map_err(|error| ConfigError(format!("the configuration file: {}: {}", error.path(), error.inner())))
 }
 
 fn read_yaml(path: &PathBuf) -> Result<Map<String, Value>, ConfigError> {
     let wrong = |error: &dyn std::fmt::Display| ConfigError(format!("--config {}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-    let file: Option<Map<String, Value>> = serde_norway::from_str(&text).map_err(|error| wrong(&error))?;
+    // First as what YAML knows: a key that stands twice is an error there, and numbers are told that JSON has no way to write.
+    let file: serde_norway::Value = serde_norway::from_str(&text).map_err(|error| wrong(&error))?;
+    if let Some(entries) = file.as_mapping() {
+        let is_strange = |value: &serde_norway::Value| value.as_f64().is_some_and(|number| !number.is_finite());
+        if let Some((key, _)) = entries.iter().find(|(_, value)| is_strange(value)) {
+            return Err(wrong(&format!("{}: not a finite number", key.as_str().unwrap_or_default())));
+        }
+    }
+    let file: Option<Map<String, Value>> = serde_norway::from_value(file).map_err(|error| wrong(&error))?;
     // An empty file is an empty map.
     Ok(file.unwrap_or_default())
 }

@@ -252,8 +252,9 @@ fn announce(line: &str) {
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// SIGTERM and SIGINT.
+/// SIGTERM, SIGINT, and SIGHUP, which a terminal sends when it is closed.
 struct Signals {
+    hang_up: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
     interrupt: tokio::signal::unix::Signal,
 }
@@ -261,11 +262,16 @@ struct Signals {
 impl Signals {
     fn new() -> Result<Self, String> {
         let listen = |kind| signal(kind).map_err(|error| format!("cannot listen to signals: {error}"));
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+        Ok(Self {
+            hang_up: listen(SignalKind::hangup())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
     }
 
     async fn next(&mut self) {
         tokio::select! {
+            _ = self.hang_up.recv() => {}
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }

@@ -13,6 +13,7 @@ use diffulex_protocol::{
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
+use unicode_width::UnicodeWidthChar;
 
 use crate::cli::GenerateArgs;
 use crate::config::{ServerConfig, engine_options};
@@ -128,13 +129,13 @@ struct Screen {
 
 impl Screen {
     fn draw(&mut self, snapshot: &ServingBufferSnapshot) -> Result<(), String> {
-        self.committed.push_str(&snapshot.committed_text);
+        self.committed.push_str(&printable(&snapshot.committed_text));
         let mut drawing = self.committed.clone();
         let n_final = snapshot.committed_len.saturating_sub(snapshot.token_offset) as usize;
         for (index, piece) in snapshot.pieces.iter().enumerate().skip(n_final) {
             let confidence = snapshot.confidences.get(index).copied().unwrap_or(0.0);
             match piece {
-                Some(piece) => drawing.push_str(&format!("\x1b[{}m{piece}\x1b[0m", colour(confidence))),
+                Some(piece) => drawing.push_str(&format!("\x1b[{}m{}\x1b[0m", colour(confidence), printable(piece))),
                 None => drawing.push_str("\x1b[2m░\x1b[0m"),
             }
         }
@@ -142,15 +143,24 @@ impl Screen {
     }
 
     fn finish(&mut self, text: &str) -> Result<(), String> {
-        self.replace(text)?;
+        self.replace_with(&printable(text))?;
         write_out("\n")
     }
 
+    /// Draws the end of it, as much as the terminal shows at once: what has left it cannot be drawn over.
     fn replace(&mut self, drawing: &str) -> Result<(), String> {
+        let (width, height) = terminal_size();
+        let rows = rows(drawing, width);
+        let shown = &rows[rows.len().saturating_sub(height)..];
+        self.replace_with(&shown.join("\r\n"))?;
+        self.n_rows_drawn = shown.len();
+        Ok(())
+    }
+
+    fn replace_with(&self, text: &str) -> Result<(), String> {
         // Back to the first row of the last drawing, then clear to the end of the screen.
         let up = if self.n_rows_drawn > 1 { format!("\x1b[{}A", self.n_rows_drawn - 1) } else { String::new() };
-        self.n_rows_drawn = n_rows(drawing, terminal_width());
-        write_out(&format!("{up}\r\x1b[J{drawing}"))
+        write_out(&format!("{up}\r\x1b[J{text}"))
     }
 }
 
@@ -165,36 +175,54 @@ fn colour(confidence: f32) -> &'static str {
     }
 }
 
-/// Rows a drawing takes; escape sequences take no column.
-fn n_rows(drawing: &str, width: usize) -> usize {
-    let mut rows = 1;
-    let mut column = 0;
-    let mut in_escape = false;
+/// Text without control characters, which a terminal would obey; line breaks stay.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|character| match character {
+            '\n' => '\n',
+            '\t' => ' ',
+            other if other.is_control() => char::REPLACEMENT_CHARACTER,
+            other => other,
+        })
+        .collect()
+}
+
+/// A drawing cut into the rows it takes; colours take no column.
+fn rows(drawing: &str, width: usize) -> Vec<String> {
+    let mut rows = vec![String::new()];
+    let (mut column, mut in_escape) = (0, false);
     for character in drawing.chars() {
-        match character {
-            '\x1b' => in_escape = true,
-            'm' if in_escape => in_escape = false,
-            _ if in_escape => {}
-            '\n' => {
-                rows += 1;
-                column = 0;
+        let n_columns = match character {
+            '\x1b' => {
+                in_escape = true;
+                0
             }
-            _ => {
-                if column == width {
-                    rows += 1;
-                    column = 0;
-                }
-                column += 1;
+            _ if in_escape => {
+                in_escape = character != 'm';
+                0
             }
+            _ => character.width().unwrap_or(0),
+        };
+        if character == '\n' || column + n_columns > width {
+            rows.push(String::new());
+            column = 0;
+        }
+        column += n_columns;
+        if character != '\n'
+            && let Some(row) = rows.last_mut()
+        {
+            row.push(character);
         }
     }
     rows
 }
 
-fn terminal_width() -> usize {
-    // 80 where the terminal does not say: the width of a punched card, and of every default since.
-    let columns = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(0, |size| usize::from(size.ws_col));
-    if columns == 0 { 80 } else { columns }
+/// Columns and rows.
+fn terminal_size() -> (usize, usize) {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+    let (columns, rows) = size.map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
+    // Where the terminal does not say: the width of a punched card and of every default since, and its usual height.
+    (if columns == 0 { 80 } else { columns }, if rows == 0 { 24 } else { rows })
 }
 
 fn write_out(text: &str) -> Result<(), String> {
@@ -221,10 +249,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_count_wrapped_lines_and_no_escapes() {
-        assert_eq!(n_rows("abc", 3), 1);
-        assert_eq!(n_rows("abcd", 3), 2);
-        assert_eq!(n_rows("a\nb", 3), 2);
-        assert_eq!(n_rows("\x1b[38;5;114mabc\x1b[0m", 3), 1);
+    fn rows_are_as_wide_as_the_terminal_and_escapes_take_no_room() {
+        assert_eq!(rows("abc", 3), ["abc"]);
+        assert_eq!(rows("abcd", 3), ["abc", "d"]);
+        assert_eq!(rows("a\nb", 3), ["a", "b"]);
+        assert_eq!(rows("\x1b[38;5;114mabc\x1b[0m", 3), ["\x1b[38;5;114mabc\x1b[0m"]);
+        assert_eq!(rows("a汉字", 4), ["a汉", "字"]);
+        assert_eq!(rows("e\u{301}e\u{301}e\u{301}", 3).len(), 1);
+    }
+
+    #[test]
+    fn a_model_does_not_command_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\nc\td\u{7}"), "a\u{fffd}[2Jb\nc d\u{fffd}");
     }
 }

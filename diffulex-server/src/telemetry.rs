@@ -287,6 +287,11 @@ impl Page {
 
 /// Log lines to stderr at `level` (a level name or a `tracing` filter); a second call changes nothing.
 pub fn init_logging(level: &str) -> Result<(), String> {
+    // One word is a level; a filter would take any other word for a target that nobody has, and be silent.
+    let is_word = level.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if is_word && !["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str()) {
+        return Err(format!("--log-level {level}: expected error, warn, info, debug, trace, or a filter"));
+    }
     let filter =
         tracing_subscriber::EnvFilter::try_new(level).map_err(|error| format!("--log-level {level}: {error}"))?;
     let subscriber = tracing_subscriber::fmt()

@@ -94,6 +94,33 @@ fn a_gguf_file_is_a_model() {
 }
 
 #[test]
+fn what_is_wrong_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.yaml");
+    // With no model to load, so that what is not refused ends, too.
+    let told = |arguments: [&str; 2]| stderr(&run(&[&arguments[..], &["--model", "/nowhere"]].concat()));
+    for (arguments, name) in [
+        (["--log-level", "banana"], "--log-level"),
+        (["--api-key", ""], "--api-key"),
+        (["--accept-threshold", "-0.1"], "--accept-threshold"),
+        (["--shutdown-grace-seconds", "1e300"], "--shutdown-grace-seconds"),
+    ] {
+        assert!(told(arguments).contains(name), "{arguments:?}: {}", told(arguments));
+    }
+    for (yaml, name) in [
+        ("port: \"8312\"", "port"),
+        ("in_process: 3", "in_process"),
+        ("accept_threshold: .nan", "accept_threshold"),
+        ("request_timeout_seconds: .inf", "request_timeout_seconds"),
+        ("max_num_reqs: 4\nmax_num_reqs: 5", "max_num_reqs"),
+    ] {
+        std::fs::write(&file, yaml).unwrap();
+        let message = told(["--config", file.to_str().unwrap()]);
+        assert!(message.contains(name), "{yaml}: {message}");
+    }
+}
+
+#[test]
 fn the_demo_model_needs_no_file() {
     let output = run(&["generate", "Hello", "--temperature", "0"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -107,7 +134,13 @@ fn cli_page() -> String {
          Generated from the program's own help; `UPDATE_DOCS=1 cargo test --test it cli_page` writes it anew.\n\n\
          `serve` is the default: `diffulex-server --port 8080` serves. Every flag may stand in the YAML file given with\n\
          `--config`, its name with underscores; a flag wins over the file, the file over the default. A key that is no\n\
-         flag is refused.\n",
+         flag is refused:\n\n\
+         ```yaml\n\
+         model: /models/SDAR-1.7B-Chat\n\
+         quantization: int8\n\
+         port: 8080\n\
+         accept_threshold: 0.95\n\
+         ```\n",
     );
     let mut command = diffulex_server::cli::command();
     command.build();
@@ -135,7 +168,13 @@ fn cli_page() -> String {
                 (Some(long), None) => format!("--{long}"),
                 (None, value) => value.unwrap_or_default(),
             };
-            let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            let mut help = argument.get_help().map(ToString::to_string).unwrap_or_default();
+            if let (true, [default]) = (argument.get_action().takes_values(), argument.get_default_values()) {
+                help.push_str(&format!(" [default: {}]", default.to_string_lossy()));
+            }
+            if let Some(variable) = argument.get_env() {
+                help.push_str(&format!(" [also from the environment: {}]", variable.to_string_lossy()));
+            }
             page.push_str(&format!("| `{flag}` | {} |\n", help.replace('|', "\\|")));
         }
     }

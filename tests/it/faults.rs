@@ -7,6 +7,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use diffulex_protocol::{ErrorCode, EventBatch, ServingError, ServingEvent};
+use diffulex_server::link::zmq::{ZmqWorker, bind};
+use diffulex_server::link::{EventReceiver, Received, WorkerLink};
+
 use crate::harness::{Answer, Server, frames, kill, unchunk, wait_until};
 
 /// A stream that takes long enough to be interrupted.
@@ -159,17 +163,21 @@ fn sigterm_lets_streams_finish_and_removes_every_trace() {
 }
 
 #[test]
-fn sigterm_tells_the_rest_when_the_grace_is_over() {
-    let mut server = Server::start(&["--shutdown-grace-seconds", "0"]);
-    let mut streams: Vec<_> = (0..4).map(|_| server.open("/generate", &long_stream("denoise"))).collect();
-    let heads: Vec<_> = streams.iter_mut().map(read_some).collect();
-    server.signal(Signal::TERM);
-    for (head, stream) in heads.into_iter().zip(streams) {
-        let last = read_rest(head, stream).frames().pop().unwrap();
-        let is_told = last["error"]["code"] == "shutting_down" || last["event"] == "final";
-        assert!(is_told, "{last}");
+fn a_signal_tells_the_rest_when_the_grace_is_over() {
+    // The other is what a terminal sends when it is closed.
+    for signal in [Signal::TERM, Signal::HUP] {
+        let mut server = Server::start(&["--shutdown-grace-seconds", "0"]);
+        let mut streams: Vec<_> = (0..4).map(|_| server.open("/generate", &long_stream("denoise"))).collect();
+        let heads: Vec<_> = streams.iter_mut().map(read_some).collect();
+        server.signal(signal);
+        for (head, stream) in heads.into_iter().zip(streams) {
+            let last = read_rest(head, stream).frames().pop().unwrap();
+            let is_told = last["error"]["code"] == "shutting_down" || last["event"] == "final";
+            assert!(is_told, "{last}");
+        }
+        assert!(server.ended(Duration::from_secs(10)).success());
+        assert_eq!(std::fs::read_dir(server.folder.path()).unwrap().count(), 0, "the private folder is gone");
     }
-    assert!(server.ended(Duration::from_secs(10)).success());
 }
 
 #[test]
@@ -220,16 +228,18 @@ fn garbage_frames_are_counted_and_nothing_else() {
 #[test]
 fn a_full_queue_says_when_to_come_back() {
     let server = Server::start(&["--max-num-reqs", "1", "--max-queued-requests", "1"]);
-    // Three choices are three requests, where two may be in flight.
+    // Two choices are two requests, where two may be in flight and one is.
+    let mut stream = server.open("/generate", &long_stream("denoise"));
+    read_some(&mut stream);
     let chat = |n: u32| json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "n": n});
-    let refused = server.post("/v1/chat/completions", &chat(3));
+    let refused = server.post("/v1/chat/completions", &chat(2));
     assert_eq!(refused.status, 429, "{}", refused.body);
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
     let seconds: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&seconds));
     assert!(refused.header("retry-after-ms").is_some());
     assert_eq!(server.metric("request_rejected_total"), 1.0);
-    assert_eq!(server.post("/v1/chat/completions", &chat(2)).status, 200, "nothing of the refused one is left");
+    assert_eq!(server.post("/v1/chat/completions", &chat(1)).status, 200, "nothing of the refused one is left");
 }
 
 #[test]
@@ -271,6 +281,50 @@ fn an_aborted_request_gets_what_there_is() {
     let last = answer.frames().pop().unwrap();
     assert_eq!((&last["event"], &last["finish_reason"]), (&json!("final"), &json!("aborted")));
     assert!(answer.is_done());
+}
+
+#[test]
+fn an_abort_ends_all_choices() {
+    let server = Server::start(&[]);
+    let body = json!({"messages": [{"role": "user", "content": "hello"}], "n": 3, "max_tokens": 1900,
+                      "ignore_eos": true, "stream": true});
+    let mut stream = server.open("/v1/chat/completions", &body);
+    let head = read_some(&mut stream);
+    let split = head.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+    let text = String::from_utf8(unchunk(&head[split + 4..])).unwrap();
+    let id = frames(&text[..text.rfind("\n\n").map_or(0, |end| end + 2)])[0]["id"].as_str().unwrap().to_owned();
+    assert_eq!(server.post("/abort_request", &json!({"rid": id})).status, 200);
+    let answer = read_rest(head, stream);
+    let ends: Vec<_> = answer.frames().iter().filter_map(|frame| frame.get("diffulex").cloned()).collect();
+    assert_eq!(ends.len(), 3);
+    assert!(ends.iter().all(|end| end["finish_reason"] == "aborted"), "{ends:?}");
+}
+
+#[test]
+fn events_that_are_more_than_a_message_carries_travel_in_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = |name: &str| format!("ipc://{}/{name}", folder.path().display());
+    let context = zmq::Context::new();
+    let sockets = bind(&context, &address("commands"), &address("events")).unwrap();
+    let (_commands, mut events) = sockets.into_ends(None);
+    let mut worker = ZmqWorker::connect(&context, &address("commands"), &address("events")).unwrap();
+    let error = |rid: &str| {
+        let message = "x".repeat(6 * 1024 * 1024);
+        ServingEvent::Error(ServingError { rid: rid.to_owned(), message, code: ErrorCode::EngineFailed, param: None })
+    };
+    let sent: Vec<ServingEvent> = ["a", "b", "c", "d", "e"].map(error).into();
+    worker.send(EventBatch { incarnation: 7, events: sent.clone() }).unwrap();
+    let mut received = Vec::new();
+    while received.len() < sent.len() {
+        match events.receive(Duration::from_secs(10)) {
+            Received::Batch(batch) => {
+                assert_eq!(batch.incarnation, 7);
+                received.extend(batch.events);
+            }
+            _ => panic!("nothing came"),
+        }
+    }
+    assert!(received == sent);
 }
 
 #[test]

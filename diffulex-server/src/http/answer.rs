@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use diffulex_engine::TextModel;
-use diffulex_protocol::{FinishReason, ServingReply};
+use diffulex_protocol::{FinishReason, ServingBufferSnapshot, ServingReply};
 use serde::Serialize;
 
 use super::error::ApiError;
@@ -88,7 +88,7 @@ impl DiffusionReport {
     /// The report of one reply.
     pub(super) fn of(reply: &ServingReply) -> Self {
         let counts = reply.nfe_counts;
-        let n_forwards = counts.denoise + counts.commit;
+        let n_forwards = counts.decoding();
         Self {
             nfe: reply.nfe,
             nfe_denoise: counts.denoise,
@@ -117,6 +117,26 @@ pub(super) struct TokenLogprob {
     pub(super) bytes: Vec<u8>,
     /// Always empty: alternatives are not kept.
     pub(super) top_logprobs: [(); 0],
+}
+
+/// How far the probabilities of a streamed choice are out.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LogprobProgress {
+    /// Tokens whose probabilities are.
+    n_reported: u32,
+}
+
+impl LogprobProgress {
+    /// The tokens that became final with this snapshot, and their probabilities.
+    pub(super) fn fresh<'a>(&mut self, snapshot: &'a ServingBufferSnapshot) -> Option<(&'a [u32], &'a [f32])> {
+        let first = self.n_reported.max(snapshot.token_offset);
+        if snapshot.committed_len <= first {
+            return None;
+        }
+        self.n_reported = snapshot.committed_len;
+        let fresh = (first - snapshot.token_offset) as usize..(snapshot.committed_len - snapshot.token_offset) as usize;
+        Some((snapshot.token_ids.get(fresh.clone())?, snapshot.confidences.get(fresh)?))
+    }
 }
 
 /// Tokens with their probabilities.

@@ -111,9 +111,27 @@ fn parse<T: DeserializeOwned>(bytes: &[u8], dialect: Dialect) -> Result<T, ApiEr
         if message.contains("hex escape") {
             message.push_str(" (half of a surrogate pair, such as \\ud800 alone, is no character)");
         }
-        ApiError::new(status, "invalid_body", message)
+        // Read once more for the field at fault, which is looked for only where there is one.
+        let path = serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(bytes))
+            .err()
+            .filter(|error| error.inner().is_data())
+            .map(|error| error.path().to_string())
+            .filter(|path| path != ".");
+        let Some(path) = path else { return ApiError::new(status, "invalid_body", message) };
+        for (rust, json) in NAMES_OF_TYPES {
+            message = message.replace(rust, json);
+        }
+        ApiError::new(status, "invalid_body", format!("{path}: {message}")).with_param(&path)
     })
 }
+
+/// What serde's messages call by Rust's names.
+const NAMES_OF_TYPES: [(&str, &str); 4] = [
+    ("expected u32", "expected an integer from 0 to 4294967295"),
+    ("expected i64", "expected an integer of 64 bits"),
+    ("expected f32", "expected a number"),
+    ("expected f64", "expected a number"),
+];
 
 /// A missing type is taken for JSON, as every client that forgets it means JSON.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {

@@ -9,7 +9,9 @@ use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingInput, Servi
 use futures::future::try_join_all;
 use serde::Serialize;
 
-use super::answer::{self, DiffusionReport, TokenLogprob, Usage, reply_of, token_logprobs, unix_seconds};
+use super::answer::{
+    self, DiffusionReport, LogprobProgress, TokenLogprob, Usage, reply_of, token_logprobs, unix_seconds,
+};
 use super::body::{self, Dialect};
 use super::error::ApiError;
 use super::generate::{SNAPSHOT_EVENT, add_snapshot};
@@ -50,7 +52,7 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
                 fields.add("model", &head.model);
             }),
             frontend: app.frontend,
-            choices: vec![ChoiceProgress::default(); streams.len()],
+            choices: vec![LogprobProgress::default(); streams.len()],
             wants_logprobs,
             wants_usage: body.wants_usage(),
             usage: Usage::default(),
@@ -153,17 +155,11 @@ struct ChunkDelta<'a> {
     content: Option<&'a str>,
 }
 
-#[derive(Clone, Debug, Default)]
-struct ChoiceProgress {
-    /// Tokens whose probabilities are out.
-    n_reported: u32,
-}
-
 struct ChatFramer {
     /// What every chunk starts with.
     head: ObjectHead,
     frontend: Frontend,
-    choices: Vec<ChoiceProgress>,
+    choices: Vec<LogprobProgress>,
     wants_logprobs: bool,
     wants_usage: bool,
     usage: Usage,
@@ -195,14 +191,10 @@ impl ChatFramer {
 
     /// Probabilities of the tokens that became final with this snapshot.
     fn snapshot_logprobs(&mut self, index: usize, snapshot: &ServingBufferSnapshot) -> Option<Logprobs> {
-        let progress = self.choices.get_mut(index)?;
-        let first = progress.n_reported.max(snapshot.token_offset);
-        if !self.wants_logprobs || snapshot.committed_len <= first {
+        if !self.wants_logprobs {
             return None;
         }
-        progress.n_reported = snapshot.committed_len;
-        let fresh = (first - snapshot.token_offset) as usize..(snapshot.committed_len - snapshot.token_offset) as usize;
-        let (ids, confidences) = (snapshot.token_ids.get(fresh.clone())?, snapshot.confidences.get(fresh)?);
+        let (ids, confidences) = self.choices.get_mut(index)?.fresh(snapshot)?;
         Some(logprobs(&self.frontend, ids, confidences))
     }
 

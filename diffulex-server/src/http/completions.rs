@@ -4,11 +4,11 @@
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::{ServingInput, ServingReply, StreamMode};
+use diffulex_protocol::{ServingInput, StreamMode};
 use futures::future::try_join_all;
 use serde::Serialize;
 
-use super::answer::{self, DiffusionReport, Usage, reply_of, token_logprobs, unix_seconds};
+use super::answer::{self, DiffusionReport, LogprobProgress, Usage, reply_of, token_logprobs, unix_seconds};
 use super::body::{self, Dialect};
 use super::error::ApiError;
 use super::generate::{SNAPSHOT_EVENT, add_snapshot};
@@ -46,7 +46,14 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
             fields.add("created", &created);
             fields.add("model", &model);
         });
-        let framer = CompletionFramer { head, wants_usage: body.wants_usage(), usage: Usage::default() };
+        let framer = CompletionFramer {
+            head,
+            frontend: app.frontend,
+            choices: vec![ChoiceProgress::default(); streams.len()],
+            wants_logprobs,
+            wants_usage: body.wants_usage(),
+            usage: Usage::default(),
+        };
         return Ok(sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry));
     }
     let replies = try_join_all(streams.into_iter().map(reply_of)).await?;
@@ -57,7 +64,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
         choices.push(Choice {
             index,
             text: &reply.text,
-            logprobs: wants_logprobs.then(|| Logprobs::of(reply, &app.frontend)),
+            logprobs: wants_logprobs.then(|| Logprobs::of(&app.frontend, &reply.token_ids, &reply.confidences, &mut 0)),
             finish_reason: Some(reply.finish_reason.openai()),
         });
     }
@@ -100,12 +107,12 @@ struct Logprobs {
 }
 
 impl Logprobs {
-    fn of(reply: &ServingReply, frontend: &Frontend) -> Self {
-        let entries = token_logprobs(frontend.text(), &reply.token_ids, &reply.confidences);
-        let mut offset = 0;
+    /// `offset` is the first token's, in characters, and is moved on behind the last.
+    fn of(frontend: &Frontend, token_ids: &[u32], confidences: &[f32], offset: &mut usize) -> Self {
+        let entries = token_logprobs(frontend.text(), token_ids, confidences);
         let text_offset = entries.iter().map(|entry| {
-            let start = offset;
-            offset += entry.token.chars().count();
+            let start = *offset;
+            *offset += entry.token.chars().count();
             start
         });
         let text_offset = text_offset.collect();
@@ -119,24 +126,48 @@ impl Logprobs {
     }
 }
 
+/// How far a streamed choice is.
+#[derive(Clone, Default)]
+struct ChoiceProgress {
+    logprobs: LogprobProgress,
+    /// Characters of the tokens whose probabilities are out.
+    n_characters: usize,
+}
+
 struct CompletionFramer {
     /// What every chunk starts with.
     head: ObjectHead,
+    frontend: Frontend,
+    choices: Vec<ChoiceProgress>,
+    wants_logprobs: bool,
     wants_usage: bool,
     usage: Usage,
+}
+
+impl CompletionFramer {
+    fn logprobs(&mut self, index: usize, token_ids: &[u32], confidences: &[f32]) -> Option<Logprobs> {
+        if !self.wants_logprobs || token_ids.is_empty() {
+            return None;
+        }
+        let offset = &mut self.choices.get_mut(index)?.n_characters;
+        Some(Logprobs::of(&self.frontend, token_ids, confidences, offset))
+    }
 }
 
 impl Framer for CompletionFramer {
     fn event(&mut self, index: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
             StreamEvent::Delta(delta) => {
-                if !delta.text.is_empty() {
-                    let choice = Choice { index, text: &delta.text, logprobs: None, finish_reason: None };
+                let logprobs = self.logprobs(index, &delta.token_ids, &delta.confidences);
+                if !delta.text.is_empty() || logprobs.is_some() {
+                    let choice = Choice { index, text: &delta.text, logprobs, finish_reason: None };
                     frames.push_object(&self.head, |fields| fields.add("choices", &[choice]));
                 }
             }
             StreamEvent::Snapshot(snapshot) => {
-                let choices = [Choice { index, text: &snapshot.committed_text, logprobs: None, finish_reason: None }];
+                let fresh = self.choices.get_mut(index).and_then(|choice| choice.logprobs.fresh(&snapshot));
+                let logprobs = fresh.and_then(|(ids, confidences)| self.logprobs(index, ids, confidences));
+                let choices = [Choice { index, text: &snapshot.committed_text, logprobs, finish_reason: None }];
                 frames.push_object(&self.head, |fields| {
                     fields.add("choices", &choices);
                     fields.add("event", SNAPSHOT_EVENT);

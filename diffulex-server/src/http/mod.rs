@@ -26,7 +26,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use crate::frontend::Frontend;
 use crate::telemetry::Telemetry;
@@ -151,9 +151,13 @@ async fn check_key(State(app): State<App>, request: Request, next: Next) -> Resu
 }
 
 fn has_key(headers: &HeaderMap, key: &str) -> bool {
-    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
-    let plain = headers.get("x-api-key").and_then(|value| value.to_str().ok());
-    bearer.or(plain).is_some_and(|given| is_equal(given.as_bytes(), key.as_bytes()))
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    // The scheme's letters may be large or small (RFC 9110, 11.1).
+    let bearer = text(header::AUTHORIZATION.as_str())
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, given)| given.trim());
+    [bearer, text("x-api-key")].into_iter().flatten().any(|given| is_equal(given.as_bytes(), key.as_bytes()))
 }
 
 /// Takes as long for a wrong first byte as for a wrong last one.
@@ -168,5 +172,10 @@ fn cors_layer(origin: &str) -> Result<CorsLayer, String> {
             HeaderValue::from_str(origin).map_err(|error| format!("--cors-origin {origin:?}: {error}"))?,
         ),
     };
-    Ok(CorsLayer::new().allow_origin(allowed).allow_methods(Any).allow_headers(Any))
+    // Headers are named one by one: a star does not cover `Authorization` (Fetch, 4.9).
+    Ok(CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods(Any)
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(Any))
 }

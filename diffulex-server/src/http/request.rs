@@ -14,7 +14,7 @@ const MAX_CHOICES: u32 = 8;
 
 /// Everything a client may send to a generation route.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(default, expecting = "a JSON object")]
 pub(super) struct GenerationBody {
     /// The model's name.
     pub(super) model: Option<String>,
@@ -45,7 +45,7 @@ pub(super) struct GenerationBody {
     top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
-    seed: Option<u64>,
+    seed: Option<SeedField>,
     stop: Option<StopField>,
     stop_token_ids: Option<Vec<u32>>,
     ignore_eos: Option<bool>,
@@ -85,6 +85,33 @@ pub(super) struct GenerationBody {
     stage_sampling: Option<Box<Value>>,
     stage_params: Option<Box<Value>>,
     context_id: Option<Box<Value>>,
+    structured_outputs: Option<Box<Value>>,
+    regex: Option<Box<Value>>,
+    json_schema: Option<Box<Value>>,
+    ebnf: Option<Box<Value>>,
+    bad_words: Option<Box<Value>>,
+    allowed_token_ids: Option<Box<Value>>,
+    include_stop_str_in_output: Option<Box<Value>>,
+    prompt_logprobs: Option<Box<Value>>,
+    truncate_prompt_tokens: Option<Box<Value>>,
+    continue_final_message: Option<Box<Value>>,
+    chat_template: Option<Box<Value>>,
+    chat_template_kwargs: Option<Box<Value>>,
+    documents: Option<Box<Value>>,
+    length_penalty: Option<Box<Value>>,
+    no_repeat_ngram_size: Option<Box<Value>>,
+    logits_processors: Option<Box<Value>>,
+    return_token_ids: Option<Box<Value>>,
+    add_generation_prompt: Option<bool>,
+    skip_special_tokens: Option<bool>,
+}
+
+/// `seed` as OpenAI's signed integer or as ours.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "an integer of 64 bits, signed or not")]
+enum SeedField {
+    Unsigned(u64),
+    Signed(i64),
 }
 
 /// A prompt as text or as ids.
@@ -167,7 +194,10 @@ impl GenerationBody {
             top_p: self.top_p,
             top_k: self.top_k.map(top_k).transpose()?.flatten(),
             min_p: self.min_p,
-            seed: self.seed,
+            seed: self.seed.map(|seed| match seed {
+                SeedField::Unsigned(seed) => seed,
+                SeedField::Signed(seed) => seed.cast_unsigned(),
+            }),
             stop: match self.stop.take() {
                 None => Vec::new(),
                 Some(StopField::One(stop)) => vec![stop],
@@ -272,7 +302,30 @@ impl GenerationBody {
             ("stage_sampling", &self.stage_sampling),
             ("stage_params", &self.stage_params),
             ("context_id", &self.context_id),
+            ("structured_outputs", &self.structured_outputs),
+            ("regex", &self.regex),
+            ("json_schema", &self.json_schema),
+            ("ebnf", &self.ebnf),
+            ("bad_words", &self.bad_words),
+            ("allowed_token_ids", &self.allowed_token_ids),
+            ("include_stop_str_in_output", &self.include_stop_str_in_output),
+            ("prompt_logprobs", &self.prompt_logprobs),
+            ("truncate_prompt_tokens", &self.truncate_prompt_tokens),
+            ("continue_final_message", &self.continue_final_message),
+            ("chat_template", &self.chat_template),
+            ("chat_template_kwargs", &self.chat_template_kwargs),
+            ("documents", &self.documents),
+            ("length_penalty", &self.length_penalty),
+            ("no_repeat_ngram_size", &self.no_repeat_ngram_size),
+            ("logits_processors", &self.logits_processors),
+            ("return_token_ids", &self.return_token_ids),
         ];
+        // What always happens.
+        let always =
+            [("add_generation_prompt", self.add_generation_prompt), ("skip_special_tokens", self.skip_special_tokens)];
+        if let Some((name, _)) = always.into_iter().find(|(_, wanted)| *wanted == Some(false)) {
+            return Err(ApiError::invalid(name, format!("{name} = false is not supported by this server")));
+        }
         for (name, value) in fields {
             if let Some(value) = value
                 && !asks_for_nothing(value)
@@ -306,7 +359,7 @@ fn asks_for_nothing(value: &Value) -> bool {
 /// Values of unsupported fields that mean what happens anyway.
 fn is_default_of(name: &str, value: &Value) -> bool {
     match name {
-        "repetition_penalty" | "best_of" => value.as_f64() == Some(1.0),
+        "repetition_penalty" | "best_of" | "length_penalty" => value.as_f64() == Some(1.0),
         "response_format" => value.get("type").and_then(Value::as_str) == Some("text"),
         "modalities" => value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text")),
         "tool_choice" | "function_call" => value == "none" || value == "auto",
@@ -318,9 +371,10 @@ fn is_default_of(name: &str, value: &Value) -> bool {
 fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
     match value {
         -1 | 0 => Ok(None),
-        value => u32::try_from(value)
-            .map(Some)
-            .map_err(|_| ApiError::invalid("top_k", format!("top_k must be at least 1, or -1 for all, got {value}"))),
+        value => u32::try_from(value).map(Some).map_err(|_| {
+            let message = format!("top_k must be between 1 and {}, or -1 for all, got {value}", u32::MAX);
+            ApiError::invalid("top_k", message)
+        }),
     }
 }
 
@@ -352,6 +406,10 @@ impl ContentPart {
     fn into_text(self, index: usize) -> Result<String, ApiError> {
         match (self.kind.as_str(), self.text) {
             ("text" | "input_text", Some(text)) => Ok(text),
+            ("text" | "input_text", None) => {
+                let param = format!("messages[{index}].content");
+                Err(ApiError::invalid(&param, format!("{param} holds a part of type text without a text")))
+            }
             (kind, _) => {
                 let param = format!("messages[{index}].content");
                 let message = format!("{param} holds a part of type {kind:?}; this model takes text only");

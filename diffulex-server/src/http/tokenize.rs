@@ -9,14 +9,15 @@ use diffulex_protocol::{Prompt, ServingInput};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::App;
 use super::body::{self, Dialect};
 use super::error::ApiError;
 use super::request::GenerationBody;
+use super::{App, asked_model};
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let mut body: GenerationBody = body::json(request, app.options.body, Dialect::Native).await?;
+    asked_model(&app, body.model.take())?;
     let input = if body.messages.is_some() {
         ServingInput::Chat { messages: body.take_messages()? }
     } else {
@@ -38,5 +39,11 @@ struct DetokenizeBody {
 /// Ids to text; vLLM's reply.
 pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body: DetokenizeBody = body::json(request, app.options.body, Dialect::Native).await?;
+    if let Some(card) = app.frontend.card()
+        && let Some(id) = body.tokens.iter().find(|id| **id >= card.vocab_size)
+    {
+        let message = format!("tokens holds id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+        return Err(ApiError::invalid("tokens", message));
+    }
     Ok(Json(json!({"prompt": app.frontend.text().decode(&body.tokens)})).into_response())
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diffulex_protocol::codec::{self, MAX_FRAME_BYTES};
-use diffulex_protocol::{EventBatch, ServingCommand};
+use diffulex_protocol::{CodecError, EventBatch, ServingCommand};
 
 use super::{CommandSender, EventReceiver, LinkError, Received, WorkerLink};
 
@@ -175,8 +175,17 @@ impl WorkerLink for ZmqWorker {
         }
     }
 
-    fn send(&mut self, batch: EventBatch) -> Result<(), LinkError> {
-        let bytes = codec::encode_batch(&batch)?;
+    fn send(&mut self, mut batch: EventBatch) -> Result<(), LinkError> {
+        let bytes = match codec::encode_batch(&batch) {
+            // All events of a step together may be more than one message carries.
+            Err(CodecError::TooLarge { .. }) if batch.events.len() > 1 => {
+                let rest = batch.events.split_off(batch.events.len() / 2);
+                let incarnation = batch.incarnation;
+                self.send(batch)?;
+                return self.send(EventBatch { incarnation, events: rest });
+            }
+            encoded => encoded?,
+        };
         self.events.send(bytes, 0).map_err(|error| match error {
             ::zmq::Error::EAGAIN => LinkError::Lost(format!("no event was taken for {SEND_DEADLINE:?}")),
             error => LinkError::Lost(error.to_string()),
