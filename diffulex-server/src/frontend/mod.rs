@@ -771,11 +771,7 @@ fn check_prompt(
     if ids.is_empty() {
         return Err(RequestError::invalid(field, format!("{field} must not be empty")));
     }
-    if let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) {
-        let message =
-            format!("{field} holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
-        return Err(RequestError::invalid(field, message));
-    }
+    check_ids(field, ids, card)?;
     if masked.is_empty() && ids.len() + 1 > card.max_model_len as usize {
         let message = format!(
             "{field}: {} tokens; the model takes {} with at least one token of answer",
@@ -784,12 +780,14 @@ fn check_prompt(
         );
         return Err(RequestError::too_large(field, message));
     }
-    if let Some(id) = params.stop_token_ids.iter().find(|id| **id >= card.vocab_size) {
-        let message =
-            format!("stop_token_ids holds {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
-        return Err(RequestError::invalid("stop_token_ids", message));
-    }
-    Ok(())
+    check_ids("stop_token_ids", &params.stop_token_ids, card)
+}
+
+/// Refuses ids that the model does not have.
+pub(crate) fn check_ids(field: &'static str, ids: &[u32], card: &ModelCard) -> Result<(), RequestError> {
+    let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) else { return Ok(()) };
+    let message = format!("{field} holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
+    Err(RequestError::invalid(field, message))
 }
 
 /// Request ids and seeds: a keyed hash of a count, which costs no system call and which nobody without the key guesses.

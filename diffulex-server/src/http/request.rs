@@ -404,18 +404,13 @@ impl MessageField {
 
 impl ContentPart {
     fn into_text(self, index: usize) -> Result<String, ApiError> {
-        match (self.kind.as_str(), self.text) {
-            ("text" | "input_text", Some(text)) => Ok(text),
-            ("text" | "input_text", None) => {
-                let param = format!("messages[{index}].content");
-                Err(ApiError::invalid(&param, format!("{param} holds a part of type text without a text")))
-            }
-            (kind, _) => {
-                let param = format!("messages[{index}].content");
-                let message = format!("{param} holds a part of type {kind:?}; this model takes text only");
-                Err(ApiError::invalid(&param, message))
-            }
-        }
+        let what = match (self.kind.as_str(), self.text) {
+            ("text" | "input_text", Some(text)) => return Ok(text),
+            ("text" | "input_text", None) => "a part of type text without a text".to_owned(),
+            (kind, _) => format!("a part of type {kind:?}; this model takes text only"),
+        };
+        let param = format!("messages[{index}].content");
+        Err(ApiError::invalid(&param, format!("{param} holds {what}")))
     }
 }
 

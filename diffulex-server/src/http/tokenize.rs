@@ -13,6 +13,7 @@ use super::body::{self, Dialect};
 use super::error::ApiError;
 use super::request::GenerationBody;
 use super::{App, asked_model};
+use crate::frontend::check_ids;
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
@@ -39,11 +40,8 @@ struct DetokenizeBody {
 /// Ids to text; vLLM's reply.
 pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body: DetokenizeBody = body::json(request, app.options.body, Dialect::Native).await?;
-    if let Some(card) = app.frontend.card()
-        && let Some(id) = body.tokens.iter().find(|id| **id >= card.vocab_size)
-    {
-        let message = format!("tokens holds id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
-        return Err(ApiError::invalid("tokens", message));
+    if let Some(card) = app.frontend.card() {
+        check_ids("tokens", &body.tokens, &card)?;
     }
     Ok(Json(json!({"prompt": app.frontend.text().decode(&body.tokens)})).into_response())
 }
