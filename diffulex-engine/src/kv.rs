@@ -2,7 +2,8 @@
 //!
 //! A page holds the K/V of `page_size` positions. A request holds the pages its window needs, private until every block
 //! on them is cached; then a page gets a name, the hash of all tokens up to its end, under which later requests find it.
-//! A page nobody holds keeps its name until it is taken for something else, the longest unused first.
+//! A page nobody holds keeps its name until it is taken for something else: pages without a name first, then the longest
+//! unused.
 //!
 //! Never here: tensors, requests, blocks.
 
@@ -83,13 +84,20 @@ impl PagePool {
         Some(id)
     }
 
-    /// Gives pages back for one holder. The last positions go first, so that beginnings are kept longest.
+    /// Gives pages back for one holder. The last positions go first, so that beginnings are kept longest; what nobody could
+    /// find again is taken again first, while its memory is in the caches.
     pub fn give_back(&mut self, pages: &mut Vec<PageId>) {
         while let Some(id) = pages.pop() {
             let page = &mut self.pages[id as usize];
             page.n_holders -= 1;
-            if page.n_holders == 0 {
+            if page.n_holders > 0 {
+                continue;
+            }
+            let name = page.content.as_ref().map(|(hash, _)| hash);
+            if name.is_some_and(|hash| self.by_hash.get(hash) == Some(&id)) {
                 self.free.push_back(id);
+            } else {
+                self.free.push_front(id);
             }
         }
     }
@@ -168,6 +176,20 @@ mod tests {
         pool.give_back(&mut vec![hit]);
         let both = [pool.take().unwrap(), pool.take().unwrap()];
         assert!(both.contains(&hit) && pool.find(hash, &[1, 2]).is_none(), "taking a page forgets its name");
+    }
+
+    #[test]
+    fn pages_nobody_can_find_are_taken_again_before_those_that_hold_a_beginning() {
+        let mut pool = PagePool::new(5);
+        let mut held: Vec<PageId> = std::iter::from_fn(|| pool.take()).take(4).collect();
+        let [named, twin, ..] = held[..] else { panic!("four pages") };
+        let hash = pool.hash(PageHash::root(None), &[1, 2]);
+        pool.name(named, hash, &[1, 2]);
+        pool.name(twin, hash, &[1, 2]);
+        let nameless = held[2..].to_vec();
+        pool.give_back(&mut held);
+        assert_eq!([pool.take(), pool.take(), pool.take()], [Some(twin), Some(nameless[0]), Some(nameless[1])]);
+        assert_eq!(pool.find(hash, &[1, 2]), Some(named));
     }
 
     proptest! {
