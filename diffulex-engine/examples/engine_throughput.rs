@@ -1,26 +1,34 @@
 //! Tokens per second of the engine alone, for one and for many requests at once.
 //!
-//! `cargo run --release --example engine_throughput -- MODEL_FOLDER [N_REQUESTS ...]`
+//! `cargo run --release --example engine_throughput -- MODEL_FOLDER [int8|int4] [N_REQUESTS ...]`
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
+use diffulex_engine::{Engine, EngineOptions, ModelFiles, Quantization, ServingEngine};
 use diffulex_protocol::{ChatMessage, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput};
 
 /// Rounds of each size; the median is printed.
 const N_ROUNDS: usize = 9;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().ok_or("usage: engine_throughput MODEL_FOLDER [N_REQUESTS ...]")?;
+    let mut arguments = std::env::args().skip(1).peekable();
+    let folder = arguments.next().ok_or("usage: engine_throughput MODEL_FOLDER [int8|int4] [N_REQUESTS ...]")?;
+    let quantization = match arguments.peek().map(String::as_str) {
+        Some("int8") => Quantization::Int8,
+        Some("int4") => Quantization::Int4,
+        _ => Quantization::None,
+    };
+    if quantization != Quantization::None {
+        arguments.next();
+    }
     let mut sizes = arguments.map(|size| size.parse()).collect::<Result<Vec<usize>, _>>()?;
     if sizes.is_empty() {
         sizes = vec![1, 4, 8, 16, 32];
     }
-    let options = EngineOptions { prefix_caching: false, ..EngineOptions::default() };
+    let options = EngineOptions { prefix_caching: false, quantization, ..EngineOptions::default() };
     let mut engine = Engine::load(&ModelFiles::folder(folder)?, &options, &mut |_| {})?;
     println!("requests  tokens/s  ms/step  rows/step  tokens/forward");
     for size in sizes {

@@ -36,13 +36,15 @@ pub fn nearest(value: f32) -> i32 {
 #[inline(always)]
 pub fn scale_int8(values: &[f32]) -> f32 {
     // Magnitudes are ordered as their bits are, in which infinity and what is no number come last.
+    let (vectors, rest) = values.as_chunks::<LANES>();
     let mut lanes = [0u32; LANES];
-    for values in values.chunks(LANES) {
-        for (largest, value) in lanes.iter_mut().zip(values) {
-            *largest = (*largest).max(value.abs().to_bits());
+    for vector in vectors {
+        for lane in 0..LANES {
+            lanes[lane] = lanes[lane].max(vector[lane].abs().to_bits());
         }
     }
-    f32::from_bits(lanes.into_iter().fold(0, u32::max)) / MAX_INT8
+    let rest = rest.iter().map(|value| value.abs().to_bits());
+    f32::from_bits(rest.chain(lanes).fold(0, u32::max)) / MAX_INT8
 }
 
 /// What values are multiplied with where they are divided by `scale`; 0 where all of them are 0.

@@ -7,6 +7,7 @@
 //! multiples of their length, so that a query's result depends neither on the queries beside it nor on the page size.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use super::packed::{bf16, unbf16};
 use super::threads::Pool;
@@ -86,19 +87,48 @@ struct KeysValues<E> {
 }
 
 impl<E: Element> KeysValues<E> {
-    fn store(&mut self, shape: CacheShape, k: &Rows, v: &Rows, slots: &[u32]) {
-        let CacheShape { n_kv_heads, head_dim, .. } = shape;
-        let group = group_len(shape.page_size);
-        for (row, slot) in slots.iter().enumerate() {
-            let (first, lane) = (*slot as usize / group * group * n_kv_heads * head_dim, *slot as usize % group);
-            for (component, value) in k.row(row).iter().enumerate() {
-                self.k[first + component * group + lane] = E::of(*value);
+    fn store(&mut self, pool: &Pool, shape: CacheShape, k: &Rows, v: &Rows, slots: &[u32]) {
+        let (keys, values) = (Mutex::new(&mut self.k), Mutex::new(&mut self.v));
+        let store = |part| {
+            // Each part is one task's.
+            if part == 0 {
+                store_keys(&mut keys.lock().unwrap_or_else(PoisonError::into_inner), shape, k, slots);
+            } else {
+                store_values(&mut values.lock().unwrap_or_else(PoisonError::into_inner), shape, v, slots);
             }
-            for (head, values) in v.row(row).chunks_exact(head_dim).enumerate() {
-                let place = first + (head * group + lane) * head_dim;
-                for (place, value) in self.v[place..place + head_dim].iter_mut().zip(values) {
-                    *place = E::of(*value);
-                }
+        };
+        if k.are_many() {
+            pool.run(2, &store);
+        } else {
+            (0..2).for_each(store);
+        }
+    }
+}
+
+/// Where the group of a slot begins, and the slot's place in it.
+fn place_of(slot: u32, shape: CacheShape) -> (usize, usize) {
+    let (slot, group) = (slot as usize, group_len(shape.page_size));
+    (slot / group * group * shape.n_kv_heads * shape.head_dim, slot % group)
+}
+
+fn store_keys<E: Element>(held: &mut [E], shape: CacheShape, k: &Rows, slots: &[u32]) {
+    let group = group_len(shape.page_size);
+    for (row, slot) in slots.iter().enumerate() {
+        let (first, lane) = place_of(*slot, shape);
+        for (component, value) in k.row(row).iter().enumerate() {
+            held[first + component * group + lane] = E::of(*value);
+        }
+    }
+}
+
+fn store_values<E: Element>(held: &mut [E], shape: CacheShape, v: &Rows, slots: &[u32]) {
+    let group = group_len(shape.page_size);
+    for (row, slot) in slots.iter().enumerate() {
+        let (first, lane) = place_of(*slot, shape);
+        for (head, values) in v.row(row).chunks_exact(shape.head_dim).enumerate() {
+            let place = first + (head * group + lane) * shape.head_dim;
+            for (place, value) in held[place..place + shape.head_dim].iter_mut().zip(values) {
+                *place = E::of(*value);
             }
         }
     }
@@ -116,10 +146,10 @@ impl LayerCache {
     }
 
     /// Writes K and V of each row to its slot.
-    pub(super) fn store(&mut self, k: &Rows, v: &Rows, slots: &[u32]) {
+    pub(super) fn store(&mut self, pool: &Pool, k: &Rows, v: &Rows, slots: &[u32]) {
         match &mut self.held {
-            Held::F32(held) => held.store(self.shape, k, v, slots),
-            Held::Bf16(held) => held.store(self.shape, k, v, slots),
+            Held::F32(held) => held.store(pool, self.shape, k, v, slots),
+            Held::Bf16(held) => held.store(pool, self.shape, k, v, slots),
         }
     }
 }
@@ -136,6 +166,8 @@ pub(super) fn attend(pool: &Pool, simd: Simd, q: &Rows, cache: &LayerCache, batc
     let shape = cache.shape;
     let heads_per_kv = batch.n_heads / shape.n_kv_heads;
     let mut tasks = Vec::new();
+    // Of each row, the first of its tasks, which are one for each K/V head, and its place among their rows.
+    let mut places = vec![(0, 0); q.n_rows()];
     let mut multiply_adds = 0;
     for sequence in batch.sequences {
         let mut start = sequence.rows.start;
@@ -143,6 +175,9 @@ pub(super) fn attend(pool: &Pool, simd: Simd, q: &Rows, cache: &LayerCache, batc
             let (rows, visible) = (start..start + run.len(), run[0] as usize);
             start = rows.end;
             multiply_adds += 2 * run.len() * visible * batch.n_heads * shape.head_dim;
+            for (place, row) in rows.clone().enumerate() {
+                places[row] = (tasks.len(), place);
+            }
             tasks.extend((0..shape.n_kv_heads).map(|kv_head| Task { sequence, rows: rows.clone(), visible, kv_head }));
         }
     }
@@ -170,11 +205,12 @@ pub(super) fn attend(pool: &Pool, simd: Simd, q: &Rows, cache: &LayerCache, batc
     };
     let mut out = q.scratch(q.n_rows(), batch.n_heads * shape.head_dim);
     let width = heads_per_kv * shape.head_dim;
-    for (task, output) in tasks.iter().zip(&outputs) {
-        for (row, output) in task.rows.clone().zip(output.chunks_exact(width)) {
-            out.row_mut(row)[task.kv_head * width..(task.kv_head + 1) * width].copy_from_slice(output);
+    out.each(pool, |row, values| {
+        let (first, place) = places[row];
+        for (values, output) in values.chunks_exact_mut(width).zip(&outputs[first..]) {
+            values.copy_from_slice(&output[place * width..(place + 1) * width]);
         }
-    }
+    });
     out
 }
 

@@ -67,24 +67,38 @@ unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usiz
     let mut groups = row.chunks(QUAD * quads_per_group);
     for (start, quads) in starts.iter_mut().zip(quads.chunks_mut(quads_per_group)) {
         let mut sums = [0i32; PANEL];
-        let mut vectors = groups.next().unwrap_or_default().chunks(PANEL);
-        for words in quads.chunks_mut(PANEL / QUAD) {
-            let mut values = [0i32; PANEL];
-            for (value, given) in values.iter_mut().zip(vectors.next().unwrap_or_default()) {
-                // The rounded inverse takes nothing beyond 127.4.
-                *value = nearest(*given * inverse);
-            }
-            for (sum, value) in sums.iter_mut().zip(values) {
-                *sum += value;
-            }
-            for (word, quad) in words.iter_mut().zip(values.as_chunks::<QUAD>().0) {
-                *word = f32::from_bits(u32::from_le_bytes(quad.map(|value| value as u8)));
-            }
+        let values = groups.next().unwrap_or_default();
+        let (vectors, last) = values.as_chunks::<PANEL>();
+        let (whole, rest) = quads.split_at_mut(vectors.len() * (PANEL / QUAD));
+        for (vector, words) in vectors.iter().zip(whole.as_chunks_mut().0) {
+            *words = quantize_vector(vector, inverse, &mut sums);
         }
+        // Where a row or a group ends inside a vector: less than one, and zeros up to a whole vector of weights.
+        let mut vector = [0.0; PANEL];
+        vector[..last.len()].copy_from_slice(last);
+        let words = quantize_vector(&vector, inverse, &mut sums);
+        rest.copy_from_slice(&words[..rest.len()]);
         let sum = sums.iter().sum::<i32>();
         let sum = if form.has_offsets() { sum } else { -form.zero() * sum };
         *start = f32::from_bits(sum as u32);
     }
+}
+
+/// The quads of some values of a row, which are added to `sums`. Written so that the compiler turns it into vectors.
+#[inline(always)]
+fn quantize_vector(vector: &[f32; PANEL], inverse: f32, sums: &mut [i32; PANEL]) -> [f32; PANEL / QUAD] {
+    let mut bytes = [0u8; PANEL];
+    for lane in 0..PANEL {
+        // The rounded inverse takes nothing beyond 127.4.
+        let value = nearest(vector[lane] * inverse);
+        sums[lane] += value;
+        bytes[lane] = value as u8;
+    }
+    let mut words = [0.0; PANEL / QUAD];
+    for (word, quad) in words.iter_mut().zip(bytes.as_chunks::<QUAD>().0) {
+        *word = f32::from_bits(u32::from_le_bytes(*quad));
+    }
+    words
 }
 
 /// All rows times the panels `start..end`, which belong to the caller's task.
@@ -238,7 +252,13 @@ impl<U> Products<'_, U> {
     unsafe fn write<V: Vector>(&self, row: usize, panel: usize, sum: V) {
         let scale = self.rows.words.row(row)[self.rows.n_quads + self.rows.n_groups];
         // SAFETY: passed on from the caller.
-        unsafe { self.output.write(row, panel, &sum.lanes().map(|lane| lane * scale)) };
+        unsafe {
+            let mut sums = sum.lanes();
+            for sum in &mut sums {
+                *sum *= scale;
+            }
+            self.output.write(row, panel, sums);
+        }
     }
 }
 

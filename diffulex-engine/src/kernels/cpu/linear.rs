@@ -195,15 +195,25 @@ impl Output<'_> {
     /// # Safety
     /// No other task has this panel.
     #[inline(always)]
-    pub(super) unsafe fn write(&self, row: usize, panel: usize, sums: &[f32; PANEL]) {
+    pub(super) unsafe fn write(&self, row: usize, panel: usize, mut sums: [f32; PANEL]) {
         let first = panel * PANEL;
         assert!(row < self.n_rows && (self.outs.start..self.outs.end).contains(&first));
         let n_lanes = PANEL.min(self.outs.end - first);
+        if let Some(bias) = self.bias {
+            for (sum, bias) in sums.iter_mut().zip(&bias[first..first + n_lanes]) {
+                *sum += bias;
+            }
+        }
         let place = row * self.outs.len() + first - self.outs.start;
-        for (lane, sum) in sums.iter().take(n_lanes).enumerate() {
-            let value = self.bias.map_or(*sum, |bias| sum + bias[first + lane]);
-            // SAFETY: inside the matrix, and in this task's columns.
-            unsafe { *self.start.add(place + lane) = value };
+        // SAFETY: inside the matrix, and in this task's columns.
+        unsafe {
+            let place = self.start.add(place);
+            // Nearly always a whole panel, which is one vector and not sixteen numbers.
+            if n_lanes == PANEL {
+                place.cast::<[f32; PANEL]>().write(sums);
+            } else {
+                place.copy_from_nonoverlapping(sums.as_ptr(), n_lanes);
+            }
         }
     }
 }
@@ -367,6 +377,6 @@ impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
     #[inline(always)]
     unsafe fn finish(&self, row: usize, panel: usize, sum: V) {
         // SAFETY: passed on from the caller.
-        unsafe { self.output.write(row, panel, &sum.lanes()) };
+        unsafe { self.output.write(row, panel, sum.lanes()) };
     }
 }

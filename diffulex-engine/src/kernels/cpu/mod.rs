@@ -135,8 +135,11 @@ impl Ops for CpuOps {
     }
 
     fn rms_norm(&self, x: &Rows, weight: &Vec<f32>, eps: f32) -> Result<Rows, StepError> {
-        let mut out = x.clone();
-        out.each(&self.pool, |_, row| self.simd.rms_norm(row, weight, eps));
+        let mut out = x.scratch(x.n_rows(), x.width());
+        out.each(&self.pool, |row, values| {
+            values.copy_from_slice(x.row(row));
+            self.simd.rms_norm(values, weight, eps);
+        });
         Ok(out)
     }
 
@@ -146,9 +149,11 @@ impl Ops for CpuOps {
     }
 
     fn add(&self, x: &mut Rows, y: &Rows) -> Result<(), StepError> {
-        for (x, y) in x.values_mut().iter_mut().zip(y.values()) {
-            *x += y;
-        }
+        x.each(&self.pool, |row, values| {
+            for (x, y) in values.iter_mut().zip(y.row(row)) {
+                *x += y;
+            }
+        });
         Ok(())
     }
 
@@ -162,12 +167,12 @@ impl Ops for CpuOps {
     }
 
     fn scale(&self, x: &mut Rows, factor: f32) -> Result<(), StepError> {
-        x.values_mut().iter_mut().for_each(|value| *value *= factor);
+        x.each(&self.pool, |_, values| values.iter_mut().for_each(|value| *value *= factor));
         Ok(())
     }
 
     fn soft_cap(&self, x: &mut Rows, cap: f32) -> Result<(), StepError> {
-        self.simd.soft_cap(x.values_mut(), cap);
+        x.each(&self.pool, |_, values| self.simd.soft_cap(values, cap));
         Ok(())
     }
 
@@ -196,7 +201,7 @@ impl Ops for CpuOps {
     }
 
     fn store(&self, cache: &mut CpuCache, layer: usize, k: &Rows, v: &Rows, slots: &[u32]) -> Result<(), StepError> {
-        cache.layers[layer].store(k, v, slots);
+        cache.layers[layer].store(&self.pool, k, v, slots);
         Ok(())
     }
 

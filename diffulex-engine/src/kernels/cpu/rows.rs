@@ -107,13 +107,18 @@ impl Rows {
         &self.values
     }
 
+    /// Enough that work on them is worth sharing.
+    pub(super) fn are_many(&self) -> bool {
+        self.values.len() >= PARALLEL_VALUES
+    }
+
     /// `work` on every row and its number, on several threads where there is enough to do.
     pub(super) fn each(&mut self, pool: &Pool, work: impl Fn(usize, &mut [f32]) + Sync) {
         let width = self.width;
-        if self.values.len() < PARALLEL_VALUES {
-            self.values.chunks_exact_mut(width).enumerate().for_each(|(row, values)| work(row, values));
-        } else {
+        if self.are_many() {
             pool.chunks(&mut self.values, width, work);
+        } else {
+            self.values.chunks_exact_mut(width).enumerate().for_each(|(row, values)| work(row, values));
         }
     }
 

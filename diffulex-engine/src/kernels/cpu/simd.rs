@@ -297,7 +297,10 @@ fn max(x: &[f32]) -> f32 {
             lanes[lane] = larger(chunk[lane], lanes[lane]);
         }
     }
-    rest.iter().chain(&lanes).copied().fold(f32::NEG_INFINITY, larger)
+    for (lane, x) in rest.iter().enumerate() {
+        lanes[lane] = larger(*x, lanes[lane]);
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
 }
 
 #[inline(always)]
@@ -310,10 +313,8 @@ fn exp_sub_sum(x: &mut [f32], top: f32) -> f32 {
             lanes[lane] += chunk[lane];
         }
     }
-    for (lane, x) in rest.iter_mut().enumerate() {
-        *x = exp(*x - top);
-        lanes[lane] += *x;
-    }
+    let last = exp_sub_rest(rest, top, &mut lanes);
+    rest.copy_from_slice(&last[..rest.len()]);
     fold(lanes)
 }
 
@@ -326,10 +327,20 @@ fn sum_exp_sub(x: &[f32], top: f32) -> f32 {
             lanes[lane] += exp(chunk[lane] - top);
         }
     }
-    for (lane, x) in rest.iter().enumerate() {
-        lanes[lane] += exp(*x - top);
-    }
+    exp_sub_rest(rest, top, &mut lanes);
     fold(lanes)
+}
+
+/// `exp(x - top)` of less than a vector, which are added to `lanes`: all lanes at once, because one takes as long alone.
+#[inline(always)]
+fn exp_sub_rest(rest: &[f32], top: f32, lanes: &mut [f32; LANES]) -> [f32; LANES] {
+    let mut last = [top; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    for lane in 0..LANES {
+        last[lane] = exp(last[lane] - top);
+        lanes[lane] += if lane < rest.len() { last[lane] } else { 0.0 };
+    }
+    last
 }
 
 /// `e^x` to 2 units in the last place, without branches so that it vectorises.
