@@ -32,6 +32,12 @@ const REQUEST_BAR_US: f64 = 25.0;
 const EVENT_BAR_US: f64 = 3.0;
 const CADENCE_BAR: f64 = 0.99;
 
+/// Routes and what is asked of them.
+const SMALL_REQUESTS: [(&str, &str); 2] = [
+    ("/generate", r#"{"prompt":"Hello there","max_tokens":8}"#),
+    ("/v1/chat/completions", r#"{"messages":[{"role":"user","content":"Hello there"}],"max_tokens":8}"#),
+];
+
 /// The program's own allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -268,20 +274,25 @@ fn measure(scale: f64, only: Option<String>) -> Result<(), String> {
     };
 
     let scaled = |count: f64| (count * scale).max(1.0) as usize;
-    server.requests(4, scaled(500.0))?;
-    for n_connections in [1, 16, 128].into_iter().filter(|_| is_asked("request")) {
-        let n_each = scaled(20_000.0) / n_connections;
-        let (cpu, wall) = server.requests(n_connections, n_each)?;
-        let n = (n_connections * n_each) as f64;
-        let (us, parts) = cpu.each(n);
-        tell(
-            &mut out,
-            format!(
-                "request, {n_connections:>3} connections: {us:6.2} us CPU each ({parts}; bar {REQUEST_BAR_US}), {:.0}/s, n = {n}",
-                n / wall.as_secs_f64()
-            ),
-            us <= REQUEST_BAR_US,
-        );
+    for (path, body) in SMALL_REQUESTS {
+        server.requests(&http_request(path, body), 4, scaled(500.0))?;
+    }
+    for (path, body) in SMALL_REQUESTS.into_iter().filter(|_| is_asked("request")) {
+        for n_connections in [1, 16, 128] {
+            let n_each = scaled(20_000.0) / n_connections;
+            let (cpu, wall) = server.requests(&http_request(path, body), n_connections, n_each)?;
+            let n = (n_connections * n_each) as f64;
+            let (us, parts) = cpu.each(n);
+            tell(
+                &mut out,
+                format!(
+                    "{path:<20} {n_connections:>3} connections: {us:6.2} us CPU each \
+                     ({parts}; bar {REQUEST_BAR_US}), {:.0}/s, n = {n}",
+                    n / wall.as_secs_f64()
+                ),
+                us <= REQUEST_BAR_US,
+            );
+        }
     }
     for (mode, name) in [(StreamMode::BlockAppend, "block_append"), (StreamMode::Denoise, "denoise")]
         .into_iter()
@@ -453,10 +464,8 @@ impl Server {
         runtime.block_on(futures::future::try_join_all((0..n_clients).map(|_| client())))
     }
 
-    /// Small requests, `n_each` one after the other on each of `n_connections`.
-    fn requests(&self, n_connections: usize, n_each: usize) -> Result<(Cpu, Duration), String> {
-        let body = r#"{"messages":[{"role":"user","content":"Hello there"}],"max_tokens":8}"#;
-        let request = http_request("/v1/chat/completions", body);
+    /// The same request, `n_each` times one after the other on each of `n_connections`.
+    fn requests(&self, request: &str, n_connections: usize, n_each: usize) -> Result<(Cpu, Duration), String> {
         let (cpu, started) = (self.cpu()?, Instant::now());
         self.run_clients(n_connections, async || {
             let mut socket = self.connect().await?;
