@@ -185,6 +185,9 @@ fn logprobs_come_with_every_token() {
     let entries = whole["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
     assert_eq!(entries.len(), 12);
     assert!(entries.iter().all(|entry| entry["logprob"].as_f64().unwrap() <= 0.0));
+    let bytes = entries.iter().flat_map(|entry| entry["bytes"].as_array().unwrap());
+    let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
+    assert_eq!(String::from_utf8_lossy(&bytes), whole["choices"][0]["message"]["content"].as_str().unwrap());
     for mode in ["block_append", "denoise"] {
         let frames = done(
             &server.post("/v1/chat/completions", &chat(json!({"logprobs": true, "stream": true, "stream_mode": mode}))),

@@ -105,6 +105,17 @@ impl TextModel {
         self.decode(&[id])
     }
 
+    /// The bytes that one token stands for, which may be a part of a character's.
+    pub fn bytes(&self, id: u32) -> Vec<u8> {
+        let piece = self.piece(id);
+        if piece.contains(char::REPLACEMENT_CHARACTER)
+            && let Some(bytes) = self.token(id).and_then(|token| bytes_written(&token))
+        {
+            return bytes;
+        }
+        piece.into_bytes()
+    }
+
     /// A token as the vocabulary writes it, special tokens included.
     pub fn token(&self, id: u32) -> Option<String> {
         self.tokenizer.id_to_token(id)
@@ -128,6 +139,24 @@ impl TextModel {
     /// One more than the largest id.
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
+    }
+}
+
+/// What a token stands for where the vocabulary writes bytes: `<0xE6>` in SentencePiece's, a letter for each in GPT-2's.
+fn bytes_written(token: &str) -> Option<Vec<u8>> {
+    if let Some(digits) = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')) {
+        return u8::from_str_radix(digits, 16).ok().map(|byte| vec![byte]);
+    }
+    token.chars().map(byte_of_letter).collect()
+}
+
+/// GPT-2's alphabet of bytes (`bytes_to_unicode` of its encoder.py): those that print are themselves, the others follow in
+/// order from U+0100 on.
+fn byte_of_letter(letter: char) -> Option<u8> {
+    let prints = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u8::try_from(letter) {
+        Ok(byte) => Some(byte).filter(prints),
+        Err(_) => (0..=u8::MAX).filter(|byte| !prints(byte)).nth((u32::from(letter) - 0x100) as usize),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Tokenizer, chat template and incremental detokenisation against Hugging Face's.
 
+use std::sync::LazyLock;
+
 use diffulex_engine::text::Detokenizer;
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::ChatMessage;
@@ -7,8 +9,11 @@ use proptest::prelude::*;
 
 use crate::harness::{Files, golden, json};
 
-fn text_model() -> TextModel {
-    TextModel::load(&ModelFiles::folder(golden("tokenizer")).unwrap()).unwrap()
+/// Loaded once: a property asks for it hundreds of times.
+fn text_model() -> &'static TextModel {
+    static TEXT: LazyLock<TextModel> =
+        LazyLock::new(|| TextModel::load(&ModelFiles::folder(golden("tokenizer")).unwrap()).unwrap());
+    &TEXT
 }
 
 fn ids(value: &serde_json::Value) -> Vec<u32> {
@@ -165,6 +170,15 @@ fn characters_of_single_bytes_come_whole() {
     }
 }
 
+#[test]
+fn the_bytes_of_tokens_are_those_of_the_text() {
+    let source = "a😀 b漢字é\n\u{301}\u{fffd}c";
+    for text in [text_model(), &falling_back_to_bytes()] {
+        let bytes: Vec<u8> = text.encode(source).unwrap().into_iter().flat_map(|id| text.bytes(id)).collect();
+        assert_eq!(bytes, source.as_bytes());
+    }
+}
+
 proptest! {
     /// However ids arrive, the pieces joined are the text, and no character is split.
     #[test]
@@ -175,13 +189,13 @@ proptest! {
         let (mut joined, mut at) = (String::new(), 0);
         for cut in cuts {
             let end = (at + cut).min(ids.len());
-            let piece = detokenizer.push(&text, &ids[at..end]);
+            let piece = detokenizer.push(text, &ids[at..end]);
             prop_assert!(!piece.contains(char::REPLACEMENT_CHARACTER));
             joined.push_str(&piece);
             at = end;
         }
-        joined.push_str(&detokenizer.push(&text, &ids[at..]));
-        joined.push_str(&detokenizer.finish(&text));
+        joined.push_str(&detokenizer.push(text, &ids[at..]));
+        joined.push_str(&detokenizer.finish(text));
         prop_assert_eq!(joined, text.decode(&ids));
     }
 
@@ -190,8 +204,8 @@ proptest! {
     fn any_ids_join_to_their_decoding(ids in proptest::collection::vec(0u32..511, 0..60)) {
         let text = text_model();
         let mut detokenizer = Detokenizer::default();
-        let mut joined = detokenizer.push(&text, &ids);
-        joined.push_str(&detokenizer.finish(&text));
+        let mut joined = detokenizer.push(text, &ids);
+        joined.push_str(&detokenizer.finish(text));
         prop_assert_eq!(joined, text.decode(&ids));
     }
 }

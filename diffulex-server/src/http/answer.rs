@@ -113,7 +113,7 @@ pub(super) struct TokenLogprob {
     pub(super) token: String,
     /// Natural logarithm, 0 at most.
     pub(super) logprob: f32,
-    /// The token's bytes.
+    /// The token's bytes; where it is a part of a character, that part.
     pub(super) bytes: Vec<u8>,
     /// Always empty: alternatives are not kept.
     pub(super) top_logprobs: [(); 0],
@@ -145,10 +145,9 @@ pub(super) fn token_logprobs(text: &TextModel, token_ids: &[u32], confidences: &
         .iter()
         .zip(confidences)
         .map(|(id, confidence)| {
-            let token = text.piece(*id);
             // A probability of exactly 0 would be -inf, which is no JSON number.
             let logprob = confidence.max(f32::MIN_POSITIVE).ln();
-            TokenLogprob { bytes: token.clone().into_bytes(), token, logprob, top_logprobs: [] }
+            TokenLogprob { token: text.piece(*id), bytes: text.bytes(*id), logprob, top_logprobs: [] }
         })
         .collect()
 }

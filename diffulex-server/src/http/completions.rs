@@ -112,7 +112,8 @@ impl Logprobs {
         let entries = token_logprobs(frontend.text(), token_ids, confidences);
         let text_offset = entries.iter().map(|entry| {
             let start = *offset;
-            *offset += entry.token.chars().count();
+            // A character counts where it begins, however many tokens it is.
+            *offset += entry.bytes.iter().filter(|byte| !is_continuation(**byte)).count();
             start
         });
         let text_offset = text_offset.collect();
@@ -124,6 +125,11 @@ impl Logprobs {
             text_offset,
         }
     }
+}
+
+/// A byte of UTF-8 that no character begins with.
+fn is_continuation(byte: u8) -> bool {
+    byte & 0b1100_0000 == 0b1000_0000
 }
 
 /// How far a streamed choice is.
