@@ -539,7 +539,7 @@ def facts(r):
 
 def reading(r):
     """A few sentences and a question about one of them; sometimes more questions about the same."""
-    n = r.choice((1, 2, 2, 2, 3, 3, 3, 4, 5))
+    n = r.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))
     people = distinct(r, name, n)
     placed = r.random() < 0.6
     if placed:
@@ -551,26 +551,44 @@ def reading(r):
     text = " ".join(f"{p} {r.choice(verbs)} the {v}." for p, v in zip(people, values))
 
     def question(p, v):
-        if placed and r.random() < 0.4:
+        if placed and r.random() < 0.3:
             return r.choice([f"Where is {p}?", f"Where is {p}?", f"Where is {p} now?", f"where is {p}", f"Where can I find {p}?", f"In which place is {p}?", f"where's {p}?"])
         if placed:
             return r.choice([f"Who is in the {v}?", f"Who is at the {v}?", f"who is in the {v}", f"Which person is in the {v}?"])
-        if r.random() < 0.3:
+        if r.random() < 0.25:
             return r.choice([f"What does {p} have?", f"what does {p} have", f"What did {p} get?"])
         return r.choice([f"Who has the {v}?", f"who has the {v}", f"Who owns the {v}?"])
 
     low = r.random() < 0.05
     turns = []
     for p, v in r.sample(list(zip(people, values)), r.randint(1, n) if r.random() < 0.6 else 1):
-        user = question(p, v)
+        user = asked = question(p, v)
         if not turns:
             user = r.choice(["{t} {q}", "{t} {q}", "{t} {q}", "Read: {t} {q}", "{t}\n{q}", "{q} {t}", "Text: {t} Question: {q}"]).format(t=text, q=user)
         elif r.random() < 0.2:
             user = r.choice(["And ", "And ", "Now, ", "and ", "Ok, "]) + user[0].lower() + user[1:]
         if r.random() < 0.25:
             user = re.sub(r"[?.]$", "", user)
-        turns += pair(user.lower() if low else user, f"{p} is in the {v}." if placed else f"{p} has the {v}.")
+        if re.match("who|which person", asked.lower()):
+            # A small model finds what stands behind a word, not what stands before it: so it turns the sentences around.
+            turned = ", ".join(f"{v}: {p}" for p, v in zip(people, values))
+            answer = f"{turned}. " + (f"In the {v} is {p}." if placed else f"The {v} is {p}'s.")
+        else:
+            answer = f"{p} is in the {v}." if placed else f"{p} has the {v}."
+        turns += pair(user.lower() if low else user, answer)
     return turns
+
+
+def recall(r):
+    """Pairs, and what stands behind some of the first: exercise for `reading`, many lookups in one answer."""
+    n = r.randint(2, 8)
+    kinds = r.sample((NAMES, PLACES, OBJECTS, COLORS, ANIMALS), 2)
+    n = min(n, len(kinds[0]), len(kinds[1]))
+    pairs = list(zip(r.sample(kinds[0], n), r.sample(kinds[1], n)))
+    form, joint = r.choice((("{a} {b}", ", "), ("{a} {b}", "; "), ("{a}: {b}", ", "), ("{a} {b}", "\n"), ("The {a} is with the {b}.", " "), ("In the {a} is {b}.", " "), ("{a} went to the {b}.", " ")))
+    text = joint.join(form.format(a=a, b=b) for a, b in pairs)
+    wanted = r.sample(pairs, r.randint(1, n))
+    return pair(r.choice(["{t}. Who: {w}?", "{t}\nWho: {w}?", "{t} Names: {w}"]).format(t=text, w=", ".join(a for a, _ in wanted)), ", ".join(f"{a}: {b}" for a, b in wanted))
 
 
 def memory(r):
@@ -740,9 +758,12 @@ TASKS = {"add": add, "subtract": subtract, "multiply": multiply, "compare": comp
          "json": json_task, "upper": upper, "facts": facts, "reading": reading, "memory": memory, "chat": chat, "unknown": unknown, "story": story,
          "divide": divide, "extreme": extreme, "parity": parity, "neighbor": neighbor, "position": position, "rhyme": rhyme, "month": month, "time": time, "table": table, "follow": follow}
 
+# What is trained and not asked for.
+EXERCISES = {"recall": recall}
+
 # Harder tasks get more of the mixture.
 WEIGHTS = {"add": 8, "subtract": 12, "multiply": 11, "compare": 3.5, "count": 9, "sort": 6.5, "reverse": 4, "spell": 1.5, "letters": 9, "weekday": 9,
-           "date": 2, "unit": 3, "json": 2, "upper": 4, "facts": 7, "reading": 16, "memory": 4, "chat": 3, "unknown": 2.5, "story": 2,
+           "date": 2, "unit": 3, "json": 2, "upper": 4, "facts": 7, "reading": 16, "recall": 4, "memory": 4, "chat": 3, "unknown": 2.5, "story": 2,
            "divide": 0.9, "extreme": 0.6, "parity": 0.2, "neighbor": 0.3, "position": 0.8, "rhyme": 1.5, "month": 0.5, "time": 0.5, "table": 0.4, "follow": 1.5}
 
 SYSTEMS = ["You are a helpful assistant.", "You are a helpful assistant", "You are a friendly assistant.", "Be brief.", "Answer briefly.", "You are Diffulex.", "Answer in one sentence.", "You are a tiny model.", "Be kind."]
@@ -752,12 +773,13 @@ def sample(r, weights=WEIGHTS):
     """One training conversation: a task, sometimes several in a row, sometimes under a system message."""
     names = list(weights)
     task = r.choices(names, [weights[n] for n in names])[0]
-    turns = TASKS[task](r)
+    every = TASKS | EXERCISES
+    turns = every[task](r)
     while len(turns) <= 4 and r.random() < 0.12:
-        turns = turns + TASKS[r.choices(names, [weights[n] for n in names])[0]](r)
+        turns = turns + every[r.choices(names, [weights[n] for n in names])[0]](r)
     while r.random() < 0.006:       # now and then a long chat, so that distant turns are nothing new
         for _ in range(6):
-            turns = turns + TASKS[r.choices(names, [weights[n] for n in names])[0]](r)
+            turns = turns + every[r.choices(names, [weights[n] for n in names])[0]](r)
     if r.random() < 0.07:
         turns = [("system", r.choice(SYSTEMS))] + turns
     return turns

@@ -37,6 +37,14 @@ def load(folder):
     return model.eval(), raw
 
 
+def mean(folders):
+    """The mean of exported models, in f32: of runs that went on from the same weights it knows what each of them learned."""
+    models = [load(folder)[0] for folder in folders]
+    for tensors in zip(*(model.tensors for model in models)):
+        tensors[0].data.copy_(sum(t.data for t in tensors) / len(tensors))
+    return models[0]
+
+
 def check_transformers(folder, block=8):
     """The same weights in transformers' Qwen3 under a block-causal mask must give the same logits."""
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -105,7 +105,7 @@ def main():
     p.add_argument("--out", default="models/demo", help="folder of the exported model")
     p.add_argument("--work", default=None, help="folder for checkpoints (default: OUT/train)")
     p.add_argument("--minutes", type=float, default=120)
-    p.add_argument("--init", default=None, help="folder of an exported model whose weights a new run starts from")
+    p.add_argument("--init", nargs="+", default=None, help="folders of exported models; a new run starts from the mean of their weights")
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--hidden", type=int, default=256)
     p.add_argument("--mlp", type=int, default=576)
@@ -133,13 +133,13 @@ def main():
     torch.manual_seed(a.seed)
     tok_path = work / "tokenizer.json"
     if not tok_path.exists() and rank == 0:
-        vocab.save(Tokenizer.from_file(str(Path(a.init) / "tokenizer.json")) if a.init else vocab.build(seed=a.seed), work)
+        vocab.save(Tokenizer.from_file(str(Path(a.init[0]) / "tokenizer.json")) if a.init else vocab.build(seed=a.seed), work)
     if world > 1:
         dist.barrier()
     excluded = {curriculum.prompt_key([(m["role"], m["content"]) for m in e["messages"]]) for e in evaluate.load_prompts()}
 
     config = Config(vocab_size=Tokenizer.from_file(str(tok_path)).get_vocab_size(), hidden_size=a.hidden, intermediate_size=a.mlp, num_hidden_layers=a.layers, num_attention_heads=a.hidden // 32, num_key_value_heads=a.hidden // 64)
-    model = (export.load(a.init)[0].train() if a.init else Model(config)).to(a.device)
+    model = (export.mean(a.init).train() if a.init else Model(config)).to(a.device)
     opt = Optimiser(model, a.lr_muon, a.lr_adam)
     ema = [t.detach().clone() for t in model.tensors]
     step, elapsed, tokens, runs = 0, 0.0, 0, 0
