@@ -147,7 +147,8 @@ pub(super) fn token_logprobs(text: &TextModel, token_ids: &[u32], confidences: &
         .map(|(id, confidence)| {
             // A probability of exactly 0 would be -inf, which is no JSON number.
             let logprob = confidence.max(f32::MIN_POSITIVE).ln();
-            TokenLogprob { token: text.piece(*id), bytes: text.bytes(*id), logprob, top_logprobs: [] }
+            let bytes = text.bytes(*id);
+            TokenLogprob { token: String::from_utf8_lossy(&bytes).into_owned(), bytes, logprob, top_logprobs: [] }
         })
         .collect()
 }

@@ -74,10 +74,12 @@ unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usiz
             *words = quantize_vector(vector, inverse, &mut sums);
         }
         // Where a row or a group ends inside a vector: less than one, and zeros up to a whole vector of weights.
-        let mut vector = [0.0; PANEL];
-        vector[..last.len()].copy_from_slice(last);
-        let words = quantize_vector(&vector, inverse, &mut sums);
-        rest.copy_from_slice(&words[..rest.len()]);
+        if !rest.is_empty() {
+            let mut vector = [0.0; PANEL];
+            vector[..last.len()].copy_from_slice(last);
+            let words = quantize_vector(&vector, inverse, &mut sums);
+            rest.copy_from_slice(&words[..rest.len()]);
+        }
         let sum = sums.iter().sum::<i32>();
         let sum = if form.has_offsets() { sum } else { -form.zero() * sum };
         *start = f32::from_bits(sum as u32);

@@ -335,6 +335,9 @@ fn sum_exp_sub(x: &[f32], top: f32) -> f32 {
 #[inline(always)]
 fn exp_sub_rest(rest: &[f32], top: f32, lanes: &mut [f32; LANES]) -> [f32; LANES] {
     let mut last = [top; LANES];
+    if rest.is_empty() {
+        return last;
+    }
     last[..rest.len()].copy_from_slice(rest);
     for lane in 0..LANES {
         last[lane] = exp(last[lane] - top);
