@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::config::EngineOptions;
 use crate::models::AdapterId;
 
 /// Longest name in bytes. Chosen by us: it is a model name in every request and every list.
@@ -20,15 +21,31 @@ pub(crate) struct Named {
 }
 
 /// The adapters that requests may name.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AdapterTable {
+    max_adapters: usize,
+    max_bytes: u64,
     by_name: BTreeMap<String, Named>,
+    /// Bytes of each on the device, of retired ones, too.
+    n_bytes: BTreeMap<AdapterId, u64>,
     /// Unloaded, with requests that still have them.
     retired: BTreeSet<AdapterId>,
     next_id: AdapterId,
 }
 
 impl AdapterTable {
+    /// An empty table with the limits that `options` set.
+    pub(crate) fn new(options: &EngineOptions) -> Self {
+        Self {
+            max_adapters: options.max_loaded_loras as usize,
+            max_bytes: options.max_lora_bytes,
+            by_name: BTreeMap::new(),
+            n_bytes: BTreeMap::new(),
+            retired: BTreeSet::new(),
+            next_id: 0,
+        }
+    }
+
     /// The adapter called `name`.
     pub(crate) fn find(&self, name: &str) -> Option<Named> {
         self.by_name.get(name).copied()
@@ -39,20 +56,28 @@ impl AdapterTable {
         self.by_name.keys().map(String::as_str)
     }
 
-    /// An id for an adapter that is to be called `name`, or why it cannot be.
-    pub(crate) fn new_id(&mut self, name: &str) -> Result<AdapterId, String> {
+    /// An id for an adapter that is to be called `name`, and the bytes that it may take, or why it cannot be loaded.
+    pub(crate) fn room(&mut self, name: &str) -> Result<(AdapterId, u64), String> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(format!("an adapter's name has 1 to {MAX_NAME_BYTES} bytes; this has {}", name.len()));
         }
         if self.by_name.contains_key(name) {
             return Err(format!("an adapter {name:?} is loaded already"));
         }
+        // Retired ones count: they leave the device with their last request.
+        let n_adapters = self.n_bytes.len();
+        if n_adapters >= self.max_adapters {
+            return Err(format!(
+                "{n_adapters} adapters are loaded, as many as --max-loaded-loras lets in; unload one first"
+            ));
+        }
         self.next_id += 1;
-        Ok(self.next_id)
+        Ok((self.next_id, self.max_bytes.saturating_sub(self.n_bytes.values().sum())))
     }
 
-    /// The adapter is loaded and called `name`.
-    pub(crate) fn add(&mut self, name: String, adapter: Named) {
+    /// The adapter is loaded, called `name` and takes `n_bytes`.
+    pub(crate) fn add(&mut self, name: String, adapter: Named, n_bytes: u64) {
+        self.n_bytes.insert(adapter.id, n_bytes);
         self.by_name.insert(name, adapter);
     }
 
@@ -65,6 +90,10 @@ impl AdapterTable {
 
     /// True, once, for a retired adapter that no request has any more.
     pub(crate) fn is_gone(&mut self, id: AdapterId, has_requests: bool) -> bool {
-        !has_requests && self.retired.remove(&id)
+        let is_gone = !has_requests && self.retired.remove(&id);
+        if is_gone {
+            self.n_bytes.remove(&id);
+        }
+        is_gone
     }
 }

@@ -3,7 +3,7 @@
 //! [`EngineOptions`] is the only place with defaults. [`EngineConfig::resolve`] runs once, with the model at hand, and
 //! nothing changes afterwards.
 
-use diffulex_protocol::{AdapterSource, DecodingOverrides};
+use diffulex_protocol::{AdapterSource, DecodingOverrides, OfferedRule};
 use diffulex_strategies::{
     AcceptRule, BlockEdit, CanvasRenoise, D2f, DiffusionGenerate, EditRule, FastDllmV2, KvReuse, Layout, MAX_TOP_K,
     Merge, MergeMode, MultiBlock, MultiBlockConfig, Score, SemiAutoregressive, Strategy, StrategyKind, TokenMerge,
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
 use crate::kernels::KvType;
+use crate::memory::{PoolWish, Room};
 use crate::models::families::NetworkKind;
 use crate::models::{AttentionKind, Family, LogitAlignment, ModelSpec};
 use crate::text::TextModel;
@@ -25,7 +26,7 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU's kernels.
     Cpu,
-    /// The slow, plainly right path: candle on the CPU. For tests and for doubts.
+    /// Slow and simple, for checking the others: candle on the CPU.
     Reference,
     /// A CUDA device by index.
     Cuda(u32),
@@ -44,7 +45,7 @@ impl std::str::FromStr for DeviceChoice {
                 .strip_prefix("cuda:")
                 .and_then(|index| index.parse().ok())
                 .map(Self::Cuda)
-                .ok_or_else(|| format!("expected auto, cpu, reference, cuda or cuda:INDEX, got {text:?}")),
+                .ok_or_else(|| format!("expected auto, cpu or reference, got {text:?}")),
         }
     }
 }
@@ -107,7 +108,8 @@ pub struct EngineOptions {
     pub max_num_batched_tokens: u32,
     /// Tokens of one KV page.
     pub page_size: u32,
-    /// Size of the KV pool in bytes; `None`: enough for every request of the batch at full length, 1 GiB at most.
+    /// Size of the KV pool in bytes; `None`: enough for every request of the batch at full length, 1 GiB and half of the
+    /// memory that is left at most.
     pub kv_cache_bytes: Option<u64>,
     /// How to hold K and V; `Auto` is what [`crate::kernels::WeightType::kv_type`] says.
     pub kv_cache_dtype: DtypeChoice,
@@ -121,6 +123,10 @@ pub struct EngineOptions {
     pub quantization: Quantization,
     /// Adapters that requests may name, loaded at the start; more may come and go while the engine runs.
     pub adapters: Vec<AdapterSource>,
+    /// Adapters that may be loaded at a time.
+    pub max_loaded_loras: u32,
+    /// Bytes of all of them together, in memory and as files.
+    pub max_lora_bytes: u64,
     /// Folder of an adapter to add to the weights as they are loaded; `None`: the one in the model's own folder, if there
     /// is one.
     pub merged_adapter: Option<String>,
@@ -148,6 +154,10 @@ impl Default for EngineOptions {
             dtype: DtypeChoice::Auto,
             quantization: Quantization::None,
             adapters: Vec::new(),
+            // Chosen by us. Requests wait while an adapter is loaded: this is a second or two of reading at worst, and holds a
+            // dozen adapters of rank 16 for a network of 8 billion weights.
+            max_loaded_loras: 64,
+            max_lora_bytes: 2 << 30,
             merged_adapter: None,
             threads: None,
         }
@@ -230,9 +240,6 @@ pub struct EngineConfig {
     pub n_sampleable: usize,
 }
 
-/// Bytes of the KV pool where nobody sets them, at most. Chosen by us: memory is taken as it is used.
-const DEFAULT_KV_CACHE_BYTES: u64 = 1 << 30;
-
 /// The longest block: the largest SDAR variant's.
 pub(crate) const MAX_BLOCK_SIZE: usize = 64;
 
@@ -261,43 +268,50 @@ impl EngineConfig {
         }
     }
 
-    /// The options as they act for a model whose files hold `generation`. The error names the option and what would work.
+    /// The options as they act for a model whose files hold `generation`, where `room` is left in memory. The error names the
+    /// option and what would work.
     pub fn resolve(
         options: &EngineOptions,
         spec: &ModelSpec,
         text: &TextModel,
         generation: &GenerationConfig,
+        room: Option<&Room>,
     ) -> Result<Self, String> {
         let family = spec.family;
         let kind = Self::strategy_kind(options, spec)?;
         let layout = kind.layout();
         let block_size = options.block_size.map(|size| size as usize).or(spec.block_size).unwrap_or(family.block_size);
         let max_model_len = (options.max_model_len as usize).min(spec.max_positions);
+        let whose = if options.block_size.is_some() { "--block-size" } else { "the model's block size" };
+        let out_of = |most: usize| Err(format!("{whose}: must be 1 to {most}, got {block_size}"));
         match layout {
             Layout::BlockCausal | Layout::PromptFirst if !(1..=MAX_BLOCK_SIZE).contains(&block_size) => {
-                return Err(format!("block size {block_size} is not in 1..={MAX_BLOCK_SIZE}"));
+                return out_of(MAX_BLOCK_SIZE);
             }
             // Nothing is aligned to such blocks; LLaDA's own default is 128.
             Layout::WholeAnswer if !(1..=max_model_len).contains(&block_size) => {
-                return Err(format!("block size {block_size} is not in 1..={max_model_len}"));
+                return out_of(max_model_len);
             }
             Layout::Canvases if Some(block_size) != spec.block_size => {
-                return Err(format!("block size {block_size} is not the length of this model's canvases"));
+                let canvas = spec.block_size.unwrap_or(family.block_size);
+                return Err(format!(
+                    "{whose}: must be {canvas}, the length of this model's canvases, got {block_size}"
+                ));
             }
             Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer | Layout::Canvases => {}
         }
         if options.buffer_size.is_some() && !kind.has_pipeline() {
-            return Err(not_a_setting("buffer size", kind));
+            return Err(not_a_setting("--buffer-size", kind));
         }
         let buffer_size = if kind == StrategyKind::D2f { D2f::BUFFER_SIZE } else { MultiBlockConfig::BUFFER_SIZE };
         let buffer_size = options.buffer_size.map_or(buffer_size, |size| size as usize);
         // Chosen by us: Diffulex's configurations use up to 6.
         if !(1..=16).contains(&buffer_size) {
-            return Err(format!("buffer size {buffer_size} is not in 1..=16"));
+            return Err(format!("--buffer-size: must be 1 to 16, got {buffer_size}"));
         }
         let page_size = options.page_size as usize;
         if !PAGE_SIZES.contains(&page_size) {
-            return Err(format!("page size {page_size} is not one of {PAGE_SIZES:?}"));
+            return Err(format!("--page-size: must be 4, 8, 16, 32 or 64, got {page_size}"));
         }
         let accept_threshold = family.accept_threshold;
         let blocks = |accept| {
@@ -385,15 +399,18 @@ impl EngineConfig {
                     .or(spec.mask_token_id)
                     .or(family_mask(family, text))
                     .or(text.mask_token_id())
-                    .ok_or("neither config.json nor the tokenizer names a mask token; set the mask token id")?,
+                    .ok_or(
+                        "neither config.json nor the tokenizer names a mask token: an autoregressive model has none and \
+                         cannot be served; if this one was trained to denoise, pass --mask-token-id",
+                    )?,
             ),
             Layout::Canvases if options.mask_token_id.is_some() => {
-                return Err(format!("mask token id is set; {} has no mask", strategy.name()));
+                return Err(format!("--mask-token-id does not apply to {}, which has no mask", strategy.name()));
             }
             Layout::Canvases => None,
         };
         if let Some(mask_token_id) = mask_token_id.filter(|id| *id as usize >= spec.vocab_size) {
-            return Err(format!("mask token id {mask_token_id} is outside the vocabulary of {}", spec.vocab_size));
+            return Err(format!("the mask token id {mask_token_id} is outside the vocabulary of {}", spec.vocab_size));
         }
         let mut eos_token_ids: Vec<u32> = text.eos_token_ids().iter().copied().collect();
         for id in family.eos_token_ids {
@@ -425,11 +442,13 @@ impl EngineConfig {
             }
         };
         if max_num_batched_tokens < least {
-            return Err(format!("max batched tokens {max_num_batched_tokens} is below {least}, {what}"));
+            return Err(format!(
+                "--max-num-batched-tokens: must be at least {least}, {what}; got {max_num_batched_tokens}"
+            ));
         }
         let max_num_reqs = options.max_num_reqs as usize;
         if max_num_reqs == 0 {
-            return Err("max requests must be at least 1".to_owned());
+            return Err("--max-num-reqs: must be at least 1".to_owned());
         }
         let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
         let kv_type = match options.kv_cache_dtype {
@@ -442,15 +461,8 @@ impl EngineConfig {
         let longest_prompt = max_model_len.saturating_sub(1);
         let pages_per_request =
             strategy.n_copies() * layout.extent(longest_prompt, max_model_len, block_size).div_ceil(page_size);
-        let wanted = (pages_per_request * max_num_reqs) as u64;
-        let n_pages = match options.kv_cache_bytes {
-            Some(bytes) => bytes / page_bytes,
-            // One request at full length always fits.
-            None => wanted.min((DEFAULT_KV_CACHE_BYTES / page_bytes).max(pages_per_request as u64)),
-        };
-        if n_pages == 0 {
-            return Err(format!("the KV cache must hold at least one page of {page_bytes} bytes"));
-        }
+        let pool = PoolWish { page_bytes, pages_per_request, max_num_reqs, kv_cache_bytes: options.kv_cache_bytes };
+        let n_pages = pool.n_pages(room)?;
         Ok(Self {
             strategy,
             strategy_with_d2f,
@@ -461,7 +473,7 @@ impl EngineConfig {
             max_num_reqs,
             max_num_batched_tokens,
             page_size,
-            n_pages: n_pages as usize,
+            n_pages,
             kv_type,
             prefix_caching: options.prefix_caching,
             n_sampleable: spec.vocab_size.min(text.vocab_size() as usize),
@@ -480,7 +492,11 @@ impl EngineConfig {
             let architecture = spec.family.architecture;
             let known: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
             let known = known.join(" or ");
-            format!("decoding strategy {name:?} does not fit {architecture}; it is decoded by {known}")
+            if StrategyKind::ALL.iter().any(|kind| kind.name() == name) {
+                format!("--decoding-strategy: {name} does not fit {architecture}; it is decoded by {known}")
+            } else {
+                format!("--decoding-strategy: {name:?} is not a strategy; {architecture} is decoded by {known}")
+            }
         })
     }
 
@@ -489,6 +505,23 @@ impl EngineConfig {
         let with_d2f = self.strategy_with_d2f.as_ref().filter(|_| is_d2f);
         overridden(with_d2f.unwrap_or(&self.strategy), overrides)
     }
+}
+
+/// The accept rules that requests to `strategy` may name: those it does not refuse.
+pub(crate) fn offered_rules(strategy: &Strategy) -> Vec<OfferedRule> {
+    let with = |name: &str| {
+        let accept_rule = Some(name.to_owned());
+        overridden(strategy, &DecodingOverrides { accept_rule, ..DecodingOverrides::default() })
+    };
+    AcceptRule::NAMES
+        .iter()
+        .filter_map(|name| with(name).ok())
+        .map(|strategy| strategy.accept())
+        .map(|rule| OfferedRule {
+            name: rule.name().to_owned(),
+            settings: rule.settings().iter().map(|setting| (*setting).to_owned()).collect(),
+        })
+        .collect()
 }
 
 /// `base` with what `overrides` change of it. It has one accept rule.
@@ -657,7 +690,7 @@ fn merge(base: Merge, overrides: &DecodingOverrides) -> Result<Merge, RequestErr
         ("decoding.token_merge_renormalize", overrides.token_merge_renormalize.is_none() || is_renormalized),
     ] {
         if !applies {
-            let message = format!("{} is no setting of {}", param.trim_start_matches("decoding."), mode.name());
+            let message = format!("{} does not apply to {}", param.trim_start_matches("decoding."), mode.name());
             return Err(RequestError::invalid(param, message));
         }
     }
@@ -678,7 +711,7 @@ fn kv_reuse(base: KvReuse, overrides: &DecodingOverrides) -> Result<KvReuse, Req
 }
 
 fn not_a_setting(name: &str, kind: StrategyKind) -> String {
-    format!("{name} is no setting of {}, which decodes this model", kind.name())
+    format!("{name} does not apply to {}, which decodes this model", kind.name())
 }
 
 /// The mask of the family's released checkpoints, where this tokenizer writes a mask there too: `<|mask|>`, `<|MASK|>`,

@@ -7,6 +7,7 @@ use std::path::Path;
 use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::error::LoadError;
+use crate::files::{open_regular, refuse_pointer};
 
 /// What is in a file.
 #[derive(Debug)]
@@ -18,13 +19,15 @@ pub enum Content {
 }
 
 impl Content {
-    /// The file at `path`.
-    pub fn map(path: &Path) -> Result<Self, LoadError> {
+    /// The regular file at `path`; `None` where there is none.
+    pub fn map(path: &Path) -> Result<Option<Self>, LoadError> {
         let fail = |error: std::io::Error| LoadError::of(path.display(), error);
-        let file = std::fs::File::open(path).map_err(fail)?;
+        let Some((file, _)) = open_regular(path)? else { return Ok(None) };
         // SAFETY: the map is only read, and bounds come from its own length. A file that another program cuts while it is
         // mapped ends this process with SIGBUS, as it does with every program that maps weights.
-        Ok(Self::Mapped(unsafe { Mmap::map(&file) }.map_err(fail)?))
+        let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
+        refuse_pointer(path, &map)?;
+        Ok(Some(Self::Mapped(map)))
     }
 
     /// All of it.

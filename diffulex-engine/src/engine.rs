@@ -98,7 +98,7 @@ impl Engine {
             card,
             text,
             runner,
-            adapters: AdapterTable::default(),
+            adapters: AdapterTable::new(options),
             randomness: Box::new(Seeded),
             scheduler,
             scheduled: BTreeMap::new(),
@@ -214,7 +214,7 @@ impl Engine {
 
     /// Loads an adapter, which requests may name from then on; the error says why it cannot be.
     fn load_adapter(&mut self, source: &AdapterSource) -> Result<(), String> {
-        let id = self.adapters.new_id(&source.name)?;
+        let (id, max_bytes) = self.adapters.room(&source.name)?;
         let files = ModelFiles::folder(&source.path).map_err(|error| error.to_string())?;
         let is_d2f = models::is_d2f(&files).map_err(|error| error.to_string())?;
         if is_d2f && self.config.strategy_with_d2f.is_none() {
@@ -225,8 +225,8 @@ impl Engine {
                 config.strategy.name()
             ));
         }
-        self.runner.load_adapter(id, &files).map_err(|error| error.to_string())?;
-        self.adapters.add(source.name.clone(), Named { id, is_d2f });
+        let n_bytes = self.runner.load_adapter(id, &files, max_bytes).map_err(|error| error.to_string())?;
+        self.adapters.add(source.name.clone(), Named { id, is_d2f }, n_bytes);
         Ok(())
     }
 
@@ -441,6 +441,10 @@ impl Engine {
             ServingCommand::FlushCache => self.scheduler.flush_cache(),
             ServingCommand::LoadAdapter(source) => {
                 let message = self.load_adapter(&source).err();
+                if let Some(why) = &message {
+                    // Who asks may not be told what a path holds: the operator is.
+                    tracing::warn!(name = source.name, path = source.path, why, "an adapter was not loaded");
+                }
                 events.push(ServingEvent::AdapterReply { name: source.name, ok: message.is_none(), message });
             }
             ServingCommand::UnloadAdapter { name } => {
@@ -460,6 +464,7 @@ impl Engine {
 
     /// One denoise step of everything the plan takes in.
     fn step(&mut self, events: &mut Vec<ServingEvent>) {
+        self.pass_idle_steps();
         let plan = self.scheduler.plan(&mut self.scheduled);
         if plan.is_empty() {
             // Admission refuses what can never be planned; if it was wrong, the oldest pays, and nothing hangs.
@@ -509,6 +514,14 @@ impl Engine {
             }
         }
         self.last_step = Instant::now();
+    }
+
+    fn pass_idle_steps(&mut self) {
+        let Self { scheduled, randomness, .. } = self;
+        for Scheduled { sequence, .. } in scheduled.values_mut() {
+            let seed = sequence.params().seed.unwrap_or_default();
+            sequence.pass_idle_steps(|position, step| randomness.chance(DrawKey { seed, position, step }));
+        }
     }
 
     /// Divides logits by what their strategies ask for, and keeps what canvases go on from.

@@ -12,6 +12,12 @@ impl LoadError {
     pub fn of(name: impl std::fmt::Display, what: impl std::fmt::Display) -> Self {
         Self(format!("{name}: {what}"))
     }
+
+    /// With the place `place` before it, unless it says so itself.
+    #[must_use]
+    pub fn at(self, place: &str) -> Self {
+        if self.0.starts_with(place) { self } else { Self::of(place, self) }
+    }
 }
 
 /// A request that cannot be served; nothing else is disturbed.

@@ -1,6 +1,11 @@
 //! Where a model's files are: a folder, a GGUF file, or bytes inside the binary.
+//!
+//! Who names a folder may be a stranger: only regular files are read, never for longer than their size says, and what is read
+//! into memory has a limit.
 
 use std::borrow::Cow;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,13 +34,11 @@ impl ModelFiles {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, LoadError> {
         let path = path.into();
         if path.is_dir() {
+            check_checkpoint_folder(&path)?;
             return Self::folder(path);
         }
         if !path.exists() {
-            return Err(LoadError::of(
-                path.display(),
-                "is not there; --model takes a checkpoint folder or a GGUF file",
-            ));
+            return Err(LoadError::of(path.display(), nothing_there(&path)));
         }
         Ok(Self::Gguf(Arc::new(Gguf::open(&path)?)))
     }
@@ -70,18 +73,18 @@ impl ModelFiles {
         }
     }
 
-    /// The path of `file`, where files have one and this one exists.
-    pub fn path(&self, file: &str) -> Option<PathBuf> {
+    /// Where `file` is, for messages.
+    pub fn path_of(&self, file: &str) -> String {
         match self {
-            Self::Folder(folder) => Some(folder.join(file)).filter(|path| path.is_file()),
-            Self::Gguf(_) | Self::Embedded { .. } => None,
+            Self::Folder(folder) => folder.join(file).display().to_string(),
+            Self::Gguf(_) | Self::Embedded { .. } => format!("{}: {file}", self.place()),
         }
     }
 
     /// The content of `file`, `None` when there is no such file.
     pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
         match self {
-            Self::Folder(folder) => read_if_present(&folder.join(file)),
+            Self::Folder(folder) => read_if_present(&folder.join(file), max_bytes(file)),
             Self::Gguf(gguf) => Ok(gguf.file(file).map(|content| Cow::Owned(content.to_vec()))),
             Self::Embedded { files, .. } => {
                 Ok(files.iter().find(|(name, _)| *name == file).map(|(_, content)| Cow::Borrowed(*content)))
@@ -113,9 +116,13 @@ impl ModelFiles {
 
     /// The content of `file`, which the model cannot do without, without a copy where the file is on a disk.
     pub fn map(&self, file: &str) -> Result<Content, LoadError> {
-        match self.path(file) {
-            Some(path) => Content::map(&path),
-            None => self.require(file).map(Content::Bytes),
+        match self {
+            Self::Folder(folder) => {
+                let path = folder.join(file);
+                let missing = || LoadError::of(self.place(), format!("has no {file}"));
+                Content::map(&path)?.ok_or_else(missing)
+            }
+            Self::Gguf(_) | Self::Embedded { .. } => self.require(file).map(Content::Bytes),
         }
     }
 
@@ -130,10 +137,109 @@ impl ModelFiles {
     }
 }
 
-fn read_if_present(path: &Path) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
-    match std::fs::read(path) {
-        Ok(content) => Ok(Some(Cow::Owned(content))),
+/// Bytes of `file` that are read into memory at most. Chosen by us: four times the largest vocabulary there is (Gemma's
+/// tokenizer.json, 33 MB), and of what people write by hand a thousand times what they write. What an adapter says of itself
+/// is read while requests wait.
+fn max_bytes(file: &str) -> u64 {
+    match file {
+        "tokenizer.json" | "vocab.json" | "merges.txt" | "model.safetensors.index.json" => 128 << 20,
+        "adapter_config.json" => 1 << 20,
+        _ => 16 << 20,
+    }
+}
+
+/// The regular file at `path`, open, and its size; `None` where there is nothing. What is no regular file is refused without
+/// waiting for anybody.
+pub(crate) fn open_regular(path: &Path) -> Result<Option<(File, u64)>, LoadError> {
+    let open = || -> std::io::Result<Option<(File, u64)>> {
+        // Opening some devices has effects; of what is opened it is asked again, as a path may change in between.
+        if !std::fs::metadata(path)?.is_file() {
+            return Ok(None);
+        }
+        let mut options = File::options();
+        options.read(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::custom_flags(
+            &mut options,
+            rustix::fs::OFlags::NONBLOCK.bits().cast_signed(),
+        );
+        let file = options.open(path)?;
+        let metadata = file.metadata()?;
+        Ok(metadata.is_file().then_some((file, metadata.len())))
+    };
+    match open() {
+        Ok(None) => Err(LoadError::of(path.display(), "is not a regular file")),
+        Ok(Some(opened)) => Ok(Some(opened)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(LoadError::of(path.display(), error)),
     }
+}
+
+fn read_if_present(path: &Path, max_bytes: u64) -> Result<Option<Cow<'static, [u8]>>, LoadError> {
+    let Some((file, n_bytes)) = open_regular(path)? else { return Ok(None) };
+    if n_bytes > max_bytes {
+        return Err(LoadError::of(path.display(), format!("has {n_bytes} bytes; at most {max_bytes} are read")));
+    }
+    let mut content = Vec::new();
+    // No further than its size, should it grow meanwhile.
+    file.take(n_bytes).read_to_end(&mut content).map_err(|error| LoadError::of(path.display(), error))?;
+    refuse_pointer(path, &content)?;
+    Ok(Some(Cow::Owned(content)))
+}
+
+/// Refuses what git-lfs puts in a file's place until the file is fetched (git-lfs, docs/spec.md).
+pub(crate) fn refuse_pointer(path: &Path, content: &[u8]) -> Result<(), LoadError> {
+    if !content.starts_with(b"version https://git-lfs.github.com/spec/") {
+        return Ok(());
+    }
+    let is_weights = path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf");
+    let what = if is_weights { "weights" } else { "file itself" };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let message = format!("is a git-lfs pointer, not the {what}: run `git lfs pull` in {}", folder.display());
+    Err(LoadError::of(path.display(), message))
+}
+
+/// Refuses a folder that holds no checkpoint, and says what it holds.
+fn check_checkpoint_folder(folder: &Path) -> Result<(), LoadError> {
+    let here = |what: String| Err(LoadError::of(folder.display(), what));
+    let files = ModelFiles::Folder(folder.to_owned());
+    let names = files.names(&[""])?;
+    if names.is_empty() {
+        return here("the folder is empty".to_owned());
+    }
+    if names.iter().any(|name| name == "config.json") {
+        return Ok(());
+    }
+    let gguf = files.names(&[".gguf"])?;
+    let hint = if gguf.is_empty() {
+        String::new()
+    } else {
+        format!("; it has {}; --model takes a GGUF file itself", gguf.join(", "))
+    };
+    here(format!("has no config.json, so it is not a checkpoint folder{hint}"))
+}
+
+/// What to say of a path with nothing there.
+fn nothing_there(path: &Path) -> String {
+    let Some(name) = repository_name(path) else {
+        return "no such file or folder; a model is a checkpoint folder or a GGUF file".to_owned();
+    };
+    let folder = name.rsplit('/').next().unwrap_or(name);
+    format!(
+        "no such file or folder. It looks like the name of a repository on the Hugging Face Hub; Diffulex does not download \
+         models. Run `hf download {name} --local-dir {folder}`, then pass --model {folder}"
+    )
+}
+
+/// `path` as the name of a repository, `OWNER/NAME`, where it may be one: not where a folder `OWNER` is.
+fn repository_name(path: &Path) -> Option<&str> {
+    let text = path.to_str()?;
+    let (owner, name) = text.split_once('/')?;
+    // As the Hub takes them: letters, digits, and what joins them, which neither part begins with.
+    let is_part = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && part.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
+    };
+    let is_file = name.ends_with(".gguf") || name.ends_with(".safetensors");
+    (is_part(owner) && is_part(name) && !is_file && !Path::new(owner).exists()).then_some(text)
 }

@@ -15,6 +15,7 @@ pub mod gguf;
 pub mod kernels;
 pub mod kv;
 mod load;
+mod memory;
 pub mod models;
 pub mod runner;
 pub mod sampler;

@@ -7,12 +7,14 @@ use serde::Deserialize;
 
 use crate::config::{
     DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, MAX_BLOCK_SIZE, Quantization,
+    offered_rules,
 };
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
 use crate::kernels::reference::ReferenceOps;
 use crate::kernels::{Ops, WeightType};
+use crate::memory::Room;
 use crate::models::{self, ModelSpec};
 use crate::runner::{DeviceRunner, Runner};
 use crate::text::TextModel;
@@ -41,21 +43,27 @@ pub(crate) fn load(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, LoadError> {
     let started = Instant::now();
+    // What kind of model it is comes before its tokenizer, which may be of a kind that is not known either.
+    models::read_config(files)?;
     let text = TextModel::load(files)?;
-    let (config, spec, runner, device) = match options.device {
+    let (config, spec, runner, device, threads) = match options.device {
         DeviceChoice::Reference => {
             let (config, spec, runner) = on_device(files, options, &text, ReferenceOps, progress)?;
-            (config, spec, runner, "reference".to_owned())
+            (config, spec, runner, "reference".to_owned(), None)
         }
         DeviceChoice::Auto | DeviceChoice::Cpu => {
-            let ops = CpuOps::new(options.threads.map_or_else(default_threads, |threads| threads as usize))?;
+            let n_threads = options.threads.map_or_else(default_threads, |threads| threads as usize);
+            let ops = CpuOps::new(n_threads)?;
             let device = format!("cpu ({})", ops.simd_name());
             let (config, spec, runner) = on_device(files, options, &text, ops, progress)?;
-            (config, spec, runner, device)
+            (config, spec, runner, device, Some(n_threads as u32))
         }
-        DeviceChoice::Cuda(index) => return Err(no_cuda(index)),
+        DeviceChoice::Cuda(_) => {
+            let what = "this build has no CUDA kernels; use --device cpu, or leave --device out";
+            return Err(LoadError::of(format!("--device {}", options.device), what));
+        }
     };
-    let card = card(&config, &spec, device);
+    let card = card(&config, &spec, device, threads);
     tracing::info!(
         architecture = card.architecture,
         parameters = card.parameters,
@@ -79,7 +87,10 @@ fn on_device<O: Ops + 'static>(
         (Quantization::Int8, DtypeChoice::Auto) => Some(WeightType::Int8),
         (Quantization::Int4, DtypeChoice::Auto) => Some(WeightType::Int4),
         (Quantization::Int8 | Quantization::Int4, _) => {
-            return Err(LoadError::of("dtype", "quantization says how weights are held already: leave it at auto"));
+            return Err(LoadError::of(
+                "--dtype",
+                "--quantization says how weights are held already: leave --dtype at auto",
+            ));
         }
     };
     // The last block may stick out over the limit, wherever it begins.
@@ -94,8 +105,7 @@ fn on_device<O: Ops + 'static>(
             .map_err(|error| LoadError::of(files.place(), format!("generation_config.json: {error}")))?,
         None => GenerationConfig::default(),
     };
-    let config =
-        EngineConfig::resolve(options, &spec, text, &generation).map_err(|what| LoadError::of(files.place(), what))?;
+    let config = EngineConfig::resolve(options, &spec, text, &generation, Room::left().as_ref()).map_err(LoadError)?;
     let runner = DeviceRunner::new(ops, network, &spec.cache_shapes(config.n_pages, config.page_size, config.kv_type))?;
     Ok((config, spec, Box::new(runner)))
 }
@@ -106,24 +116,13 @@ fn default_threads() -> usize {
     if n_cores > 2 { n_cores - 1 } else { n_cores }
 }
 
-/// The driver lists its devices here on Linux.
-const NVIDIA_DEVICES: &str = "/proc/driver/nvidia/gpus";
-
-fn no_cuda(index: u32) -> LoadError {
-    let n_devices = std::fs::read_dir(NVIDIA_DEVICES).map_or(0, |entries| entries.count());
-    if n_devices <= index as usize {
-        LoadError::of(format!("--device cuda:{index}"), format!("this machine has {n_devices} CUDA devices"))
-    } else {
-        LoadError::of(format!("--device cuda:{index}"), "no operation has a CUDA body; use --device cpu")
-    }
-}
-
-fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
+fn card(config: &EngineConfig, spec: &ModelSpec, device: String, threads: Option<u32>) -> ModelCard {
     ModelCard {
         architecture: spec.family.architecture.to_owned(),
         strategy: config.strategy.name().to_owned(),
         accept_rule: config.strategy.accept().name().to_owned(),
         accept_threshold: config.strategy.accept().accept_threshold().unwrap_or_default(),
+        accept_rules: offered_rules(&config.strategy),
         block_size: config.strategy.block_size() as u32,
         buffer_size: config.strategy.buffer_size() as u32,
         mask_token_id: config.mask_token_id,
@@ -132,7 +131,9 @@ fn card(config: &EngineConfig, spec: &ModelSpec, device: String) -> ModelCard {
         vocab_size: spec.vocab_size as u32,
         parameters: spec.n_parameters,
         device,
+        threads,
         dtype: spec.dtype.name().to_owned(),
+        kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
     }

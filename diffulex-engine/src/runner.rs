@@ -27,8 +27,8 @@ pub trait Runner: Send {
     /// See [`CanvasNetwork::signal`].
     fn signal(&mut self, logits: &[f32]) -> Result<Vec<f32>, StepError>;
 
-    /// Loads an adapter under an id that rows may have from now on.
-    fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles) -> Result<(), LoadError>;
+    /// Loads an adapter under an id that rows may have from now on, of `max_bytes` at most. Returns the bytes it takes.
+    fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles, max_bytes: u64) -> Result<u64, LoadError>;
 
     /// Forgets an adapter; no later batch has it.
     fn unload_adapter(&mut self, id: AdapterId);
@@ -88,10 +88,11 @@ impl<O: Ops> Runner for DeviceRunner<O> {
         canvas_network(network.as_ref())?.signal(ops, logits)
     }
 
-    fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles) -> Result<(), LoadError> {
-        let adapter = models::load_adapter(files, &self.ops, self.network.as_ref())?;
+    fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles, max_bytes: u64) -> Result<u64, LoadError> {
+        let adapter = models::load_adapter(files, &self.ops, self.network.as_ref(), max_bytes)?;
+        let n_bytes = adapter.n_bytes();
         self.adapters.insert(id, adapter);
-        Ok(())
+        Ok(n_bytes)
     }
 
     fn unload_adapter(&mut self, id: AdapterId) {

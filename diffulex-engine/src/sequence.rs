@@ -653,6 +653,27 @@ impl Sequence {
         }
     }
 
+    /// Passes over the steps that write nothing whatever a forward says, where all of the answer is there from the start and
+    /// more steps were asked for than there are positions to fill: the forwards of such steps read what the one before read.
+    /// So no more forwards are made than there are positions to fill, and what is written is what would have been. `chance`
+    /// tells what is drawn for a position at a step of its block.
+    pub fn pass_idle_steps(&mut self, chance: impl Fn(usize, usize) -> f32) {
+        let rule = self.strategy.accept();
+        let Some(index) = self.first_open().filter(|_| self.layout() == Layout::WholeAnswer) else { return };
+        let Some(n_steps) = rule.denoising_steps().filter(|_| rule.may_pause()) else { return };
+        let range = self.block_range(index);
+        let n_to_fill = self.states[range.clone()].iter().filter(|state| **state != PositionState::Prompt).count();
+        let masked = self.undecided(index);
+        let step = self.blocks[index].steps;
+        // A step that is about a part of the block follows no schedule.
+        if n_steps <= n_to_fill || self.focus(index).decided.len() < range.len() {
+            return;
+        }
+        let is_idle =
+            |step: &usize| rule.is_idle(*step, range.len(), masked.iter().map(|position| chance(*position, *step)));
+        self.blocks[index].steps += (step..n_steps).take_while(is_idle).count();
+    }
+
     /// What a forward over `blocks` is for.
     pub fn forward_kind(&self, blocks: &Range<usize>) -> ForwardKind {
         let denoises = |index: usize| {

@@ -150,6 +150,25 @@ impl AcceptRule {
         }
     }
 
+    /// The settings it reads, as requests name them.
+    pub fn settings(&self) -> &'static [&'static str] {
+        match self {
+            Self::Threshold { .. }
+            | Self::ThresholdKeep { .. }
+            | Self::Relative { .. }
+            | Self::Hierarchy { .. }
+            | Self::LeftmostPrefix { .. } => &["accept_threshold"],
+            Self::GatedThreshold { .. } => &["accept_threshold", "semi_complete_threshold"],
+            Self::Dynamic { .. } => &["accept_threshold", "denoising_steps"],
+            Self::Static { .. } | Self::Sequential { .. } | Self::Random { .. } | Self::Origin { .. } => {
+                &["denoising_steps"]
+            }
+            Self::TimeSchedule { .. } => &["denoising_steps", "alg_temp"],
+            Self::Factor { .. } => &["factor"],
+            Self::EntropyBound { .. } => &["entropy_bound"],
+        }
+    }
+
     /// The threshold, where the rule has one.
     pub fn accept_threshold(&self) -> Option<f32> {
         match self {
@@ -212,6 +231,33 @@ impl AcceptRule {
     /// Whether it may let a step pass without writing anything, and still come to an end.
     pub fn may_pause(&self) -> bool {
         matches!(self, Self::TimeSchedule { .. } | Self::Origin { .. })
+    }
+
+    /// Whether step `step` of a block writes nothing at the positions that are masked, whatever the network says of them;
+    /// `chances` has what was drawn for each of these at that step ([`Candidate::chance`]). `n_positions` is the block's
+    /// size.
+    pub fn is_idle(&self, step: usize, n_positions: usize, chances: impl ExactSizeIterator<Item = f32>) -> bool {
+        match self {
+            Self::TimeSchedule { denoising_steps, .. } => {
+                due(chances.len(), step, denoising_steps.unwrap_or(n_positions)) == 0
+            }
+            Self::Origin { denoising_steps } => {
+                let share = share_due(step, denoising_steps.unwrap_or(n_positions));
+                !chances.into_iter().any(|chance| chance < share)
+            }
+            Self::Threshold { .. }
+            | Self::ThresholdKeep { .. }
+            | Self::GatedThreshold { .. }
+            | Self::Relative { .. }
+            | Self::Static { .. }
+            | Self::Dynamic { .. }
+            | Self::Sequential { .. }
+            | Self::Random { .. }
+            | Self::Factor { .. }
+            | Self::Hierarchy { .. }
+            | Self::EntropyBound { .. }
+            | Self::LeftmostPrefix { .. } => false,
+        }
     }
 
     /// The candidates to write now, ascending by row.
@@ -571,5 +617,30 @@ mod tests {
                 proptest::prop_assert!(taken.is_sorted() && taken.iter().all(|row| *row < confidences.len()));
             }
         }
+    }
+
+    #[test]
+    fn a_step_is_idle_exactly_where_it_writes_nothing_whatever_the_candidates() {
+        let scores = [0.3, 0.0, 0.9, 0.5, 0.1, 0.0, 0.7];
+        let n_positions = scores.len();
+        // As `rows` has them.
+        let chance = |row: usize| 1.0 - (row as f32 + 0.5) / n_positions as f32;
+        let time = |score, steps| AcceptRule::TimeSchedule { score, denoising_steps: steps, alg_temp: 0.0 };
+        let mut n_idle = 0;
+        for steps in [None, Some(1), Some(7), Some(20), Some(512)] {
+            let rules = [
+                time(Score::NegativeEntropy, steps),
+                time(Score::Margin, steps),
+                AcceptRule::Origin { denoising_steps: steps },
+                AcceptRule::Static { denoising_steps: steps.unwrap_or(7) },
+            ];
+            for (rule, step) in rules.iter().flat_map(|rule| (0..520).map(move |step| (rule, step))) {
+                let masked: Vec<f32> = (0..n_positions).filter(|row| scores[*row] > 0.0).map(chance).collect();
+                let is_idle = rule.is_idle(step, n_positions, masked.into_iter());
+                assert_eq!(is_idle, rows(*rule, &scores, step, None).is_empty(), "{rule:?} at {step}");
+                n_idle += usize::from(is_idle);
+            }
+        }
+        assert!(n_idle > 500);
     }
 }

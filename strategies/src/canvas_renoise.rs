@@ -38,8 +38,9 @@ impl CanvasRenoise {
     pub const ENTROPY_BOUND: f32 = 0.1;
     /// `max_denoising_steps`.
     pub const DENOISING_STEPS: usize = 48;
-    /// Most denoise steps that may be asked for: a canvas that never settles takes all of them. Chosen by us.
-    pub const MAX_DENOISING_STEPS: usize = 1024;
+    /// Most denoise steps that may be asked for: a canvas that never settles takes all of them. One for each position of a
+    /// released model's canvas (`canvas_length`), which is what the other strategies take at most. Chosen by us.
+    pub const MAX_DENOISING_STEPS: usize = 256;
     /// `t_min`.
     pub const T_MIN: f32 = 0.4;
     /// `t_max`.

@@ -37,6 +37,18 @@ pub enum StrategyKind {
 }
 
 impl StrategyKind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::MultiBlock,
+        Self::BlockEdit,
+        Self::TokenMerge,
+        Self::SemiAutoregressive,
+        Self::DiffusionGenerate,
+        Self::D2f,
+        Self::CanvasRenoise,
+        Self::FastDllmV2,
+    ];
+
     /// Its name, as operators write it.
     pub fn name(self) -> &'static str {
         match self {

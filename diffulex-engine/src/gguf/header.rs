@@ -63,9 +63,10 @@ impl<'a> List<'a> {
 impl<'a> Header<'a> {
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self, String> {
         let mut reader = Reader { bytes, at: 0 };
-        if reader.take(4)? != b"GGUF" {
-            return Err("does not begin with GGUF: it is no GGUF file".to_owned());
+        if !bytes.starts_with(b"GGUF") {
+            return Err("is not a GGUF file: it does not begin with \"GGUF\"".to_owned());
         }
+        reader.take(4)?;
         let version = reader.u32()?;
         if !(2..=3).contains(&version) {
             return Err(format!("is GGUF of version {version}; readable are 2 and 3, little-endian"));
@@ -95,7 +96,7 @@ impl<'a> Header<'a> {
             let name = reader.text().map_err(at)?;
             let (entry, offset) = reader.tensor(name).map_err(|what| at(format!("{name} {what}")))?;
             if !offset.is_multiple_of(alignment) {
-                return Err(format!("{name} begins at {offset}, which is no multiple of {alignment}"));
+                return Err(format!("{name} begins at {offset}, which is not a multiple of {alignment}"));
             }
             tensors.push((entry, offset));
         }

@@ -52,7 +52,7 @@ pub struct Tensor {
 impl Gguf {
     /// Opens the file at `path`.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let content = Content::map(path)?;
+        let content = Content::map(path)?.ok_or_else(|| LoadError::of(path.display(), "no such file"))?;
         let (files, tensors) = Self::read(content.bytes()).map_err(|what| LoadError::of(path.display(), what))?;
         Ok(Self { path: path.to_owned(), content, files, tensors })
     }
@@ -118,7 +118,7 @@ impl<'a> Metadata<'a> {
         match self.get(key) {
             None => Ok(None),
             Some(Value::Text(text)) => Ok(Some(text)),
-            Some(_) => Err(format!("{key} is no text")),
+            Some(_) => Err(format!("{key} is not text")),
         }
     }
 
@@ -132,9 +132,9 @@ impl<'a> Metadata<'a> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value {
             Value::Whole(whole) => {
-                u32::try_from(whole).map(Some).map_err(|_| format!("{key} is {whole}, which is no size"))
+                u32::try_from(whole).map(Some).map_err(|_| format!("{key} is {whole}, which is out of range"))
             }
-            _ => Err(format!("{key} is no whole number")),
+            _ => Err(format!("{key} is not a whole number")),
         }
     }
 
@@ -145,7 +145,7 @@ impl<'a> Metadata<'a> {
             Some(Value::Whole(_)) => Ok(self.size(key)?.map(Json::from)),
             Some(Value::Number(number)) => Ok(Some(number.into())),
             Some(Value::Flag(flag)) => Ok(Some(flag.into())),
-            Some(Value::Text(_) | Value::List(_)) => Err(format!("{key} is not one number")),
+            Some(Value::Text(_) | Value::List(_)) => Err(format!("{key} is not a number")),
         }
     }
 
@@ -153,7 +153,7 @@ impl<'a> Metadata<'a> {
     fn list(&self, key: &str) -> Result<List<'a>, String> {
         match self.get(key) {
             Some(Value::List(list)) => Ok(list),
-            Some(_) => Err(format!("{key} is no list")),
+            Some(_) => Err(format!("{key} is not a list")),
             None => Err(format!("has no {key}")),
         }
     }

@@ -22,7 +22,7 @@ pub(super) fn files(metadata: &Metadata<'_>) -> Result<[(&'static str, Vec<u8>);
     let kinds = metadata.list("tokenizer.ggml.token_type")?.values();
     let kinds = kinds.map(|kind| match kind? {
         Value::Whole(kind) => Ok(kind),
-        _ => Err("tokenizer.ggml.token_type has what is no number".to_owned()),
+        _ => Err("tokenizer.ggml.token_type has a value that is not a number".to_owned()),
     });
     let kinds = kinds.collect::<Result<Vec<i128>, String>>()?;
     if kinds.len() != tokens.len() {

@@ -160,6 +160,14 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
     /// Bytes of a number.
     pub fn n_bytes(self) -> usize {
         match self {

@@ -47,6 +47,13 @@ pub(super) struct Factors {
     pub(super) b: Vec<f32>,
 }
 
+/// Highest rank, which is the highest that vLLM takes (`--max-lora-rank`).
+const MAX_RANK: usize = 512;
+
+/// Longest header of `adapter_model.safetensors`, which is read while requests wait. Chosen by us: a pair for each projection
+/// of a network of a hundred layers has a tenth of that.
+const MAX_HEADER_BYTES: u64 = 2 << 20;
+
 /// What PEFT puts before every name.
 const PREFIX: &str = "base_model.model.";
 
@@ -59,6 +66,22 @@ pub fn is_d2f(files: &ModelFiles) -> Result<bool, LoadError> {
 }
 
 impl Adapter {
+    /// The adapter that `files` are, if its weights have `max_bytes` at most and can be looked through quickly: requests wait
+    /// while it is loaded.
+    pub(super) fn open_beside(files: &ModelFiles, max_bytes: u64) -> Result<Self, LoadError> {
+        let weights = files.map(ADAPTER_WEIGHTS)?;
+        let n_bytes = weights.bytes().len() as u64;
+        let here = |what: String| Err(LoadError::of(files.path_of(ADAPTER_WEIGHTS), what));
+        if n_bytes > max_bytes {
+            return here(format!("has {n_bytes} bytes; --max-lora-bytes leaves {max_bytes} for this adapter"));
+        }
+        let header = weights.bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        if header > MAX_HEADER_BYTES {
+            return here(format!("has a header of {header} bytes; an adapter's may have {MAX_HEADER_BYTES}"));
+        }
+        Self::open(files)
+    }
+
     /// The adapter that `files` are.
     pub(super) fn open(files: &ModelFiles) -> Result<Self, LoadError> {
         Self::find(files)?.ok_or_else(|| LoadError::of(files.place(), "has no adapter_config.json"))
@@ -84,8 +107,8 @@ impl Adapter {
             return Err(here(&what));
         }
         let config = AdapterConfig::deserialize(config).map_err(|error| here(&error))?;
-        if config.r == 0 {
-            return Err(here(&"r is 0"));
+        if !(1..=MAX_RANK).contains(&config.r) {
+            return Err(here(&format!("r is {}; it must be in 1..={MAX_RANK}", config.r)));
         }
         let checkpoint = Checkpoint::open_file(files, ADAPTER_WEIGHTS)?;
         Ok(Some(Self { checkpoint, rank: config.r, scale: config.scale() }))

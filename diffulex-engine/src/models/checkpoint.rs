@@ -329,8 +329,16 @@ fn shards(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
             match shard.as_str() {
                 // A shard is a file of this folder: a path would let a checkpoint read others.
                 Some(name) if !name.contains(['/', '\\']) => shards.insert(name.to_owned()),
-                _ => return Err(here(format!("weight_map of {INDEX} has {tensor} in {shard}, which is no file name"))),
+                _ => {
+                    return Err(here(format!(
+                        "weight_map of {INDEX} has {tensor} in {shard}, which is not a file name"
+                    )));
+                }
             };
+        }
+        let there = files.names(&[".safetensors"])?;
+        if let Some(missing) = shards.iter().find(|shard| !there.contains(shard)) {
+            return Err(here(format!("has no {missing}, which {INDEX} names: the checkpoint is not complete")));
         }
         return Ok(shards.into_iter().collect());
     }
@@ -345,7 +353,7 @@ fn shards(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
         if others.iter().any(|name| name.ends_with(".gguf")) {
             found.push_str("; --model takes a GGUF file itself");
         }
-        return Err(here(format!("has neither {ONE} nor {INDEX}{found}")));
+        return Err(here(format!("has no weights: neither {ONE} nor {INDEX} nor another safetensors file{found}")));
     }
     Ok(names)
 }

@@ -47,6 +47,8 @@ pub enum NetworkKind {
 /// What is known of a family beside its checkpoint.
 #[derive(Debug, PartialEq)]
 pub struct Family {
+    /// What people call it.
+    pub name: &'static str,
     /// `architectures[0]`.
     pub architecture: &'static str,
     /// What computes it.
@@ -82,6 +84,7 @@ const COMMON_THRESHOLD: f32 = 0.9;
 /// Every known family. Shapes and ids are those of the authors' config.json and tokenizer files.
 pub static FAMILIES: &[Family] = &[
     Family {
+        name: "SDAR",
         architecture: "SDARForCausalLM",
         network: NetworkKind::Dense,
         qkv_bias: false,
@@ -94,6 +97,7 @@ pub static FAMILIES: &[Family] = &[
         accept_threshold: COMMON_THRESHOLD,
     },
     Family {
+        name: "SDAR-MoE",
         architecture: "SDARMoeForCausalLM",
         network: NetworkKind::MoeSdar,
         qkv_bias: false,
@@ -107,6 +111,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // LLaDA2.0 and 2.1, mini and flash. 0.95: their generate and SGLang's LowConfidence.
     Family {
+        name: "LLaDA2",
         architecture: "LLaDA2MoeModelLM",
         network: NetworkKind::Llada2,
         qkv_bias: false,
@@ -120,6 +125,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // Stable-DiffCoder. Its mask is id 5, among the first tokens of its vocabulary.
     Family {
+        name: "Stable-DiffCoder",
         architecture: "StableDiffcoderForCausalLM",
         network: NetworkKind::Dense,
         qkv_bias: false,
@@ -133,6 +139,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // DreamReasoner.
     Family {
+        name: "DreamReasoner",
         architecture: "DreamForCausalLM",
         network: NetworkKind::Dense,
         qkv_bias: false,
@@ -146,6 +153,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // Dream, DiffuCoder and, with their adapters merged, D2F.
     Family {
+        name: "Dream",
         architecture: "DreamModel",
         network: NetworkKind::Dense,
         qkv_bias: true,
@@ -159,6 +167,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // Fast-dLLM v2; config.json calls the block bd_size.
     Family {
+        name: "Fast-dLLM v2",
         architecture: "Fast_dLLM_QwenForCausalLM",
         network: NetworkKind::Dense,
         qkv_bias: true,
@@ -172,6 +181,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // LLaDA-8B, LLaDA 1.5.
     Family {
+        name: "LLaDA",
         architecture: "LLaDAModelLM",
         network: NetworkKind::DenseLlada,
         qkv_bias: false,
@@ -184,6 +194,7 @@ pub static FAMILIES: &[Family] = &[
         accept_threshold: COMMON_THRESHOLD,
     },
     Family {
+        name: "LLaDA-MoE",
         architecture: "LLaDAMoEModelLM",
         network: NetworkKind::MoeLlada,
         qkv_bias: false,
@@ -197,6 +208,7 @@ pub static FAMILIES: &[Family] = &[
     },
     // Canvases of random tokens in place of masks. The ids are generation_config.json's.
     Family {
+        name: "DiffusionGemma",
         architecture: "DiffusionGemmaForBlockDiffusion",
         network: NetworkKind::DiffusionGemma,
         qkv_bias: false,
@@ -211,6 +223,55 @@ pub static FAMILIES: &[Family] = &[
 ];
 
 /// The names of [`FAMILIES`], for messages.
-pub fn architectures() -> String {
-    FAMILIES.iter().map(|family| family.architecture).collect::<Vec<_>>().join(", ")
+pub fn names() -> String {
+    FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ")
+}
+
+/// Architectures of transformers that write one token after the other, as far as people are likely to have them.
+const AUTOREGRESSIVE: [&str; 40] = [
+    "BaichuanForCausalLM",
+    "BloomForCausalLM",
+    "ChatGLMModel",
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "DeepseekForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "FalconForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
+    "GPT2LMHeadModel",
+    "GPTBigCodeForCausalLM",
+    "GPTJForCausalLM",
+    "GPTNeoForCausalLM",
+    "GPTNeoXForCausalLM",
+    "Glm4ForCausalLM",
+    "GlmForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+    "InternLM2ForCausalLM",
+    "LlamaForCausalLM",
+    "MambaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "MptForCausalLM",
+    "OPTForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "PhiForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "SmolLM3ForCausalLM",
+    "Starcoder2ForCausalLM",
+];
+
+/// Whether `architecture` is known to write one token after the other.
+pub fn is_autoregressive(architecture: &str) -> bool {
+    AUTOREGRESSIVE.contains(&architecture)
 }

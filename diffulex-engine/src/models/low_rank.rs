@@ -39,30 +39,42 @@ struct Pair<O: Ops> {
 pub struct LowRank<O: Ops> {
     /// By site.
     pairs: Vec<Option<Pair<O>>>,
+    n_bytes: u64,
 }
 
 impl<O: Ops> LowRank<O> {
     /// Loads `adapter` for a network's `sites`; an error names tensors that belong to none of them. Both factors are held
-    /// as 32-bit floats: they are small, and what they add is a difference.
-    pub(super) fn load(ops: &O, mut adapter: Adapter, sites: &[Site]) -> Result<Self, LoadError> {
+    /// as 32-bit floats: they are small, and what they add is a difference; more than `max_bytes` of them are refused.
+    pub(super) fn load(ops: &O, mut adapter: Adapter, sites: &[Site], max_bytes: u64) -> Result<Self, LoadError> {
         let matrix = |values: &[f32], n_out, n_in| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             ops.matrix(WeightData::F32(&bytes), n_out, n_in, WeightType::F32)
         };
-        let mut pairs = Vec::with_capacity(sites.len());
+        let (mut pairs, mut n_bytes) = (Vec::with_capacity(sites.len()), 0);
         for Site { module, n_out, n_in, outs } in sites {
             let Some(factors) = adapter.factors(module, *n_out, *n_in)? else {
                 pairs.push(None);
                 continue;
             };
             let (rank, here) = (factors.rank, |error: StepError| LoadError::of(module, error));
+            n_bytes += (rank * (n_in + outs.len()) * size_of::<f32>()) as u64;
+            if n_bytes > max_bytes {
+                let what =
+                    format!("the adapter needs more than {max_bytes} bytes, which --max-lora-bytes leaves for it");
+                return Err(LoadError(what));
+            }
             pairs.push(Some(Pair {
                 a: matrix(&factors.a, rank, *n_in).map_err(here)?,
                 b: matrix(&factors.b[outs.start * rank..outs.end * rank], outs.len(), rank).map_err(here)?,
             }));
         }
         adapter.refuse_surplus()?;
-        Ok(Self { pairs })
+        Ok(Self { pairs, n_bytes })
+    }
+
+    /// Bytes of its factors.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes
     }
 }
 

@@ -233,13 +233,18 @@ pub trait CanvasNetwork<O: Ops>: Network<O> {
 /// The family of a model, and its config.
 pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::Value), LoadError> {
     let config = files.read_json("config.json")?.ok_or_else(|| LoadError::of(files.place(), "has no config.json"))?;
-    let architecture = config
-        .get("architectures")
-        .and_then(|names| names.get(0)?.as_str())
-        .ok_or_else(|| LoadError::of(files.place(), "config.json names no architecture in architectures[0]"))?;
+    let architecture = config.get("architectures").and_then(|names| names.get(0)?.as_str()).ok_or_else(|| {
+        let what = "config.json has no architectures[0], which says what kind of model this is";
+        LoadError::of(files.place(), what)
+    })?;
     let family = Family::of(architecture).ok_or_else(|| {
-        let known = families::architectures();
-        LoadError::of(files.place(), format!("architecture {architecture} is not supported; supported are {known}"))
+        let what = if families::is_autoregressive(architecture) {
+            format!("{architecture} is an autoregressive model")
+        } else {
+            format!("architecture {architecture} is not supported")
+        };
+        let served = families::names();
+        LoadError::of(files.place(), format!("{what}; Diffulex serves diffusion language models: {served}"))
     })?;
     Ok((family, config))
 }
@@ -255,7 +260,7 @@ pub fn load<O: Ops + 'static>(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Network<O>>, LoadError> {
     let (family, config) = read_config(files)?;
-    let here = |error: LoadError| LoadError::of(files.place(), error);
+    let here = |error: LoadError| error.at(&files.place());
     refuse_unsupported(family, &config).map_err(here)?;
     let declared = Declared::read(&config).map_err(here)?;
     let mut checkpoint = Checkpoint::open(files)?;
@@ -287,9 +292,15 @@ pub fn load<O: Ops + 'static>(
     Ok(network)
 }
 
-/// Loads the adapter of `files` for `network`.
-pub fn load_adapter<O: Ops>(files: &ModelFiles, ops: &O, network: &dyn Network<O>) -> Result<LowRank<O>, LoadError> {
-    LowRank::load(ops, Adapter::open(files)?, network.sites()).map_err(|error| LoadError::of(files.place(), error))
+/// Loads the adapter of `files` for `network`. Its file has `max_bytes` at most, and so have its factors.
+pub fn load_adapter<O: Ops>(
+    files: &ModelFiles,
+    ops: &O,
+    network: &dyn Network<O>,
+    max_bytes: u64,
+) -> Result<LowRank<O>, LoadError> {
+    let adapter = Adapter::open_beside(files, max_bytes)?;
+    LowRank::load(ops, adapter, network.sites(), max_bytes).map_err(|error| error.at(&files.place()))
 }
 
 fn boxed<O: Ops + 'static>(

@@ -10,6 +10,15 @@ use crate::files::ModelFiles;
 
 const NAME: &str = "chat";
 
+/// Instructions of a rendering at most, so that a template that does not end is an error. Chosen by us: templates of released
+/// models take up to some 100 a message, so this is a conversation of 100,000 messages; it is over in a second.
+const MAX_INSTRUCTIONS: u64 = 10_000_000;
+
+/// What a rendering writes at most: this many bytes, and so many times what the messages are. Chosen by us: templates of
+/// released models write each message once, some its thoughts twice.
+const MAX_OWN_BYTES: usize = 1 << 20;
+const MAX_REPEATS: usize = 4;
+
 /// Used where a model brings no template: ChatML, which every block-diffusion family but LLaDA's writes.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
@@ -31,6 +40,7 @@ impl ChatTemplate {
         // As transformers sets jinja2 up.
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| LoadError::of(files.place(), error))?);
+        environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", tojson);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
@@ -53,6 +63,7 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, RequestError> {
+        let n_bytes: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
         let messages: Vec<Value> = messages
             .iter()
             .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() })
@@ -64,11 +75,45 @@ impl ChatTemplate {
             let options = Value::from_pairs(options.iter().map(|(name, value)| (name.clone(), from_json(value))));
             context! { ..options, ..context }
         };
-        self.environment.get_template(NAME).and_then(|template| template.render(context)).map_err(|error| {
-            // The template's own words (raise_exception) are the useful part.
-            let reason = error.detail().map_or_else(|| error.to_string(), str::to_owned);
+        let limit = MAX_OWN_BYTES + MAX_REPEATS * n_bytes;
+        let mut out = Bounded { bytes: Vec::new(), limit, is_over: false };
+        let rendered = self
+            .environment
+            .get_template(NAME)
+            .and_then(|template| template.render_captured_to(context, &mut out).map(drop));
+        let fail = |reason: String| {
             RequestError::invalid("messages", format!("messages do not fit the model's chat template: {reason}"))
-        })
+        };
+        rendered.map_err(|error| match error.kind() {
+            _ if out.is_over => fail(format!("it writes more than {limit} bytes")),
+            ErrorKind::OutOfFuel => fail(format!("it takes more than {MAX_INSTRUCTIONS} instructions")),
+            // The template's own words (raise_exception) are the useful part.
+            _ => fail(error.detail().map_or_else(|| error.to_string(), str::to_owned)),
+        })?;
+        String::from_utf8(out.bytes).map_err(|error| fail(error.to_string()))
+    }
+}
+
+/// Text up to a limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+    /// More was written than the limit allows.
+    is_over: bool,
+}
+
+impl std::io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.is_over |= bytes.len() > self.limit - self.bytes.len();
+        if self.is_over {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 

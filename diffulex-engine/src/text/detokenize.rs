@@ -12,8 +12,11 @@ const KEPT_IDS: usize = 8;
 /// Old ids are dropped when there are this many, so that a push costs no more than decoding them. Chosen by us.
 const MAX_IDS: usize = 32;
 
-/// Ids of which nothing can be dropped, as they are no text, before all are given as they are. Chosen by us.
+/// Ids of which nothing can be dropped, as they are no text, before they are given as they are. Chosen by us.
 const MAX_OPEN_IDS: usize = 256;
+
+/// Ids that are held back even then: as many as the longest character has bytes.
+const MAX_CHARACTER_IDS: usize = char::MAX.len_utf8();
 
 /// Incremental detokeniser of one answer. Its pushes joined are `decode` of all ids.
 #[derive(Debug, Default)]
@@ -41,8 +44,7 @@ impl Detokenizer {
                 self.drop_old(text, &whole);
             }
             if self.ids.len() >= MAX_OPEN_IDS {
-                out.push_str(&self.finish(text));
-                *self = Self::default();
+                out.push_str(&self.give_up(text, &whole));
             }
         }
         out
@@ -59,6 +61,24 @@ impl Detokenizer {
                 return;
             }
         }
+    }
+
+    /// Gives the text of all ids but the last few, where these mean the same without the others, and of all otherwise. `whole`
+    /// is the text of all.
+    fn give_up(&mut self, text: &TextModel, whole: &str) -> String {
+        let last = self.ids.len() - MAX_CHARACTER_IDS;
+        for first in (last - MAX_CHARACTER_IDS..=last).rev() {
+            let (head, tail) = (text.decode(&self.ids[..first]), text.decode(&self.ids[first..]));
+            if whole.strip_prefix(head.as_str()) == Some(tail.as_str()) {
+                let rest = head.get(self.given..).unwrap_or_default().to_owned();
+                self.ids.drain(..first);
+                self.given = self.given.saturating_sub(head.len());
+                return rest;
+            }
+        }
+        let rest = self.finish(text);
+        *self = Self::default();
+        rest
     }
 
     /// The text still held back; nothing follows it.

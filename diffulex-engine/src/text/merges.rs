@@ -37,7 +37,7 @@ const SPLITS: [Split; 2] = [
 /// The content of `tokenizer.json`.
 pub(super) fn tokenizer_json(files: &ModelFiles) -> Result<Vec<u8>, LoadError> {
     let fail = |what: String| LoadError::of(files.place(), what);
-    let missing = "has neither tokenizer.json nor vocab.json and merges.txt";
+    let missing = "has no tokenizer: neither tokenizer.json nor vocab.json with merges.txt";
     let vocab = files.read_json("vocab.json")?.ok_or_else(|| fail(missing.to_owned()))?;
     let merges = files.read("merges.txt")?.ok_or_else(|| fail(missing.to_owned()))?;
     let merges = std::str::from_utf8(&merges).map_err(|error| fail(format!("merges.txt: {error}")))?;
@@ -82,7 +82,7 @@ fn added_tokens(files: &ModelFiles, config: &Value) -> Result<Vec<Value>, LoadEr
     if let Some(tokens) = config.get("added_tokens_decoder").and_then(Value::as_object) {
         for (id, token) in tokens {
             let (Ok(id), Some(token)) = (id.parse(), token.as_object()) else {
-                let what = format!("tokenizer_config.json: added_tokens_decoder has {id:?}, which is no token");
+                let what = format!("tokenizer_config.json: added_tokens_decoder has {id:?}, which is not a token id");
                 return Err(LoadError::of(files.place(), what));
             };
             by_id.push((id, token.clone()));

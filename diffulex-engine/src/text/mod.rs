@@ -6,6 +6,7 @@
 //! Never here: weights, scheduling, events.
 
 mod chat_template;
+mod coverage;
 mod detokenize;
 mod merges;
 mod tokenizer;

@@ -1,12 +1,13 @@
 //! A model's tokenizer, special tokens and chat template, from its files.
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use diffulex_protocol::ChatMessage;
 use tokenizers::Tokenizer;
 
 use super::chat_template::ChatTemplate;
-use super::merges;
+use super::{coverage, merges};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
 
@@ -18,6 +19,7 @@ pub struct TextModel {
     eos_token_ids: BTreeSet<u32>,
     mask_token_id: Option<u32>,
     vocab_size: u32,
+    max_bytes_per_token: Option<usize>,
 }
 
 impl TextModel {
@@ -28,9 +30,14 @@ impl TextModel {
             Some(bytes) => bytes,
             None => merges::tokenizer_json(files)?.into(),
         };
-        let tokenizer = Tokenizer::from_bytes(bytes.as_ref())
-            .map_err(|error| LoadError::of(files.place(), format!("tokenizer: {error}")))?;
-        let vocab_size = tokenizer.get_vocab(true).values().max().map_or(0, |id| id + 1);
+        let fail = |what: String| LoadError::of(files.place(), format!("tokenizer: {what}"));
+        let tokenizer = catching(|| Tokenizer::from_bytes(bytes.as_ref())).map_err(fail)?;
+        let largest_id = tokenizer.get_vocab(true).into_values().max();
+        let vocab_size = match largest_id.map(|id| id.checked_add(1)) {
+            None => 0,
+            Some(Some(size)) => size,
+            Some(None) => return Err(fail(format!("a token has the id {}, which no model has", u32::MAX))),
+        };
         let special_ids: BTreeSet<u32> = tokenizer
             .get_added_tokens_decoder()
             .into_iter()
@@ -57,7 +64,7 @@ impl TextModel {
                 Some(id) => std::slice::from_ref(id),
             };
             for id in ids {
-                let what = || format!("{file}: eos_token_id has {id}, which is no token id");
+                let what = || format!("{file}: eos_token_id has {id}, which is not a token id");
                 eos_token_ids.insert(as_id(id).ok_or_else(|| LoadError::of(files.place(), what()))?);
             }
         }
@@ -67,16 +74,20 @@ impl TextModel {
         });
 
         let template = ChatTemplate::load(files, &tokenizer_config)?;
-        Ok(Self { tokenizer, template, special_ids, eos_token_ids, mask_token_id, vocab_size })
+        let max_bytes_per_token = coverage::max_bytes_per_token(&tokenizer);
+        Ok(Self { tokenizer, template, special_ids, eos_token_ids, mask_token_id, vocab_size, max_bytes_per_token })
     }
 
     /// Ids of `text`; special tokens written out in it become their ids, none is added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
-        let encoding = self
-            .tokenizer
-            .encode_fast(text, false)
-            .map_err(|error| RequestError::invalid("prompt", format!("prompt cannot be tokenised: {error}")))?;
+        let encoding = catching(|| self.tokenizer.encode_fast(text, false))
+            .map_err(|what| RequestError::invalid("prompt", format!("prompt cannot be tokenised: {what}")))?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Tokens that a text of `n_bytes` has at least, whatever it says.
+    pub fn min_tokens(&self, n_bytes: usize) -> usize {
+        self.max_bytes_per_token.map_or(0, |bound| n_bytes.div_ceil(bound))
     }
 
     /// Messages as the model's template writes them, up to where the assistant begins.
@@ -97,7 +108,10 @@ impl TextModel {
     pub fn decode(&self, ids: &[u32]) -> String {
         let ordinary: Vec<u32> = ids.iter().copied().filter(|id| !self.special_ids.contains(id)).collect();
         // An id outside the vocabulary decodes to nothing, as in Python.
-        self.tokenizer.decode(&ordinary, false).unwrap_or_default()
+        catching(|| self.tokenizer.decode(&ordinary, false)).unwrap_or_else(|what| {
+            tracing::debug!(what, "the tokenizer's decoder failed");
+            String::new()
+        })
     }
 
     /// What one token looks like alone; bytes that are no character alone become U+FFFD.
@@ -142,6 +156,18 @@ impl TextModel {
     }
 }
 
+/// A call to the tokenizers crate, which panics at some malformed files (its decoders' Helper at the end of one), and having
+/// read others at some texts (its Strip at a token of nothing but what it strips).
+fn catching<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => Err(match panic.downcast::<String>() {
+            Ok(message) => *message,
+            Err(panic) => panic.downcast_ref::<&str>().copied().unwrap_or("it panicked").to_owned(),
+        }),
+    }
+}
+
 /// What a token stands for where the vocabulary writes bytes: `<0xE6>` in SentencePiece's, a letter for each in GPT-2's.
 fn bytes_written(token: &str) -> Option<Vec<u8>> {
     if let Some(digits) = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>')) {
@@ -153,11 +179,24 @@ fn bytes_written(token: &str) -> Option<Vec<u8>> {
 /// GPT-2's alphabet of bytes (`bytes_to_unicode` of its encoder.py): those that print are themselves, the others follow in
 /// order from U+0100 on.
 fn byte_of_letter(letter: char) -> Option<u8> {
-    let prints = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u8::try_from(letter) {
         Ok(byte) => Some(byte).filter(prints),
         Err(_) => (0..=u8::MAX).filter(|byte| !prints(byte)).nth((u32::from(letter) - 0x100) as usize),
     }
+}
+
+/// True for bytes that are letters of GPT-2's alphabet themselves.
+fn prints(byte: &u8) -> bool {
+    matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff)
+}
+
+/// What GPT-2's alphabet writes for a byte.
+pub(super) fn letter_of_byte(byte: u8) -> char {
+    if prints(&byte) {
+        return char::from(byte);
+    }
+    let n_before = (0..byte).filter(|byte| !prints(byte)).count() as u32;
+    char::from_u32(0x100 + n_before).unwrap_or(char::REPLACEMENT_CHARACTER)
 }
 
 fn as_id(value: &serde_json::Value) -> Option<u32> {

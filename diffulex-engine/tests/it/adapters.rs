@@ -179,7 +179,7 @@ fn a_request_with_d2fs_adapter_is_decoded_by_d2f() {
     let mut refused = with_adapter("r", 0, Some("a"));
     refused.sampling_params.decoding.add_block_threshold = Some(0.5);
     let told = run(&mut engine, vec![refused]);
-    assert!(told.error("r").message.contains("no setting of diffusion_generate"), "{:?}", told.error("r"));
+    assert!(told.error("r").message.contains("does not apply to diffusion_generate"), "{:?}", told.error("r"));
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn a_part_of_a_fused_tensor_gets_its_part_of_the_adapter() {
     let batch = eight_tokens();
     let logits = |merged: Option<&ModelFiles>, beside: Option<&ModelFiles>| {
         let network = models::load(&files, merged, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
-        let beside = beside.map(|files| models::load_adapter(files, &ops, network.as_ref()).unwrap());
+        let beside = beside.map(|files| models::load_adapter(files, &ops, network.as_ref(), 1 << 30).unwrap());
         let mut adapters = Adapters::none();
         if let Some(adapter) = &beside {
             adapters.push(batch.logit_rows.clone(), adapter);

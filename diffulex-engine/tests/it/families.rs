@@ -1,7 +1,7 @@
 //! What is derived from a checkpoint and its family, and what is refused by name.
 
 use diffulex_engine::models::families::FAMILIES;
-use diffulex_engine::{Engine, EngineConfig, EngineOptions, LoadError, ModelFiles};
+use diffulex_engine::{Engine, EngineConfig, EngineOptions, LoadError, ModelFiles, ServingEngine};
 use diffulex_strategies::{AcceptRule, CanvasRenoise, Strategy};
 use serde_json::{Value, json};
 
@@ -100,11 +100,11 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
     let named = |name: &str| EngineOptions { decoding_strategy: Some(name.to_owned()), ..options() };
     for (checkpoint, options, said) in [
         ("sdar", named("block_edit"), "it is decoded by multi_bd"),
-        ("llada", EngineOptions { buffer_size: Some(2), ..options() }, "buffer size is no setting of semi_ar"),
+        ("llada", EngineOptions { buffer_size: Some(2), ..options() }, "--buffer-size does not apply to semi_ar"),
         (
             "dream",
             deciding(options(), json!({ "add_block_threshold": 0.5 })),
-            "add_block_threshold is no setting of diffusion_generate",
+            "add_block_threshold does not apply to diffusion_generate",
         ),
         (
             "sdar",
@@ -112,7 +112,7 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
             "add_block_threshold must be in [0, 1], got 1.5",
         ),
         ("llada2", named("semi_ar"), "multi_bd or block_edit or dmax"),
-        ("llada2", deciding(options(), json!({ "edit_threshold": 0.5 })), "edit_threshold is no setting of multi_bd"),
+        ("llada2", deciding(options(), json!({ "edit_threshold": 0.5 })), "edit_threshold does not apply to multi_bd"),
         (
             "llada2",
             deciding(named("block_edit"), json!({ "remask_threshold": 0.5 })),
@@ -129,7 +129,7 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
         (
             "llada2",
             deciding(named("dmax"), json!({ "token_merge_weight": 0.5 })),
-            "token_merge_weight is no setting of dmax_topk",
+            "token_merge_weight does not apply to dmax_topk",
         ),
         (
             "llada2",
@@ -137,10 +137,10 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
                 named("dmax"),
                 json!({ "token_merge_mode": "iter_smooth_topk", "token_merge_renormalize": false }),
             ),
-            "token_merge_renormalize is no setting of iter_smooth_topk",
+            "token_merge_renormalize does not apply to iter_smooth_topk",
         ),
         ("llada2", deciding(named("dmax"), json!({ "token_merge_mode": "x" })), "one of dmax_topk, iter_smooth_topk"),
-        ("sdar", deciding(options(), json!({ "block_cache": true })), "block_cache is no setting of multi_bd"),
+        ("sdar", deciding(options(), json!({ "block_cache": true })), "block_cache does not apply to multi_bd"),
         (
             "fast_dllm_v2",
             deciding(options(), json!({ "sub_block_size": 3 })),
@@ -154,12 +154,25 @@ fn a_strategy_refuses_what_is_no_setting_of_it() {
         (
             "fast_dllm_v2",
             EngineOptions { buffer_size: Some(2), ..options() },
-            "buffer size is no setting of fast_dllm_v2",
+            "--buffer-size does not apply to fast_dllm_v2",
         ),
     ] {
         let message = refused(checkpoint, options);
         assert!(message.contains(said), "{message}");
     }
+}
+
+#[test]
+fn a_strategy_offers_the_accept_rules_it_takes() {
+    let offered = |checkpoint: &str| {
+        let engine = load(Files::golden(checkpoint).leak()).unwrap_or_else(|error| panic!("{error}"));
+        let rules = &engine.card().accept_rules;
+        rules.iter().map(|rule| (rule.name.clone(), rule.settings.join(" "))).collect::<Vec<_>>()
+    };
+    let all = offered("sdar");
+    assert_eq!(all.len(), 16);
+    assert!(all.contains(&("dynamic".to_owned(), "accept_threshold denoising_steps".to_owned())), "{all:?}");
+    assert_eq!(offered("fast_dllm_v2"), [("threshold".to_owned(), "accept_threshold".to_owned())]);
 }
 
 #[test]
@@ -212,7 +225,7 @@ fn a_canvas_is_denoised_as_generation_config_says() {
     assert_eq!((got.denoising_steps, got.t_min, got.t_max), (7, 0.5, CanvasRenoise::T_MAX));
     for (field, value, what) in [
         ("sampler_config", json!({ "_cls_name": "OtherConfig" }), "the sampler OtherConfig is not known"),
-        ("t_max", json!(5.0), "generation_config.json: t_max must be in (0, 2]"),
+        ("t_max", json!(5.0), "generation_config.json: t_max must be in [0.01, 2]"),
         ("max_denoising_steps", json!("many"), "generation_config.json"),
     ] {
         let mut wrong = said.clone();
@@ -227,7 +240,7 @@ fn an_unknown_architecture_is_refused_with_the_known_ones() {
     let message = refused(Files::golden("sdar").with_config("architectures", json!(["GPT2LMHeadModel"])));
     assert!(message.contains("GPT2LMHeadModel"), "{message}");
     for family in FAMILIES {
-        assert!(message.contains(family.architecture), "{message}");
+        assert!(message.contains(family.name), "{message}");
     }
 }
 
@@ -406,6 +419,6 @@ fn a_block_may_have_any_length_up_to_the_longest() {
     }
     for block_size in [0u64, 65, 1 << 40] {
         let message = refused(Files::golden("sdar").with_config("block_size", json!(block_size)));
-        assert!(message.contains("block size") && message.contains("1..=64"), "{message}");
+        assert!(message.contains("block size: must be 1 to 64"), "{message}");
     }
 }

@@ -96,7 +96,7 @@ fn forwards_agree<O: Ops + 'static>(ops: &O) {
     let beside = ADAPTED.map(|(base, adapter)| (folder(base), Some(folder(adapter)), adapter, adapter));
     for (files, adapter, checkpoint, inputs) in plain.into_iter().chain(merged).chain(beside) {
         let network = models::load(&files, None, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
-        let adapter = adapter.map(|files| models::load_adapter(&files, ops, network.as_ref()).unwrap());
+        let adapter = adapter.map(|files| models::load_adapter(&files, ops, network.as_ref(), 1 << 30).unwrap());
         let values = recorded(checkpoint);
         let cases = json(&Path::new(inputs).join("inputs.json").to_string_lossy());
         for case in cases["cases"].as_array().unwrap() {

@@ -280,7 +280,7 @@ fn adapters_stand_beside_blocks_and_are_not_added_to_them() {
     assert!(message.contains("q_proj") && message.contains("Q8_0") && message.contains("--quantization"), "{message}");
     assert!(load(Some(WeightType::Int8)).is_ok());
     let network = models::load(&files, None, &ops, None, 64, &mut |_, _| {}).unwrap();
-    models::load_adapter(&adapter, &ops, network.as_ref()).unwrap();
+    models::load_adapter(&adapter, &ops, network.as_ref(), 1 << 30).unwrap();
 }
 
 /// The parts of a file, to be changed and written anew by candle (as GGUF of version 2).
@@ -394,7 +394,7 @@ fn damaged_files_are_refused_with_what_was_expected() {
     let cases: [(Vec<u8>, &[&str]); 14] = [
         (Vec::new(), &[]),
         (b"GGUF".to_vec(), &["needs 4 bytes at byte 4", "0 are left"]),
-        (b"\x08\x00\x00\x00\x00\x00\x00\x00{}".to_vec(), &["no GGUF file"]),
+        (b"\x08\x00\x00\x00\x00\x00\x00\x00{}".to_vec(), &["not a GGUF file"]),
         (patched(&bytes, 4, &1u32.to_le_bytes()), &["version 1", "2 and 3"]),
         (patched(&bytes, 4, &3u32.to_be_bytes()), &["version 50331648", "little-endian"]),
         (patched(&bytes, 8, &huge), &["0 dimensions"]),

@@ -95,7 +95,7 @@ fn older_files_that_do_not_do_are_named() {
     assert!(refused(unknown).contains("tokenizer_class is LlamaTokenizer"));
     let mut halved = older_files();
     halved.0.remove("merges.txt");
-    assert!(refused(halved).contains("neither tokenizer.json nor vocab.json and merges.txt"));
+    assert!(refused(halved).contains("neither tokenizer.json nor vocab.json with merges.txt"));
     let mut broken = older_files();
     broken.0.insert("merges.txt".to_owned(), b"a b c\n".to_vec());
     assert!(refused(broken).contains("\"a b c\" is not two parts"));

@@ -231,7 +231,7 @@ fn guidance_that_does_not_fit_is_refused() {
     assert_eq!(run(&mut engine, vec![guided(40)]).error("r").param.as_deref(), Some("decoding.cfg_scale"));
     assert_eq!(run(&mut engine, vec![guided(20)]).reply("r").token_ids.len(), 20);
     let told = run(&mut crate::harness::engine(&crate::harness::options()), vec![guided(8)]);
-    assert!(told.error("r").message.contains("cfg_scale is no setting of multi_bd"));
+    assert!(told.error("r").message.contains("cfg_scale does not apply to multi_bd"));
 }
 
 /// A prompt as a picture: `_` a mask, anything else a token.

@@ -1,0 +1,215 @@
+//! How much memory is left to this process, and how much of it the KV pool takes.
+//!
+//! The machine's free memory is not the whole truth: a container or a service has limits of its own, and so has every group
+//! that it is in. Linux only; elsewhere nothing is known and nothing is limited.
+//!
+//! Never here: pages, requests.
+
+use std::path::{Path, PathBuf};
+
+/// What is left, and what says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes.
+    pub n_bytes: u64,
+    /// The tightest limit.
+    pub source: String,
+}
+
+impl Room {
+    /// What is left to this process; `None` where nothing tells.
+    pub fn left() -> Option<Self> {
+        Self::under(Path::new("/"))
+    }
+
+    /// The tightest of MemAvailable and the limits of all groups that the process is in, below `root`.
+    fn under(root: &Path) -> Option<Self> {
+        let free = read(&root.join("proc/meminfo"))
+            .and_then(|text| field(&text, "MemAvailable:"))
+            .map(|kib| Self { n_bytes: kib * 1024, source: "MemAvailable of /proc/meminfo".to_owned() });
+        let groups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
+        let groups = groups.lines().flat_map(|line| groups_of(root, line));
+        groups.chain(free).min_by_key(|room| room.n_bytes)
+    }
+}
+
+/// What is left in the groups of one line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH` (cgroups(7)), down from the top.
+fn groups_of(root: &Path, line: &str) -> Vec<Room> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
+    let is_v2 = controllers.is_empty();
+    if !is_v2 && !controllers.split(',').any(|controller| controller == "memory") {
+        return Vec::new();
+    }
+    let mount = if is_v2 { "sys/fs/cgroup" } else { "sys/fs/cgroup/memory" };
+    let mut folder = root.join(mount);
+    let mut rooms: Vec<Room> = room_of(root, &folder, is_v2).into_iter().collect();
+    // In a namespace of its own a process sees its group as the root; where it does not, folders it cannot see say nothing.
+    for name in path.split('/').filter(|name| !name.is_empty() && *name != "..") {
+        folder.push(name);
+        rooms.extend(room_of(root, &folder, is_v2));
+    }
+    rooms
+}
+
+/// What is left in one group, if it has a limit.
+fn room_of(root: &Path, group: &Path, is_v2: bool) -> Option<Room> {
+    let (limit, usage, cached) = if is_v2 {
+        ("memory.max", "memory.current", ["inactive_file ", "active_file "])
+    } else {
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "])
+    };
+    // "max" in v2, and an absurd number in v1, are no limit; the latter is never the tightest.
+    let most: u64 = read(&group.join(limit))?.trim().parse().ok()?;
+    let used: u64 = read(&group.join(usage)).and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    // Pages of files are counted, but given up as soon as memory is short.
+    let stat = read(&group.join("memory.stat")).unwrap_or_default();
+    let reclaimable: u64 = cached.iter().filter_map(|name| field(&stat, name)).sum();
+    let shown = PathBuf::from("/").join(group.strip_prefix(root).unwrap_or(group)).join(limit);
+    Some(Room { n_bytes: most.saturating_sub(used.saturating_sub(reclaimable)), source: shown.display().to_string() })
+}
+
+fn read(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+/// The number behind `name`, with which a line begins.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+}
+
+/// What decides the size of the KV pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolWish {
+    pub(crate) page_bytes: u64,
+    /// Of one request at full length.
+    pub(crate) pages_per_request: usize,
+    pub(crate) max_num_reqs: usize,
+    /// As the operator says.
+    pub(crate) kv_cache_bytes: Option<u64>,
+}
+
+/// Bytes of the KV pool where nobody sets them, at most. Chosen by us: memory is taken as it is used.
+const DEFAULT_KV_CACHE_BYTES: u64 = 1 << 30;
+
+impl PoolWish {
+    /// Pages of the pool; the log says why so many.
+    pub(crate) fn n_pages(self, room: Option<&Room>) -> Result<usize, String> {
+        let Self { page_bytes, pages_per_request, max_num_reqs, kv_cache_bytes } = self;
+        let left = room.map_or(u64::MAX, |room| room.n_bytes);
+        let source = room.map_or("unknown", |room| room.source.as_str());
+        // One request at full length always fits.
+        let least = pages_per_request as u64 * page_bytes;
+        let (n_bytes, why) = if let Some(n_bytes) = kv_cache_bytes {
+            if n_bytes > left {
+                return Err(format!("--kv-cache-bytes: {n_bytes} bytes are asked for and {left} are left ({source})"));
+            }
+            if n_bytes < page_bytes {
+                return Err(format!("--kv-cache-bytes: must be at least {page_bytes}, one page, got {n_bytes}"));
+            }
+            (n_bytes, "--kv-cache-bytes")
+        } else {
+            if least > left {
+                return Err(format!(
+                    "the KV cache of one request of --max-model-len takes {least} bytes and {left} are left ({source}): \
+                     lower --max-model-len"
+                ));
+            }
+            // The other half is for what a forward computes with, adapters and whoever else is in the group. Chosen by us.
+            let [all, half] = [least.saturating_mul(max_num_reqs as u64), left / 2];
+            let bounds = [
+                (all, "a full batch at full length"),
+                (DEFAULT_KV_CACHE_BYTES, "the default's limit"),
+                (half, "half of the memory that is left"),
+            ];
+            let (n_bytes, why) = bounds.into_iter().min_by_key(|(n_bytes, _)| *n_bytes).unwrap_or_default();
+            if n_bytes < least { (least, "one request at full length") } else { (n_bytes, why) }
+        };
+        let n_pages = n_bytes / page_bytes;
+        let bytes = n_pages * page_bytes;
+        tracing::info!(bytes, pages = n_pages, why, left, source, "size of the KV cache");
+        usize::try_from(n_pages)
+            .map_err(|_| format!("--kv-cache-bytes: {n_bytes} bytes are more than can be addressed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A root folder with these files.
+    fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    fn room(files: &[(&str, &str)]) -> Option<(u64, String)> {
+        Room::under(root(files).path()).map(|room| (room.n_bytes, room.source))
+    }
+
+    const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n");
+
+    #[test]
+    fn the_machines_free_memory_counts_where_no_group_has_a_limit() {
+        let free = Some((8000 * 1024, "MemAvailable of /proc/meminfo".to_owned()));
+        assert_eq!(room(&[MEMINFO]), free);
+        let files = [MEMINFO, ("proc/self/cgroup", "0::/a\n"), ("sys/fs/cgroup/a/memory.max", "max\n")];
+        assert_eq!(room(&files), free);
+        assert_eq!(room(&[]), None);
+    }
+
+    #[test]
+    fn the_tightest_group_of_all_above_a_process_counts() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "0::/slice/service/worker\n"),
+            ("sys/fs/cgroup/slice/memory.max", "5000000\n"),
+            ("sys/fs/cgroup/slice/memory.current", "4500000\n"),
+            ("sys/fs/cgroup/slice/memory.stat", "anon 1\nfile 250000\nactive_file 50000\ninactive_file 200000\n"),
+            ("sys/fs/cgroup/slice/service/memory.max", "2000000\n"),
+            ("sys/fs/cgroup/slice/service/memory.current", "1\n"),
+            ("sys/fs/cgroup/slice/service/worker/memory.max", "max\n"),
+        ];
+        assert_eq!(room(&files), Some((750_000, "/sys/fs/cgroup/slice/memory.max".to_owned())));
+    }
+
+    #[test]
+    fn groups_of_the_first_version_count_too() {
+        let files = [
+            MEMINFO,
+            ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "3000000\n"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1000000\n"),
+            ("sys/fs/cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 100000\n"),
+            ("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n"),
+        ];
+        assert_eq!(room(&files), Some((2_100_000, "/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned())));
+    }
+
+    #[test]
+    fn the_pool_is_what_memory_lets_it_be() {
+        let wish = PoolWish { page_bytes: 1000, pages_per_request: 10, max_num_reqs: 8, kv_cache_bytes: None };
+        let room = |n_bytes| Room { n_bytes, source: "S".to_owned() };
+        let pages = |wish: PoolWish, n_bytes: u64| wish.n_pages(Some(&room(n_bytes)));
+        assert_eq!(wish.n_pages(None), Ok(80), "a full batch");
+        assert_eq!(pages(wish, 1 << 40), Ok(80));
+        assert_eq!(pages(PoolWish { page_bytes: 1 << 20, max_num_reqs: 1 << 20, ..wish }, 1 << 40), Ok(1024), "1 GiB");
+        assert_eq!(pages(wish, 100_000), Ok(50), "half of what is left");
+        assert_eq!(pages(wish, 10_000), Ok(10), "one request");
+        let message = pages(wish, 9_999).unwrap_err();
+        assert!(message.contains("takes 10000 bytes and 9999 are left (S)"), "{message}");
+        let told = |n_bytes| PoolWish { kv_cache_bytes: Some(n_bytes), ..wish };
+        assert_eq!(pages(told(4_500), 5_000), Ok(4));
+        assert_eq!(
+            pages(told(5_001), 5_000),
+            Err("--kv-cache-bytes: 5001 bytes are asked for and 5000 are left (S)".to_owned())
+        );
+        let too_small = Err("--kv-cache-bytes: must be at least 1000, one page, got 999".to_owned());
+        assert_eq!(pages(told(999), 5_000), too_small);
+    }
+}

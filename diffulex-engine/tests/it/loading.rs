@@ -1,0 +1,185 @@
+//! What is said of a model that cannot be loaded: the reason once, and what to do.
+
+use std::path::Path;
+
+use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles};
+
+use crate::harness::{Files, golden, options};
+
+/// What is said of the model at `path`.
+fn said(path: &Path, options: &EngineOptions) -> String {
+    let files = ModelFiles::open(path);
+    match files.and_then(|files| Engine::load(&files, options, &mut |_| {})) {
+        Ok(_) => "loaded".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// What is said of a folder with `files`, in which the folder's own path is `MODEL`.
+fn said_of(files: &[(&str, &[u8])]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        std::fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    said(folder.path(), &options()).replace(folder.path().to_str().unwrap(), "MODEL")
+}
+
+/// What is said of a golden checkpoint under `options`.
+fn said_under(options: &EngineOptions) -> String {
+    said(&golden("sdar"), options)
+}
+
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+
+/// The files of a golden checkpoint, less those named, with those given.
+fn changed<'a>(golden: &'a Files, without: &[&str], with: &[(&'a str, &'a [u8])]) -> Vec<(&'a str, &'a [u8])> {
+    let kept = golden.0.iter().filter(|(name, _)| !without.contains(&name.as_str()));
+    kept.map(|(name, bytes)| (name.as_str(), bytes.as_slice())).chain(with.iter().copied()).collect()
+}
+
+#[test]
+fn a_path_with_nothing_there_is_told_as_that() {
+    assert_eq!(
+        said(Path::new("/nowhere/model"), &options()),
+        "/nowhere/model: no such file or folder; a model is a checkpoint folder or a GGUF file"
+    );
+}
+
+#[test]
+fn a_repositorys_name_is_recognised_and_how_to_download_it_is_told() {
+    assert_eq!(
+        said(Path::new("GSAI-ML/LLaDA-8B-Instruct"), &options()),
+        "GSAI-ML/LLaDA-8B-Instruct: no such file or folder. It looks like the name of a repository on the Hugging Face \
+         Hub; Diffulex does not download models. Run `hf download GSAI-ML/LLaDA-8B-Instruct --local-dir \
+         LLaDA-8B-Instruct`, then pass --model LLaDA-8B-Instruct"
+    );
+    // A folder that is there, and a path that is none of a repository's names.
+    for path in ["tests/nobody", "./a/b", "a/b/c", "a b/c", "~/models", "a/b.gguf"] {
+        let message = said(Path::new(path), &options());
+        assert_eq!(message, format!("{path}: no such file or folder; a model is a checkpoint folder or a GGUF file"));
+    }
+}
+
+#[test]
+fn folders_that_are_no_checkpoint_are_told_apart() {
+    let sdar = Files::golden("sdar");
+    assert_eq!(said_of(&[]), "MODEL: the folder is empty");
+    assert_eq!(said_of(&[("notes.txt", b"x")]), "MODEL: has no config.json, so it is not a checkpoint folder");
+    assert_eq!(
+        said_of(&[("b.gguf", b"x"), ("a.gguf", b"x")]),
+        "MODEL: has no config.json, so it is not a checkpoint folder; it has a.gguf, b.gguf; --model takes a GGUF file \
+         itself"
+    );
+    assert_eq!(
+        said_of(&changed(&sdar, &["tokenizer.json"], &[])),
+        "MODEL: has no tokenizer: neither tokenizer.json nor vocab.json with merges.txt"
+    );
+    assert_eq!(
+        said_of(&changed(&sdar, &["model.safetensors"], &[])),
+        "MODEL: has no weights: neither model.safetensors nor model.safetensors.index.json nor another safetensors file"
+    );
+    let index = br#"{"weight_map": {"lm_head.weight": "b-00002.safetensors"}}"#;
+    assert_eq!(
+        said_of(&changed(&sdar, &["model.safetensors"], &[("model.safetensors.index.json", index)])),
+        "MODEL: has no b-00002.safetensors, which model.safetensors.index.json names: the checkpoint is not complete"
+    );
+}
+
+#[test]
+fn what_is_wrong_inside_a_checkpoint_is_told_once() {
+    let sdar = Files::golden("sdar");
+    let mut tensors = sdar.tensors();
+    tensors.remove("model.norm.weight");
+    let partly = sdar.clone().with_tensors(&tensors);
+    assert_eq!(said_of(&changed(&partly, &[], &[])), "MODEL: the checkpoint has no tensor model.norm.weight");
+    let wrong = sdar.with_config("hidden_size", 0.into());
+    assert_eq!(said_of(&changed(&wrong, &[], &[])), "MODEL: config.json: hidden_size is 0; it must be in 1..=1048576");
+}
+
+#[test]
+fn pointers_of_git_lfs_are_recognised() {
+    let sdar = Files::golden("sdar");
+    for file in ["model.safetensors", "tokenizer.json", "config.json"] {
+        let what = if file == "model.safetensors" { "weights" } else { "file itself" };
+        assert_eq!(
+            said_of(&changed(&sdar, &[file], &[(file, POINTER)])),
+            format!("MODEL/{file}: is a git-lfs pointer, not the {what}: run `git lfs pull` in MODEL")
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::write(&file, POINTER).unwrap();
+    assert_eq!(
+        said(&file, &options()),
+        format!(
+            "{}: is a git-lfs pointer, not the weights: run `git lfs pull` in {}",
+            file.display(),
+            folder.path().display()
+        )
+    );
+}
+
+#[test]
+fn autoregressive_models_are_told_as_such() {
+    const SERVED: &str = "SDAR, SDAR-MoE, LLaDA2, Stable-DiffCoder, DreamReasoner, Dream, Fast-dLLM v2, LLaDA, \
+                          LLaDA-MoE, DiffusionGemma";
+    for architecture in ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"] {
+        let config = format!(r#"{{"architectures": ["{architecture}"]}}"#);
+        assert_eq!(
+            said_of(&[("config.json", config.as_bytes())]),
+            format!(
+                "MODEL: {architecture} is an autoregressive model; Diffulex serves diffusion language models: {SERVED}"
+            )
+        );
+    }
+    assert_eq!(
+        said_of(&[("config.json", br#"{"architectures": ["Nobody"]}"#)]),
+        format!("MODEL: architecture Nobody is not supported; Diffulex serves diffusion language models: {SERVED}")
+    );
+    assert_eq!(
+        said_of(&[("config.json", b"{}")]),
+        "MODEL: config.json has no architectures[0], which says what kind of model this is"
+    );
+}
+
+#[test]
+fn options_that_do_not_fit_are_named_as_flags() {
+    assert_eq!(
+        said_under(&EngineOptions { block_size: Some(99), ..options() }),
+        "--block-size: must be 1 to 64, got 99"
+    );
+    let strategy = |name: &str| EngineOptions { decoding_strategy: Some(name.to_owned()), ..options() };
+    assert_eq!(
+        said_under(&strategy("foo")),
+        "--decoding-strategy: \"foo\" is not a strategy; SDARForCausalLM is decoded by multi_bd"
+    );
+    assert_eq!(
+        said_under(&strategy("d2f")),
+        "--decoding-strategy: d2f does not fit SDARForCausalLM; it is decoded by multi_bd"
+    );
+    assert_eq!(
+        said_under(&EngineOptions { device: DeviceChoice::Cuda(0), ..options() }),
+        "--device cuda:0: this build has no CUDA kernels; use --device cpu, or leave --device out"
+    );
+    assert_eq!("gpu".parse::<DeviceChoice>().unwrap_err(), "expected auto, cpu or reference, got \"gpu\"");
+    assert_eq!(
+        said_under(&EngineOptions { page_size: 5, ..options() }),
+        "--page-size: must be 4, 8, 16, 32 or 64, got 5"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_gguf_is_told_in_plain_words() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("m.gguf");
+    std::fs::write(&file, b"PK\x03\x04....").unwrap();
+    let message = said(&file, &options());
+    assert_eq!(message, format!("{}: is not a GGUF file: it does not begin with \"GGUF\"", file.display()));
+}
+
+#[test]
+fn a_kv_pool_that_memory_cannot_hold_is_refused_with_both_numbers() {
+    let message = said_under(&EngineOptions { kv_cache_bytes: Some(1 << 50), ..options() });
+    let wanted = "--kv-cache-bytes: 1125899906842624 bytes are asked for and ";
+    assert!(message.starts_with(wanted) && message.contains(" are left ("), "{message}");
+}
