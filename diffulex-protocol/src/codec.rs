@@ -1,16 +1,17 @@
 //! Bytes of commands and events: MessagePack maps with named keys.
 //!
 //! A frame is refused by its size before it is read, by its depth while it is read, and by bytes left over after it.
-//! Only typed structs are built; unknown keys are skipped, so an older side can read a newer one.
+//! Only typed structs are built; unknown keys are skipped, so an older side can read a newer one. The settings under
+//! `decoding` are the exception: one that would not act must not go unnoticed.
 //!
 //! Batches of events are most of what travels. Laid out as our own worker writes them they are read by
 //! `read_batch`, all else by serde.
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::direct::read_batch;
-use crate::{EventBatch, ServingCommand, ServingEvent};
+use crate::{ErrorCode, EventBatch, ServingCommand, ServingError, ServingEvent, ServingGenerate};
 
 /// Changes when an old and a new side can no longer talk.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -52,6 +53,60 @@ pub fn encode_command(command: &ServingCommand) -> Result<Vec<u8>, CodecError> {
 /// A command from bytes.
 pub fn decode_command(bytes: &[u8]) -> Result<ServingCommand, CodecError> {
     decode(bytes)
+}
+
+/// What to tell the request of a `generate` that [`decode_command`] could not read: every request whose id arrives ends in
+/// an event. `None` where the bytes are no `generate`, or name no request.
+pub fn refusal(bytes: &[u8], error: &CodecError) -> Option<ServingError> {
+    let Heading { kind, rid } = Heading::deserialize(&mut reader(bytes)).ok()?;
+    let rid = rid.filter(|_| kind.as_deref() == Some("generate"))?;
+    // Read once more, as what it says it is: that tells which field is at fault.
+    let (param, message) = match serde_path_to_error::deserialize::<_, ServingGenerate>(&mut reader(bytes)) {
+        Ok(_) => (None, error.to_string()),
+        Err(error) => {
+            let path = error.path().to_string();
+            let param = path.strip_prefix("sampling_params.").unwrap_or(&path).to_owned();
+            (Some(param.clone()).filter(|param| param != "."), format!("{param}: {}", error.inner()))
+        }
+    };
+    Some(ServingError { rid, message, code: ErrorCode::InvalidRequest, param })
+}
+
+/// What a command begins with.
+#[derive(Default)]
+struct Heading {
+    kind: Option<String>,
+    rid: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Heading {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Heading;
+
+            fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                out.write_str("a command")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Heading, A::Error> {
+                let mut heading = Heading::default();
+                // What stands behind the two may be damaged.
+                while heading.kind.is_none() || heading.rid.is_none() {
+                    match map.next_key::<String>()?.as_deref() {
+                        Some("type") => heading.kind = Some(map.next_value()?),
+                        Some("rid") => heading.rid = Some(map.next_value()?),
+                        Some(_) => drop(map.next_value::<IgnoredAny>()?),
+                        None => break,
+                    }
+                }
+                Ok(heading)
+            }
+        }
+
+        deserializer.deserialize_map(Keys)
+    }
 }
 
 /// A batch of events as bytes.
@@ -99,14 +154,19 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     if bytes.len() > MAX_FRAME_BYTES {
         return Err(CodecError::TooLarge { len: bytes.len() });
     }
-    let mut reader = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
-    reader.set_max_depth(MAX_DEPTH);
+    let mut reader = reader(bytes);
     let message = T::deserialize(&mut reader)?;
     let extra = bytes.len() as u64 - reader.position();
     if extra > 0 {
         return Err(CodecError::TrailingBytes { extra });
     }
     Ok(message)
+}
+
+fn reader(bytes: &[u8]) -> rmp_serde::Deserializer<rmp_serde::decode::ReadReader<std::io::Cursor<&[u8]>>> {
+    let mut reader = rmp_serde::Deserializer::new(std::io::Cursor::new(bytes));
+    reader.set_max_depth(MAX_DEPTH);
+    reader
 }
 
 #[cfg(test)]

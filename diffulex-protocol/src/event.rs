@@ -31,6 +31,9 @@ pub enum ServingEvent {
     Fatal {
         /// What happened.
         message: String,
+        /// Where, if it is known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backtrace: Option<String>,
     },
     /// The worker lives; sent every heartbeat interval and after each tick that finished a request.
     Heartbeat {
@@ -325,6 +328,8 @@ pub enum ErrorCode {
     ShuttingDown,
     /// It took longer than it may.
     Timeout,
+    /// It ended the worker, and is not tried again for a while.
+    Poisoned,
 }
 
 /// Why there is no answer.
@@ -369,6 +374,8 @@ pub struct ModelCard {
     pub accept_rule: String,
     /// Threshold used when a request names none.
     pub accept_threshold: f32,
+    /// Accept rules that a request may name.
+    pub accept_rules: Vec<OfferedRule>,
     /// Positions of a block.
     pub block_size: u32,
     /// Blocks in flight at most.
@@ -385,12 +392,26 @@ pub struct ModelCard {
     pub parameters: u64,
     /// Device it runs on.
     pub device: String,
+    /// Threads of its kernels; `None` where they are not ours to say.
+    pub threads: Option<u32>,
     /// Type the weights are held in.
     pub dtype: String,
+    /// Type K and V are held in.
+    pub kv_cache_dtype: String,
     /// Tokens a KV page holds.
     pub page_size: u32,
     /// Pages of the pool.
     pub kv_pages: u32,
+}
+
+/// An accept rule that a request may name.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OfferedRule {
+    /// As `decoding.accept_rule` takes it.
+    pub name: String,
+    /// The fields of `decoding` that it reads.
+    pub settings: Vec<String>,
 }
 
 /// Gauges and counters of the engine since it started.

@@ -18,7 +18,7 @@ pub use command::{
     AdapterSource, ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
 };
 pub use event::{
-    EngineStats, ErrorCode, EventBatch, FinishReason, Histogram, ModelCard, NfeCounts, NfeCountsTotal, Ready,
-    ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,
+    EngineStats, ErrorCode, EventBatch, FinishReason, Histogram, ModelCard, NfeCounts, NfeCountsTotal, OfferedRule,
+    Ready, ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,
 };
 pub use params::{DecodingOverrides, SamplingParams};

@@ -108,11 +108,12 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "P"))]
     pub edit_threshold: Option<f32>,
-    /// Forwards over a block without masks, at most, in which tokens may still be replaced.
+    /// Forwards over a block without masks, at most, in which tokens may still be replaced; 0 to 64.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub max_post_edit_steps: Option<u32>,
-    /// What is taken off the logit of the token that stands one position to the left, of the edit rule joint; 0 is none.
+    /// What is taken off the logit of the token that stands one position to the left, of the edit rule joint; 0
+    /// (none) to 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "LAMBDA"))]
     pub penalty_lambda: Option<f32>,
@@ -134,7 +135,8 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEMP"))]
     pub alg_temp: Option<f32>,
-    /// Strength of classifier-free guidance, for which everything is forwarded twice; 0 is none. semi_ar only.
+    /// Strength of classifier-free guidance, for which everything is forwarded twice; 0 (none) to 100. semi_ar
+    /// only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SCALE"))]
     pub cfg_scale: Option<f32>,
@@ -158,7 +160,7 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub token_merge_top_k: Option<u32>,
-    /// Their weight beside the token's own under iter_smooth_topk, 0 or more.
+    /// Their weight beside the token's own under iter_smooth_topk, 0 to 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHT"))]
     pub token_merge_weight: Option<f32>,
@@ -166,11 +168,11 @@ pub struct DecodingOverrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL"))]
     pub token_merge_renormalize: Option<bool>,
-    /// What the temperature of diffusion_gemma's canvases falls to, above 0 and at most 2.
+    /// What the temperature of diffusion_gemma's canvases falls to, 0.01 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T"))]
     pub t_min: Option<f32>,
-    /// The temperature of diffusion_gemma's canvases at their first step, above 0 and at most 2.
+    /// The temperature of diffusion_gemma's canvases at their first step, 0.01 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T"))]
     pub t_max: Option<f32>,
@@ -190,24 +192,38 @@ impl DecodingOverrides {
         *self == Self::default()
     }
 
-    /// Most of `max_post_edit_steps`: tokens that replace one another in turn would never come to an end. Chosen by us.
-    pub const MAX_POST_EDIT_STEPS: u32 = 1024;
+    /// Most of `max_post_edit_steps`: tokens that replace one another in turn would never come to an end. Chosen by us: one
+    /// for each position of the longest block.
+    pub const MAX_POST_EDIT_STEPS: u32 = 64;
 
-    /// Checks every range that does not depend on the model; the error is `(field, message)`.
+    /// Most of `cfg_scale`. Chosen by us: LLaDA's authors go up to 2, and with 100 only the tokens that the prompt speaks for
+    /// the most are left; logits stay far from the end of 32-bit floats.
+    pub const MAX_CFG_SCALE: f32 = 100.0;
+
+    /// Least of `t_min` and `t_max`. Chosen by us: logits of DiffusionGemma are at most 30, so that a hundredth makes the
+    /// likeliest token certain already; much less would divide by zero, as sums of the two are rounded.
+    pub const MIN_CANVAS_TEMPERATURE: f32 = 0.01;
+
+    /// Most of `penalty_lambda` and `token_merge_weight`. Chosen by us: a logit that is lowered by so much is never the
+    /// largest, and a token that is outweighed so far takes no part; what is computed with them stays finite.
+    pub const MAX_WEIGHT: f32 = 1e4;
+
+    /// Checks every range that does not depend on the model; the error is `(field, message)`. What goes up to any number is
+    /// only compared with others, so that none of them makes a step fail.
     pub fn validate(&self) -> Result<(), (&'static str, String)> {
         within("decoding.accept_threshold", self.accept_threshold, 0.0, 1.0, false)?;
         within("decoding.add_block_threshold", self.add_block_threshold, 0.0, 1.0, false)?;
         within("decoding.semi_complete_threshold", self.semi_complete_threshold, 0.0, 1.0, false)?;
         within("decoding.edit_threshold", self.edit_threshold, 0.0, 1.0, false)?;
-        within("decoding.penalty_lambda", self.penalty_lambda, 0.0, f32::MAX, false)?;
-        within("decoding.token_merge_weight", self.token_merge_weight, 0.0, f32::MAX, false)?;
+        within("decoding.penalty_lambda", self.penalty_lambda, 0.0, Self::MAX_WEIGHT, false)?;
+        within("decoding.token_merge_weight", self.token_merge_weight, 0.0, Self::MAX_WEIGHT, false)?;
         within("decoding.remask_threshold", self.remask_threshold, 0.0, 1.0, false)?;
         within("decoding.entropy_bound", self.entropy_bound, 0.0, f32::MAX, false)?;
         within("decoding.factor", self.factor, 0.0, f32::MAX, true)?;
         within("decoding.alg_temp", self.alg_temp, 0.0, f32::MAX, false)?;
-        within("decoding.cfg_scale", self.cfg_scale, 0.0, f32::MAX, false)?;
-        within("decoding.t_min", self.t_min, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
-        within("decoding.t_max", self.t_max, 0.0, SamplingParams::MAX_TEMPERATURE, true)?;
+        within("decoding.cfg_scale", self.cfg_scale, 0.0, Self::MAX_CFG_SCALE, false)?;
+        within("decoding.t_min", self.t_min, Self::MIN_CANVAS_TEMPERATURE, SamplingParams::MAX_TEMPERATURE, false)?;
+        within("decoding.t_max", self.t_max, Self::MIN_CANVAS_TEMPERATURE, SamplingParams::MAX_TEMPERATURE, false)?;
         within("decoding.confidence_threshold", self.confidence_threshold, 0.0, f32::MAX, false)?;
         if let Some(steps) = self.max_post_edit_steps.filter(|steps| *steps > Self::MAX_POST_EDIT_STEPS) {
             let message = format!("max_post_edit_steps is at most {}, got {steps}", Self::MAX_POST_EDIT_STEPS);
@@ -265,7 +281,8 @@ fn within(
         return Ok(());
     }
     let bracket = if low_is_open { "(" } else { "[" };
-    Err((name, format!("{name} must be in {bracket}{low}, {high}], got {value}")))
+    // Debug, so that what is tiny or huge is not written out in forty digits.
+    Err((name, format!("{name} must be in {bracket}{low}, {high}], got {value:?}")))
 }
 
 fn at_least_one(name: &'static str, value: Option<u32>) -> Result<(), (&'static str, String)> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use diffulex_protocol::codec::{
-    MAX_FRAME_BYTES, decode_batch, decode_command, encode_batch, encode_command, encode_event,
+    MAX_FRAME_BYTES, decode_batch, decode_command, encode_batch, encode_command, encode_event, refusal,
 };
 use diffulex_protocol::*;
 use proptest::prelude::*;
@@ -154,7 +154,7 @@ fn full_messages() -> (Vec<ServingCommand>, Vec<ServingEvent>) {
         ServingEvent::Reply(Box::new(reply)),
         ServingEvent::Error(ServingError { param: Some("p".to_owned()), ..ServingError::default() }),
         ServingEvent::Ready(Box::new(ready)),
-        ServingEvent::Fatal { message: "m".to_owned() },
+        ServingEvent::Fatal { message: "m".to_owned(), backtrace: Some("b".to_owned()) },
         ServingEvent::Heartbeat { stats: Box::new(stats) },
         ServingEvent::ProfileReply { ok: false, message: Some("m".to_owned()), paths: vec!["p".to_owned()] },
         ServingEvent::AdapterReply { name: "a".to_owned(), ok: false, message: Some("m".to_owned()) },
@@ -298,5 +298,59 @@ proptest! {
             });
             prop_assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
         }
+    }
+}
+
+/// A `generate` with another value at one of its keys, and what its request is told.
+fn refused(change: impl FnOnce(&mut Value)) -> Option<ServingError> {
+    let mut command = serde_json::json!({
+        "type": "generate", "rid": "r", "input": {"type": "prompt", "prompt": [1]},
+        "sampling_params": {"decoding": {}}, "from_the_future": 1
+    });
+    change(&mut command);
+    let bytes = rmp_serde::to_vec_named(&command).unwrap();
+    let error = decode_command(&bytes).err()?;
+    refusal(&bytes, &error)
+}
+
+#[test]
+fn a_generate_that_cannot_be_read_is_refused_by_the_name_of_its_field() {
+    assert_eq!(refused(|_| {}), None, "unknown keys are skipped");
+    assert_eq!(refused(|command| command["sampling_params"]["from_the_future"] = 1.into()), None);
+    type Change = fn(&mut Value);
+    let cases: [(&str, Change); 5] = [
+        ("decoding.from_the_future", |command| command["sampling_params"]["decoding"]["from_the_future"] = 1.into()),
+        ("decoding.t_min", |command| command["sampling_params"]["decoding"]["t_min"] = "x".into()),
+        ("max_tokens", |command| command["sampling_params"]["max_tokens"] = (-1).into()),
+        ("sampling_params", |command| command["sampling_params"] = 3.into()),
+        ("input", |command| command["input"] = 3.into()),
+    ];
+    for (param, change) in cases {
+        let error = refused(change).unwrap_or_else(|| panic!("{param} is let pass or its request is not told"));
+        assert_eq!((error.rid.as_str(), error.code), ("r", ErrorCode::InvalidRequest));
+        assert_eq!(error.param.as_deref(), Some(param), "{}", error.message);
+        assert!(error.message.starts_with(param), "{}", error.message);
+    }
+}
+
+#[test]
+fn bytes_that_name_no_request_are_refused_without_one() {
+    for command in [
+        serde_json::json!({"type": "generate", "rid": 3}),
+        serde_json::json!({"type": "generate"}),
+        serde_json::json!({"rid": "r"}),
+        serde_json::json!({"type": "nobody", "rid": "r"}),
+        serde_json::json!([1, 2]),
+    ] {
+        let bytes = rmp_serde::to_vec_named(&command).unwrap();
+        let error = decode_command(&bytes).unwrap_err();
+        assert_eq!(refusal(&bytes, &error), None, "{command}");
+    }
+    // Cut behind its id.
+    let whole = rmp_serde::to_vec_named(&serde_json::json!({"rid": "r", "type": "generate", "user": "x"})).unwrap();
+    for len in 0..whole.len() {
+        let cut = &whole[..len];
+        let refused = refusal(cut, &decode_command(cut).unwrap_err()).map(|error| error.rid);
+        assert!(refused.is_none_or(|rid| rid == "r"));
     }
 }
