@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use diffulex_server::cli::{self, Cli, Command};
-use diffulex_server::{launch, one_shot};
+use diffulex_server::{launch, log, one_shot};
 
 /// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
 #[global_allocator]
@@ -21,15 +21,15 @@ fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
-        None => launch::serve(&cli.serve),
-        Some(Command::Serve(args)) => launch::serve(&args),
+        None => launch::serve(&cli.serve).map(|()| ExitCode::SUCCESS),
+        Some(Command::Serve(args)) => launch::serve(&args).map(|()| ExitCode::SUCCESS),
         Some(Command::Worker) => launch::run_worker(),
-        Some(Command::Generate(args)) => one_shot::generate(&args),
+        Some(Command::Generate(args)) => one_shot::generate(&args).map(|()| ExitCode::SUCCESS),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(message) => {
-            let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("error: {message}\n").as_bytes());
+            log::last_words(&format!("error: {}\n", log::plain(&message)));
             ExitCode::FAILURE
         }
     }

@@ -3,12 +3,13 @@
 //! The front end holds a [`CommandSender`] and an [`EventReceiver`], the worker a [`WorkerLink`]. No call blocks for
 //! longer than it was told to. Never here: what a command means, requests, processes.
 
+pub mod address;
 pub mod channel;
 pub mod zmq;
 
 use std::time::Duration;
 
-use diffulex_protocol::{EventBatch, ServingCommand};
+use diffulex_protocol::{EventBatch, ServingCommand, ServingError};
 
 /// Why a message could not be handed over.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +57,11 @@ pub trait EventReceiver: Send {
 pub trait WorkerLink: Send {
     /// Every command that has arrived; waits for the first one at most `wait`.
     fn receive(&mut self, wait: Duration) -> Result<Vec<ServingCommand>, LinkError>;
+
+    /// What to tell requests whose commands arrived since the last call and could not be read.
+    fn refusals(&mut self) -> Vec<ServingError> {
+        Vec::new()
+    }
 
     /// Hands a batch over, within a bounded time.
     fn send(&mut self, batch: EventBatch) -> Result<(), LinkError>;

@@ -1,16 +1,23 @@
 //! A link between two processes: two ZMQ PUSH/PULL pairs and MessagePack frames.
 //!
-//! The front end binds both addresses ([`bind`]), the worker connects ([`ZmqWorker::connect`]). ZMQ never reports the
-//! death of a peer, so [`ZmqEvents`] also watches a descriptor that becomes readable when the worker's process ends.
-//! Every socket has linger 0, high-water marks, a cap on message size and time-outs. Never here: processes, requests.
+//! Who binds: the worker a socket that is a file, the front end one of TCP. libzmq aborts the process that accepts on a
+//! file when it has no descriptor left (ipc_listener.cpp, `accept`), and of the two only the front end can be brought
+//! there, by its clients; a connection that cannot be made is tried again. TCP has no such fault, and there the side that
+//! sends commands binds, so that nobody else can send them.
+//!
+//! ZMQ never reports the death of a peer, so [`ZmqEvents`] also watches a descriptor that becomes readable when the
+//! worker's process ends. Every socket has linger 0, high-water marks, a cap on message size and time-outs. Never here:
+//! processes, requests.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use diffulex_protocol::codec::{self, MAX_FRAME_BYTES};
-use diffulex_protocol::{CodecError, EventBatch, ServingCommand};
+use diffulex_protocol::{CodecError, EventBatch, ServingCommand, ServingError};
 
+use super::address::Address;
 use super::{CommandSender, EventReceiver, LinkError, Received, WorkerLink};
 
 /// Messages a socket holds before it refuses more. Chosen by us: above every command that admission lets through, and
@@ -24,25 +31,80 @@ const SEND_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a worker that leaves may take to hand over its last events. Chosen by us; a live front end takes below 1 ms.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// The front end's two sockets, bound.
-pub struct BoundSockets {
+/// How soon a side that connects tries again. Chosen by us: a new worker binds some 10 ms after its start.
+const RECONNECT_INTERVAL_MS: i32 = 10;
+
+/// The context of all sockets of a process.
+pub struct ZmqContext {
+    context: ::zmq::Context,
+}
+
+impl ZmqContext {
+    /// Starts the threads that move messages, which fails only for want of descriptors; later, it would abort.
+    pub fn new() -> Result<Self, LinkError> {
+        let context = ::zmq::Context::new();
+        call(|| context.socket(::zmq::PULL)).map_err(|why| why.lost("cannot start ZMQ"))?;
+        Ok(Self { context })
+    }
+}
+
+/// Which end of a link a socket is for.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    FrontEnd,
+    Worker,
+}
+
+/// Why a call into ZMQ gave nothing.
+enum Refused {
+    /// There is nothing to do now.
+    Again,
+    Interrupted,
+    Failed(String),
+}
+
+impl Refused {
+    fn lost(self, what: &str) -> LinkError {
+        LinkError::Lost(match self {
+            Self::Again => format!("{what}: it took too long"),
+            Self::Interrupted => format!("{what}: it was interrupted"),
+            Self::Failed(why) => format!("{what}: {why}"),
+        })
+    }
+}
+
+/// The one way into the `zmq` crate. It panics on every error number that it does not list (ENOSPC, EROFS, ENOTDIR, EPERM
+/// and others; `Error::from_raw`), and what a socket says must never end a thread.
+fn call<T>(call: impl FnOnce() -> ::zmq::Result<T>) -> Result<T, Refused> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(::zmq::Error::EAGAIN)) => Err(Refused::Again),
+        Ok(Err(::zmq::Error::EINTR)) => Err(Refused::Interrupted),
+        Ok(Err(error)) => Err(Refused::Failed(error.to_string())),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            Err(Refused::Failed(text.unwrap_or("ZMQ panicked").to_owned()))
+        }
+    }
+}
+
+/// The front end's two sockets.
+pub struct FrontEndSockets {
     commands: ::zmq::Socket,
     events: ::zmq::Socket,
 }
 
-/// Binds both addresses of a new link.
-pub fn bind(context: &::zmq::Context, command_address: &str, event_address: &str) -> Result<BoundSockets, LinkError> {
-    let commands = socket(context, ::zmq::PUSH)?;
-    let events = socket(context, ::zmq::PULL)?;
-    for (socket, address) in [(&commands, command_address), (&events, event_address)] {
-        socket.bind(address).map_err(|error| LinkError::Lost(format!("cannot bind {address}: {error}")))?;
-    }
-    Ok(BoundSockets { commands, events })
+/// The front end's side of a new link.
+pub fn open(context: &ZmqContext, commands: &Address, events: &Address) -> Result<FrontEndSockets, LinkError> {
+    Ok(FrontEndSockets {
+        commands: socket(context, ::zmq::PUSH, commands, Side::FrontEnd)?,
+        events: socket(context, ::zmq::PULL, events, Side::FrontEnd)?,
+    })
 }
 
-impl BoundSockets {
+impl FrontEndSockets {
     /// The two ends; `worker_end` becomes readable when the worker's process is gone.
-    pub fn into_ends(self, worker_end: Option<OwnedFd>) -> (ZmqCommands, ZmqEvents) {
+    pub fn into_ends(self, worker_end: Option<Arc<OwnedFd>>) -> (ZmqCommands, ZmqEvents) {
         (ZmqCommands { socket: Mutex::new(self.commands) }, ZmqEvents { socket: self.events, worker_end })
     }
 }
@@ -56,18 +118,23 @@ impl CommandSender for ZmqCommands {
     fn send(&self, command: ServingCommand) -> Result<(), LinkError> {
         let bytes = codec::encode_command(&command)?;
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        socket.send(bytes, ::zmq::DONTWAIT).map_err(|error| match error {
-            ::zmq::Error::EAGAIN => LinkError::Full,
-            error => LinkError::Lost(error.to_string()),
+        call(|| socket.send(bytes, ::zmq::DONTWAIT)).map_err(|why| match why {
+            Refused::Again => LinkError::Full,
+            why => why.lost("a command was not sent"),
         })
     }
 
     fn wait_connected(&self, within: Duration) -> Result<(), LinkError> {
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        match socket.poll(::zmq::POLLOUT, as_millis(within)) {
-            Ok(0) => Err(LinkError::Lost("the worker did not connect its command socket".to_owned())),
-            Ok(_) => Ok(()),
-            Err(error) => Err(LinkError::Lost(error.to_string())),
+        let deadline = Instant::now() + within;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match call(|| socket.poll(::zmq::POLLOUT, as_millis(left))) {
+                Ok(0) => return Err(LinkError::Lost("the worker's command socket was not reached".to_owned())),
+                Ok(_) => return Ok(()),
+                Err(Refused::Interrupted) => {}
+                Err(why) => return Err(why.lost("cannot wait for the worker's command socket")),
+            }
         }
     }
 }
@@ -75,18 +142,18 @@ impl CommandSender for ZmqCommands {
 /// [`EventReceiver`] over a ZMQ PULL socket.
 pub struct ZmqEvents {
     socket: ::zmq::Socket,
-    worker_end: Option<OwnedFd>,
+    worker_end: Option<Arc<OwnedFd>>,
 }
 
 impl ZmqEvents {
     fn take(&self) -> Option<Received> {
-        match self.socket.recv_msg(::zmq::DONTWAIT) {
+        match call(|| self.socket.recv_msg(::zmq::DONTWAIT)) {
             Ok(message) => Some(match codec::decode_batch(&message) {
                 Ok(batch) => Received::Batch(batch),
                 Err(error) => Received::Malformed(error.to_string()),
             }),
-            Err(::zmq::Error::EAGAIN | ::zmq::Error::EINTR) => None,
-            Err(error) => Some(Received::Lost(error.to_string())),
+            Err(Refused::Again | Refused::Interrupted) => None,
+            Err(why) => Some(lost(why, "no event can be received")),
         }
     }
 }
@@ -100,9 +167,9 @@ impl EventReceiver for ZmqEvents {
         if let Some(worker_end) = &self.worker_end {
             items.push(::zmq::PollItem::from_fd(worker_end.as_raw_fd(), ::zmq::POLLIN));
         }
-        match ::zmq::poll(&mut items, as_millis(timeout)) {
-            Ok(_) | Err(::zmq::Error::EINTR) => {}
-            Err(error) => return Received::Lost(error.to_string()),
+        match call(|| ::zmq::poll(&mut items, as_millis(timeout))) {
+            Ok(_) | Err(Refused::Again | Refused::Interrupted) => {}
+            Err(why) => return lost(why, "cannot wait for events"),
         }
         let worker_ended = items.get(1).is_some_and(::zmq::PollItem::is_readable);
         drop(items);
@@ -115,32 +182,35 @@ impl EventReceiver for ZmqEvents {
     }
 }
 
+fn lost(why: Refused, what: &str) -> Received {
+    Received::Lost(why.lost(what).to_string())
+}
+
 /// [`WorkerLink`] over ZMQ.
 pub struct ZmqWorker {
     commands: ::zmq::Socket,
     events: ::zmq::Socket,
     malformed: u64,
+    refusals: Vec<ServingError>,
 }
 
 impl ZmqWorker {
-    /// Connects to the addresses a front end has bound.
-    pub fn connect(context: &::zmq::Context, command_address: &str, event_address: &str) -> Result<Self, LinkError> {
-        let commands = socket(context, ::zmq::PULL)?;
-        let events = socket(context, ::zmq::PUSH)?;
-        for (socket, address) in [(&commands, command_address), (&events, event_address)] {
-            socket.connect(address).map_err(|error| LinkError::Lost(format!("cannot connect {address}: {error}")))?;
-        }
+    /// The worker's side of a link.
+    pub fn open(context: &ZmqContext, commands: &Address, events: &Address) -> Result<Self, LinkError> {
+        let commands = socket(context, ::zmq::PULL, commands, Side::Worker)?;
+        let events = socket(context, ::zmq::PUSH, events, Side::Worker)?;
         // The last words of a worker (its requests' errors, `Goodbye`) must get out before the process ends.
-        events.set_linger(LAST_WORDS.as_millis() as i32).map_err(|error| LinkError::Lost(error.to_string()))?;
-        Ok(Self { commands, events, malformed: 0 })
+        call(|| events.set_linger(LAST_WORDS.as_millis() as i32)).map_err(|why| why.lost("cannot set up a socket"))?;
+        Ok(Self { commands, events, malformed: 0, refusals: Vec::new() })
     }
 
     fn take(&mut self) -> Result<Option<ServingCommand>, LinkError> {
         loop {
-            match self.commands.recv_msg(::zmq::DONTWAIT) {
+            match call(|| self.commands.recv_msg(::zmq::DONTWAIT)) {
                 Ok(message) => match codec::decode_command(&message) {
                     Ok(command) => return Ok(Some(command)),
                     Err(error) => {
+                        self.refusals.extend(codec::refusal(&message, &error));
                         self.malformed += 1;
                         // The first, then every power of two: a flood must not fill the log.
                         if self.malformed.is_power_of_two() {
@@ -148,9 +218,9 @@ impl ZmqWorker {
                         }
                     }
                 },
-                Err(::zmq::Error::EAGAIN) => return Ok(None),
-                Err(::zmq::Error::EINTR) => {}
-                Err(error) => return Err(LinkError::Lost(error.to_string())),
+                Err(Refused::Again) => return Ok(None),
+                Err(Refused::Interrupted) => {}
+                Err(why) => return Err(why.lost("no command can be received")),
             }
         }
     }
@@ -165,14 +235,18 @@ impl WorkerLink for ZmqWorker {
                 commands.push(command);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            if !commands.is_empty() || left.is_zero() {
+            if !commands.is_empty() || !self.refusals.is_empty() || left.is_zero() {
                 return Ok(commands);
             }
-            match self.commands.poll(::zmq::POLLIN, as_millis(left)) {
-                Ok(_) | Err(::zmq::Error::EINTR) => {}
-                Err(error) => return Err(LinkError::Lost(error.to_string())),
+            match call(|| self.commands.poll(::zmq::POLLIN, as_millis(left))) {
+                Ok(_) | Err(Refused::Again | Refused::Interrupted) => {}
+                Err(why) => return Err(why.lost("cannot wait for commands")),
             }
         }
+    }
+
+    fn refusals(&mut self) -> Vec<ServingError> {
+        std::mem::take(&mut self.refusals)
     }
 
     fn send(&mut self, mut batch: EventBatch) -> Result<(), LinkError> {
@@ -186,16 +260,27 @@ impl WorkerLink for ZmqWorker {
             }
             encoded => encoded?,
         };
-        self.events.send(bytes, 0).map_err(|error| match error {
-            ::zmq::Error::EAGAIN => LinkError::Lost(format!("no event was taken for {SEND_DEADLINE:?}")),
-            error => LinkError::Lost(error.to_string()),
-        })
+        loop {
+            match call(|| self.events.send(bytes.as_slice(), 0)) {
+                Ok(()) => return Ok(()),
+                Err(Refused::Interrupted) => {}
+                Err(Refused::Again) => {
+                    return Err(LinkError::Lost(format!("no event was taken for {SEND_DEADLINE:?}")));
+                }
+                Err(why) => return Err(why.lost("an event was not sent")),
+            }
+        }
     }
 }
 
-fn socket(context: &::zmq::Context, kind: ::zmq::SocketType) -> Result<::zmq::Socket, LinkError> {
+fn socket(
+    context: &ZmqContext,
+    kind: ::zmq::SocketType,
+    address: &Address,
+    side: Side,
+) -> Result<::zmq::Socket, LinkError> {
     let build = || -> ::zmq::Result<::zmq::Socket> {
-        let socket = context.socket(kind)?;
+        let socket = context.context.socket(kind)?;
         // The default of -1 makes a drop wait for ever for a dead peer.
         socket.set_linger(0)?;
         socket.set_sndhwm(HIGH_WATER_MARK)?;
@@ -203,12 +288,57 @@ fn socket(context: &::zmq::Context, kind: ::zmq::SocketType) -> Result<::zmq::So
         socket.set_maxmsgsize(MAX_FRAME_BYTES as i64)?;
         socket.set_sndtimeo(SEND_DEADLINE.as_millis() as i32)?;
         socket.set_rcvtimeo(SEND_DEADLINE.as_millis() as i32)?;
+        socket.set_reconnect_ivl(RECONNECT_INTERVAL_MS)?;
+        // What is sent before somebody is there to take it is refused instead of kept. A socket that receives is left
+        // alone: it would lose what has come when the sender dies.
+        socket.set_immediate(kind == ::zmq::PUSH)?;
+        socket.set_ipv6(matches!(address, Address::Tcp(address) if address.is_ipv6()))?;
         Ok(socket)
     };
-    build().map_err(|error| LinkError::Lost(format!("cannot make a socket: {error}")))
+    let socket = call(build).map_err(|why| why.lost("cannot make a socket"))?;
+    let binds = match address {
+        Address::Ipc(_) => side == Side::Worker,
+        Address::Tcp(_) => side == Side::FrontEnd,
+    };
+    let text = address.to_string();
+    let (attached, what) = match binds {
+        true => (call(|| socket.bind(&text)), "cannot listen at"),
+        false => (call(|| socket.connect(&text)), "cannot connect to"),
+    };
+    attached.map_err(|why| why.lost(&format!("{what} {address}")))?;
+    Ok(socket)
 }
 
 /// Rounded up, so that a wait that is not over does not become a busy loop.
 fn as_millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros().div_ceil(1000)).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_number_that_the_crate_does_not_list_is_an_error() {
+        let context = ZmqContext::new().expect("a context");
+        let (commands, events) = (Address::Ipc("/etc/passwd/a".into()), Address::Ipc("/etc/passwd/b".into()));
+        let Err(error) = ZmqWorker::open(&context, &commands, &events) else { panic!("no folder") };
+        let told = error.to_string();
+        assert!(told.contains("/etc/passwd/a") && told.contains("Not a directory"), "{told}");
+    }
+
+    #[test]
+    fn a_side_that_was_there_first_is_found_by_the_other() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let [commands, events] = ["a", "b"].map(|name| Address::Ipc(folder.path().join(name)));
+        let context = ZmqContext::new().expect("a context");
+        let (sender, _events) = open(&context, &commands, &events).expect("open").into_ends(None);
+        assert!(matches!(sender.send(ServingCommand::FlushCache), Err(LinkError::Full)), "nobody is there");
+        assert!(sender.wait_connected(Duration::from_millis(1)).is_err());
+        let mut worker = ZmqWorker::open(&context, &commands, &events).expect("open");
+        sender.wait_connected(Duration::from_secs(10)).expect("connected");
+        sender.send(ServingCommand::FlushCache).expect("sent");
+        let received = worker.receive(Duration::from_secs(10)).expect("received");
+        assert_eq!(received, [ServingCommand::FlushCache]);
+    }
 }
