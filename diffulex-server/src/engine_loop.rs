@@ -13,6 +13,7 @@ use diffulex_protocol::{EventBatch, ServingEvent};
 use crate::frontend::{Frontend, FrontendOptions, WorkerHandle, WorkerParts, WorkerStarter};
 use crate::link::WorkerLink;
 use crate::link::channel;
+use crate::panics::{LastPanic, panic_message};
 use crate::telemetry::Telemetry;
 use crate::worker::{self, WorkerOptions};
 
@@ -36,7 +37,12 @@ impl WorkerStarter for InProcess {
     fn start(&mut self, incarnation: u64) -> Result<WorkerParts, String> {
         let (commands, events, link) = channel::link();
         let factory = Arc::clone(&self.factory);
-        let options = WorkerOptions { incarnation, pid: 0, heartbeat_interval: self.heartbeat_interval };
+        let options = WorkerOptions {
+            incarnation,
+            pid: 0,
+            heartbeat_interval: self.heartbeat_interval,
+            last_panic: LastPanic::default(),
+        };
         let thread = std::thread::Builder::new()
             .name("diffulex-engine".to_owned())
             .spawn(move || serve(&factory, link, &options))
@@ -53,7 +59,7 @@ fn serve(factory: &EngineFactory, mut link: channel::ChannelWorker, options: &Wo
     match factory() {
         Ok(mut engine) => worker::run(engine.as_mut(), &mut link, options).map_err(|error| error.to_string()),
         Err(message) => {
-            let events = vec![ServingEvent::Fatal { message: message.clone() }];
+            let events = vec![ServingEvent::Fatal { message: message.clone(), backtrace: None }];
             // A front end that is gone already needs no word.
             let _ = link.send(EventBatch { incarnation: options.incarnation, events });
             Err(message)
@@ -66,15 +72,19 @@ struct EngineThread {
 }
 
 impl WorkerHandle for EngineThread {
+    fn can_end(&self) -> bool {
+        false
+    }
+
     /// A thread cannot be killed: it ends by itself when it finds its link gone, at the latest after the step it is in.
     fn end(self: Box<Self>) -> String {
         if !self.thread.is_finished() {
-            return "its thread is still in a step".to_owned();
+            return String::new();
         }
         match self.thread.join() {
-            Ok(Ok(())) => "its thread ended".to_owned(),
-            Ok(Err(message)) => message,
-            Err(panic) => worker::panic_message(panic.as_ref()),
+            // Why it ended is in its last event.
+            Ok(Ok(()) | Err(_)) => String::new(),
+            Err(panic) => panic_message(panic.as_ref()),
         }
     }
 }

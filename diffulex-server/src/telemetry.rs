@@ -1,10 +1,9 @@
-//! What the front end counts, as Prometheus text, and where log lines go.
+//! What the front end counts, as Prometheus text.
 //!
 //! In: observations from the front end and the routes, the engine's own counters from its heartbeats. Out: the body of
 //! `/metrics`. Every metric is written once, in [`Telemetry::render`]. Never here: decisions.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -14,13 +13,14 @@ use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, StreamM
 const LATENCY_BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
 /// Every [`ErrorCode`] with its label.
-const ERROR_LABELS: [(ErrorCode, &str); 6] = [
+const ERROR_LABELS: [(ErrorCode, &str); 7] = [
     (ErrorCode::InvalidRequest, "invalid_request"),
     (ErrorCode::TooLarge, "too_large"),
     (ErrorCode::EngineFailed, "engine_failed"),
     (ErrorCode::EngineLost, "engine_lost"),
     (ErrorCode::ShuttingDown, "shutting_down"),
     (ErrorCode::Timeout, "timeout"),
+    (ErrorCode::Poisoned, "poisoned"),
 ];
 
 /// The name of an error code on the wire and in error bodies.
@@ -283,25 +283,6 @@ impl Page {
         self.sample(&format!("{name}_sum"), "", histogram.sum);
         self.sample(&format!("{name}_count"), "", count as f64);
     }
-}
-
-/// Log lines to stderr at `level` (a level name or a `tracing` filter); a second call changes nothing.
-pub fn init_logging(level: &str) -> Result<(), String> {
-    // One word is a level; a filter would take any other word for a target that nobody has, and be silent.
-    let is_word = level.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    if is_word && !["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str()) {
-        return Err(format!("--log-level {level}: expected error, warn, info, debug, trace, or a filter"));
-    }
-    let filter =
-        tracing_subscriber::EnvFilter::try_new(level).map_err(|error| format!("--log-level {level}: {error}"))?;
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false);
-    // Fails only when a subscriber is set already, as in tests.
-    let _ = subscriber.try_init();
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use diffulex_engine::ServingEngine;
 use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, ServingCommand, ServingError, ServingEvent};
 
 use crate::link::{LinkError, WorkerLink};
+use crate::panics::{LastPanic, panic_message};
 
 /// How soon after a finished request the counters follow. Chosen by us: soon enough for a person who watches
 /// `/metrics`, rare enough to cost nothing.
@@ -25,6 +26,8 @@ pub struct WorkerOptions {
     pub pid: u32,
     /// Longest silence of an idle worker.
     pub heartbeat_interval: Duration,
+    /// Where the process keeps what its last panic told.
+    pub last_panic: LastPanic,
 }
 
 /// Why the loop ended.
@@ -117,6 +120,7 @@ impl Worker<'_> {
         events: &mut Vec<ServingEvent>,
     ) -> Result<Vec<ServingCommand>, WorkerError> {
         let mut commands = self.link.receive(wait)?;
+        events.extend(self.link.refusals().into_iter().map(ServingEvent::Error));
         commands.retain(|command| match command {
             ServingCommand::Shutdown { grace_ms } => {
                 let deadline = Instant::now() + Duration::from_millis(grace_ms.unwrap_or(0));
@@ -154,7 +158,8 @@ impl Worker<'_> {
                 let told = catch_unwind(AssertUnwindSafe(|| engine.fail_all(ErrorCode::EngineFailed, &message)));
                 // Requests the engine could not name are told by the front end, which takes `Fatal` as a loss.
                 let mut events = told.unwrap_or_default();
-                events.push(ServingEvent::Fatal { message: message.clone() });
+                events
+                    .push(ServingEvent::Fatal { message: message.clone(), backtrace: self.options.last_panic.take() });
                 self.send(events)?;
                 Err(WorkerError::Panicked(message))
             }
@@ -171,10 +176,4 @@ impl Worker<'_> {
     fn send(&mut self, events: Vec<ServingEvent>) -> Result<(), WorkerError> {
         Ok(self.link.send(EventBatch { incarnation: self.options.incarnation, events })?)
     }
-}
-
-/// What a panic said.
-pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("panicked without a message").to_owned()
 }

@@ -5,32 +5,37 @@
 //! commands. Never here: requests, the loop.
 
 use std::ffi::OsString;
-use std::fs::Permissions;
-use std::io::Write;
+use std::io::{IsTerminal, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use diffulex_engine::{EngineOptions, ServingEngine};
 use diffulex_protocol::{EventBatch, ServingEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal};
+use rustix::fs::Mode;
+use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_process_death_signal, umask};
 use serde::{Deserialize, Serialize};
 
-use crate::config::check_ipc_path;
+use crate::cli::API_KEY_VARIABLE;
 use crate::frontend::{WorkerHandle, WorkerParts, WorkerStarter};
 use crate::link::WorkerLink;
-use crate::link::zmq::{self as zmq_link, ZmqWorker};
-use crate::telemetry;
-use crate::worker::{self, WorkerOptions};
+use crate::link::address::Address;
+use crate::link::zmq::{self as zmq_link, ZmqContext, ZmqWorker};
+use crate::log;
+use crate::panics::record_panics;
+use crate::private_dir::PrivateDir;
+use crate::worker::{self, WorkerError, WorkerOptions};
 
 /// How long a worker that was told to leave may take before it is killed. Chosen by us: it has nothing left to do but
 /// to free its memory.
 const EXIT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Bytes of a worker's orders at most. Chosen by us: thousands of adapters with long paths.
+const MAX_ORDERS_BYTES: u64 = 16 * 1024 * 1024;
 
 /// The orders of a worker process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -60,8 +65,8 @@ pub struct WorkerPlan {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Folder only this user can enter; the sockets' place.
-    pub private_dir: PathBuf,
+    /// The sockets' place.
+    pub private_dir: Arc<PrivateDir>,
     /// Instead of a private command address.
     pub command_address: Option<String>,
     /// Instead of a private event address.
@@ -79,39 +84,37 @@ pub struct WorkerPlan {
 /// Starts workers as processes.
 pub struct WorkerProcesses {
     plan: WorkerPlan,
-    context: ::zmq::Context,
+    context: ZmqContext,
 }
 
 impl WorkerProcesses {
     /// Workers after `plan`.
-    pub fn new(plan: WorkerPlan) -> Self {
-        Self { plan, context: ::zmq::Context::new() }
+    pub fn new(plan: WorkerPlan) -> Result<Self, String> {
+        Ok(Self { plan, context: ZmqContext::new().map_err(|error| error.to_string())? })
     }
 
-    fn address(&self, given: &Option<String>, name: &str, incarnation: u64) -> Result<String, String> {
+    fn address(&self, given: &Option<String>, name: &str, incarnation: u64) -> Result<Address, String> {
         if let Some(address) = given {
-            return Ok(address.clone());
+            return Address::parse(address);
         }
-        let path = self.plan.private_dir.join(format!("{name}-{incarnation}.ipc"));
+        let path = self.plan.private_dir.path()?.join(format!("{name}-{:08x}.ipc", incarnation as u32));
         let path = path.to_str().ok_or_else(|| format!("the path {} is not text", path.display()))?;
-        check_ipc_path(path)?;
-        Ok(format!("ipc://{path}"))
+        Address::parse(&format!("ipc://{path}")).map_err(|error| format!("{path}: {error}"))
     }
 }
 
 impl WorkerStarter for WorkerProcesses {
     fn start(&mut self, incarnation: u64) -> Result<WorkerParts, String> {
-        let command_address = self.address(&self.plan.command_address, "commands", incarnation)?;
-        let event_address = self.address(&self.plan.event_address, "events", incarnation)?;
-        let sockets =
-            zmq_link::bind(&self.context, &command_address, &event_address).map_err(|error| error.to_string())?;
-        for address in [&command_address, &event_address] {
-            restrict(address)?;
+        let commands = self.address(&self.plan.command_address, "commands", incarnation)?;
+        let events = self.address(&self.plan.event_address, "events", incarnation)?;
+        for address in [&commands, &events] {
+            address.try_listen()?;
         }
+        let sockets = zmq_link::open(&self.context, &commands, &events).map_err(|error| error.to_string())?;
         let boot = WorkerBoot {
             incarnation,
-            command_address,
-            event_address,
+            command_address: commands.to_string(),
+            event_address: events.to_string(),
             parent_pid: std::process::id(),
             heartbeat_interval_ms: u64::try_from(self.plan.heartbeat_interval.as_millis()).unwrap_or(u64::MAX),
             log_level: self.plan.log_level.clone(),
@@ -119,17 +122,10 @@ impl WorkerStarter for WorkerProcesses {
             engine: self.plan.engine.clone(),
         };
         let child = spawn(&self.plan, &boot)?;
-        let process = WorkerProcess { child };
-        let (commands, events) = sockets.into_ends(Some(process.watch()?));
+        let process = WorkerProcess::watch(child, [commands, events])?;
+        let (commands, events) = sockets.into_ends(Some(Arc::clone(&process.end)));
         Ok(WorkerParts { commands: Arc::new(commands), events: Box::new(events), handle: Box::new(process) })
     }
-}
-
-/// Sockets for this user alone, whatever the umask says.
-fn restrict(address: &str) -> Result<(), String> {
-    let Some(path) = address.strip_prefix("ipc://") else { return Ok(()) };
-    std::fs::set_permissions(Path::new(path), Permissions::from_mode(0o600))
-        .map_err(|error| format!("cannot restrict {path}: {error}"))
 }
 
 fn spawn(plan: &WorkerPlan, boot: &WorkerBoot) -> Result<Child, String> {
@@ -137,6 +133,8 @@ fn spawn(plan: &WorkerPlan, boot: &WorkerBoot) -> Result<Child, String> {
     let orders = serde_json::to_vec(boot).map_err(|error| wrong(&error))?;
     let mut child = std::process::Command::new(&plan.program)
         .args(&plan.arguments)
+        // A worker has no use for it, and whoever may read its environment has none either.
+        .env_remove(API_KEY_VARIABLE)
         .stdin(Stdio::piped())
         // Its own group: Ctrl-C is for the front end, which lets requests finish.
         .process_group(0)
@@ -156,33 +154,56 @@ fn spawn(plan: &WorkerPlan, boot: &WorkerBoot) -> Result<Child, String> {
 
 struct WorkerProcess {
     child: Child,
+    /// Becomes readable when the process ends.
+    end: Arc<OwnedFd>,
+    /// Its sockets, whose files outlive it.
+    addresses: [Address; 2],
 }
 
 impl WorkerProcess {
-    /// A descriptor that becomes readable when the process ends.
-    fn watch(&self) -> Result<OwnedFd, String> {
-        pidfd_open(Pid::from_child(&self.child), PidfdFlags::empty())
-            .map_err(|error| format!("cannot watch process {}: {error}", self.child.id()))
+    fn watch(mut child: Child, addresses: [Address; 2]) -> Result<Self, String> {
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(end) => Ok(Self { child, end: Arc::new(end), addresses }),
+            Err(error) => {
+                // It has just begun; unwatched, it is of no use.
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(format!("cannot watch process {}: {error}", child.id()))
+            }
+        }
     }
 
     fn wait_for_exit(&self, within: Duration) {
-        let Ok(watched) = self.watch() else { return };
         let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: i64::from(within.subsec_nanos()) };
-        // Over time or interrupted: it is killed next.
-        let _ = poll(&mut [PollFd::new(&watched, PollFlags::IN)], Some(&timeout));
+        // Over time or interrupted: whoever waits looks for itself.
+        let _ = poll(&mut [PollFd::new(&*self.end, PollFlags::IN)], Some(&timeout));
+    }
+
+    /// Kills it and waits a moment: one that hangs in the kernel (on a dead network disk) does not even die.
+    fn kill(&mut self) -> Option<ExitStatus> {
+        if let Err(error) = self.child.kill() {
+            tracing::error!(pid = self.child.id(), %error, "a worker could not be killed");
+        }
+        self.wait_for_exit(EXIT_DEADLINE);
+        self.child.try_wait().ok().flatten()
     }
 }
 
 impl WorkerHandle for WorkerProcess {
+    fn can_end(&self) -> bool {
+        true
+    }
+
     fn end(mut self: Box<Self>) -> String {
         self.wait_for_exit(EXIT_DEADLINE);
-        let was_alive = matches!(self.child.try_wait(), Ok(None));
-        if was_alive && let Err(error) = self.child.kill() {
-            tracing::error!(pid = self.child.id(), %error, "a worker could not be killed");
-        }
-        match self.child.wait() {
-            Ok(status) if was_alive => format!("it was killed: {status}"),
-            Ok(status) => status.to_string(),
+        match self.child.try_wait() {
+            // It said why: to us, or in the log where it could not reach us.
+            Ok(Some(status)) if matches!(status.code(), Some(0 | 1)) => String::new(),
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) => match self.kill() {
+                Some(status) => format!("it was killed: {status}"),
+                None => "it was killed and has not ended yet".to_owned(),
+            },
             Err(error) => error.to_string(),
         }
     }
@@ -190,43 +211,78 @@ impl WorkerHandle for WorkerProcess {
 
 impl Drop for WorkerProcess {
     fn drop(&mut self) {
-        // After `end` both do nothing; on a start that failed half-way they leave no orphan.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // After `end` it has ended; on a start that failed half-way this leaves no orphan.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.kill();
+        }
+        for address in &self.addresses {
+            address.remove();
+        }
     }
 }
 
 /// Makes the engine of a worker process.
 pub type EngineMaker = dyn FnOnce(&WorkerBoot) -> Result<Box<dyn ServingEngine>, String>;
 
-/// A worker process from its orders to its end.
-pub fn run(make_engine: Box<EngineMaker>) -> Result<(), String> {
+/// When memory runs out, the kernel is to end the worker, which is started again, and not the front end, which holds the
+/// clients' connections. 500 counts as half of the memory there is (proc(5), oom_score_adj), on top of what an operator set for
+/// both; chosen by us: more than any front end takes, and still below what names a process as the first to go.
+fn offer_to_the_oom_killer() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let raised = std::fs::read_to_string(FILE).and_then(|text| {
+        let adjustment = text.trim().parse::<i32>().unwrap_or(0).saturating_add(500).min(1000);
+        std::fs::write(FILE, adjustment.to_string()).map(|()| adjustment)
+    });
+    match raised {
+        Ok(adjustment) => tracing::debug!(adjustment, "the worker's oom_score_adj is raised"),
+        Err(error) => tracing::info!(%error, "the worker's oom_score_adj stays as it is"),
+    }
+}
+
+/// A worker process from its orders to its end. The error is for standard error; what the front end has been told, it says.
+pub fn run(make_engine: Box<EngineMaker>) -> Result<ExitCode, String> {
     // First of all, so that no moment is left in which the parent could die unnoticed.
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| format!("cannot tie to the parent: {error}"))?;
-    let boot: WorkerBoot = serde_json::from_reader(std::io::stdin())
-        .map_err(|error| format!("a worker takes its orders from `serve` on standard input: {error}"))?;
+    // What a worker makes, its sockets above all, is for this user alone.
+    umask(Mode::RWXG | Mode::RWXO);
+    let no_orders = |error: &dyn std::fmt::Display| {
+        format!("a worker takes its orders from `serve` on standard input, nobody starts it by hand: {error}")
+    };
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(no_orders(&"it is a terminal"));
+    }
+    let boot: WorkerBoot = serde_json::from_reader(stdin.take(MAX_ORDERS_BYTES)).map_err(|error| no_orders(&error))?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     if parent != Some(boot.parent_pid) {
         return Err("the front end that started this worker is gone".to_owned());
     }
-    telemetry::init_logging(&boot.log_level)?;
+    let _log = log::init(&boot.log_level)?;
+    offer_to_the_oom_killer();
 
-    let context = ::zmq::Context::new();
-    let mut link =
-        ZmqWorker::connect(&context, &boot.command_address, &boot.event_address).map_err(|error| error.to_string())?;
+    let context = ZmqContext::new().map_err(|error| error.to_string())?;
+    let (commands, events) = (Address::parse(&boot.command_address)?, Address::parse(&boot.event_address)?);
+    let mut link = ZmqWorker::open(&context, &commands, &events).map_err(|error| error.to_string())?;
     let options = WorkerOptions {
         incarnation: boot.incarnation,
         pid: std::process::id(),
         heartbeat_interval: Duration::from_millis(boot.heartbeat_interval_ms),
+        last_panic: record_panics(),
     };
     let mut engine = match make_engine(&boot) {
         Ok(engine) => engine,
         Err(message) => {
-            let events = vec![ServingEvent::Fatal { message: message.clone() }];
-            link.send(EventBatch { incarnation: boot.incarnation, events }).map_err(|error| error.to_string())?;
-            return Err(message);
+            let events = vec![ServingEvent::Fatal { message: message.clone(), backtrace: None }];
+            return Err(match link.send(EventBatch { incarnation: boot.incarnation, events }) {
+                Ok(()) => return Ok(ExitCode::FAILURE),
+                Err(error) => format!("{message}; the front end could not be told: {error}"),
+            });
         }
     };
-    worker::run(engine.as_mut(), &mut link, &options).map_err(|error| error.to_string())
+    match worker::run(engine.as_mut(), &mut link, &options) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(WorkerError::Panicked(_)) => Ok(ExitCode::FAILURE),
+        Err(error @ WorkerError::Link(_)) => Err(error.to_string()),
+    }
 }

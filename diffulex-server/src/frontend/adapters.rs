@@ -19,6 +19,8 @@ pub type AdapterOutcome = Result<(), String>;
 pub(super) struct AdapterRegistry {
     /// What every worker is started with.
     at_start: Vec<AdapterSource>,
+    /// Most that may be served.
+    max_served: usize,
     /// By name: folder.
     served: Mutex<BTreeMap<String, String>>,
     /// By name: the command that was sent, and who waits.
@@ -26,9 +28,9 @@ pub(super) struct AdapterRegistry {
 }
 
 impl AdapterRegistry {
-    pub(super) fn new(at_start: Vec<AdapterSource>) -> Self {
+    pub(super) fn new(at_start: Vec<AdapterSource>, max_served: usize) -> Self {
         let served = at_start.iter().map(|source| (source.name.clone(), source.path.clone())).collect();
-        Self { at_start, served: Mutex::new(served), pending: Mutex::default() }
+        Self { at_start, max_served, served: Mutex::new(served), pending: Mutex::default() }
     }
 
     /// Name and folder of each, by name.
@@ -40,13 +42,26 @@ impl AdapterRegistry {
         super::lock(&self.served).contains_key(name)
     }
 
-    /// Notes that `command` about the adapter `name` is on its way; the error is that another one is.
+    /// Notes that `command` about the adapter `name` is on its way; the error is that another one is, or that it would be
+    /// one adapter too many.
     pub(super) fn expect(
         &self,
         name: &str,
         command: ServingCommand,
     ) -> Result<oneshot::Receiver<AdapterOutcome>, String> {
-        match super::lock(&self.pending).entry(name.to_owned()) {
+        let mut pending = super::lock(&self.pending);
+        if matches!(command, ServingCommand::LoadAdapter(_)) && !self.is_served(name) {
+            let n_loading =
+                pending.values().filter(|(command, _)| matches!(command, ServingCommand::LoadAdapter(_))).count();
+            let n_served = super::lock(&self.served).len();
+            if n_served + n_loading >= self.max_served {
+                let max_served = self.max_served;
+                return Err(format!(
+                    "{n_served} adapters are loaded, at most {max_served} may be (--max-loaded-loras)"
+                ));
+            }
+        }
+        match pending.entry(name.to_owned()) {
             Entry::Occupied(_) => Err(format!("another command about adapter {name:?} is on its way; try again")),
             Entry::Vacant(place) => {
                 let (sender, outcome) = oneshot::channel();
@@ -82,11 +97,9 @@ impl AdapterRegistry {
         let _ = waiter.send(outcome);
     }
 
-    /// The worker is gone: nobody will answer.
+    /// The worker is gone: nobody will answer, which those who wait notice by the drop of the sender.
     pub(super) fn worker_lost(&self) {
-        for (_, (_, waiter)) in super::lock(&self.pending).drain() {
-            let _ = waiter.send(Err("the worker did not answer".to_owned()));
-        }
+        super::lock(&self.pending).clear();
     }
 
     /// What a new worker must be told to serve what is served.
@@ -116,7 +129,8 @@ mod tests {
 
     #[test]
     fn a_new_worker_is_told_what_changed_since_the_start() {
-        let registry = AdapterRegistry::new(vec![source("kept", "/k"), source("dropped", "/d"), source("moved", "/m")]);
+        let registry =
+            AdapterRegistry::new(vec![source("kept", "/k"), source("dropped", "/d"), source("moved", "/m")], 8);
         assert_eq!(registry.missed(), Vec::new());
         let load = |name: &str, path: &str| ServingCommand::LoadAdapter(source(name, path));
         let unload = |name: &str| ServingCommand::UnloadAdapter { name: name.to_owned() };
@@ -144,11 +158,11 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_worker_that_is_gone() {
-        let registry = AdapterRegistry::new(Vec::new());
+        let registry = AdapterRegistry::new(Vec::new(), 8);
         let command = ServingCommand::LoadAdapter(source("a", "/a"));
         let mut outcome = registry.expect("a", command.clone()).expect("the only one");
         registry.worker_lost();
-        assert!(outcome.try_recv().expect("an answer").is_err());
+        assert_eq!(outcome.try_recv(), Err(oneshot::error::TryRecvError::Closed));
         assert!(registry.expect("a", command.clone()).is_ok());
         registry.forget("a");
         assert!(registry.expect("a", command).is_ok());

@@ -6,10 +6,14 @@
 //! Never here: HTTP, sockets, processes.
 
 mod adapters;
+pub(crate) mod crash_report;
+mod quarantine;
+mod request_log;
 mod request_state;
 mod supervisor;
+mod tokenising;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -20,29 +24,32 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use diffulex_engine::{RequestError, TextModel};
 use diffulex_protocol::{
     AdapterSource, ChatMessage, EngineStats, ErrorCode, EventBatch, ModelCard, Prompt, SamplingParams, ServingCommand,
-    ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+    ServingError, ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
 };
 use futures::Stream;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 pub use adapters::AdapterOutcome;
 use adapters::AdapterRegistry;
-use request_state::RequestState;
+pub use crash_report::CrashReports;
+use quarantine::{Fingerprint, Quarantine};
+use request_log::RequestLog;
 pub use request_state::StreamEvent;
+use request_state::{RequestSize, RequestState};
 pub use supervisor::{WorkerHandle, WorkerParts, WorkerStarter};
+pub(crate) use tokenising::check_ids;
+use tokenising::{check_length, check_prompt, masks_of};
 
 use crate::link::{CommandSender, LinkError};
+use crate::long_work::LongWork;
 use crate::telemetry::{Gauges, Telemetry};
-
-/// Text up to this many bytes is tokenised where it arrives. Chosen by us: it takes some 50 µs, a hop to another thread
-/// and back takes 10 to 20.
-const INLINE_TOKENISE_BYTES: usize = 1024;
-
-/// Longer texts tokenised at the same time. Chosen by us: tokenising takes cores from the engine.
-const TOKENISING_THREADS: usize = 2;
 
 /// How many completions the rate behind `Retry-After` looks back. Chosen by us.
 const COMPLETIONS_KEPT: usize = 64;
+
+/// Longest wait for the engine's word on an adapter or a profile. Chosen by us: it answers between two steps, and one step
+/// of a large model on a CPU may take this long.
+const CONTROL_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Bounds of `Retry-After`, as `http-api` promises them.
 const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
@@ -58,8 +65,14 @@ pub struct FrontendOptions {
     pub startup_timeout: Duration,
     /// Silence after which a worker counts as stuck.
     pub heartbeat_timeout: Duration,
+    /// Silence after which a worker is ended; `None` is never.
+    pub watchdog_timeout: Option<Duration>,
+    /// Where lost workers are reported.
+    pub crash_reports: Option<CrashReports>,
     /// Adapters that every worker is started with.
     pub adapters: Vec<AdapterSource>,
+    /// Adapters loaded at the same time, those included.
+    pub max_loaded_loras: usize,
 }
 
 /// Where the worker is in its life.
@@ -86,6 +99,8 @@ pub enum WorkerStatus {
 /// What a client asks the front end for.
 #[derive(Clone, Debug)]
 pub struct Submission {
+    /// Who asks, for the log.
+    pub route: &'static str,
     /// What to start from.
     pub input: ServingInput,
     /// Sampling and limits; a missing seed is [`SamplingParams::seed_or`] one that is drawn.
@@ -128,6 +143,18 @@ pub enum SubmitError {
         /// When to try again.
         retry_after: Duration,
     },
+    /// The engine has not answered.
+    #[error("the engine did not answer within {} s", .after.as_secs())]
+    NoAnswer {
+        /// After this long.
+        after: Duration,
+    },
+    /// The request has ended the engine before.
+    #[error("this request ended the engine twice, the second time while it was the only suspect; it is refused for another {} s", .left.as_secs().max(1))]
+    Poisoned {
+        /// How much longer it is refused.
+        left: Duration,
+    },
 }
 
 impl From<RequestError> for SubmitError {
@@ -160,9 +187,12 @@ struct Shared {
     draining: AtomicBool,
     stop_now: AtomicBool,
     completions: Mutex<VecDeque<Instant>>,
-    tokenising: Semaphore,
+    long_work: LongWork,
     profile_waiter: Mutex<Option<oneshot::Sender<ProfileOutcome>>>,
     adapters: AdapterRegistry,
+    quarantine: Mutex<Quarantine>,
+    /// Replies and errors that came from workers.
+    n_answered: AtomicU64,
 }
 
 /// The worker as last heard of.
@@ -172,6 +202,19 @@ struct WorkerView {
     card: Option<Arc<ModelCard>>,
     stats: EngineStats,
     last_heard: Instant,
+    /// How long the last one took to load.
+    loading: Duration,
+    /// When the next one is likely to take requests, while there is none.
+    expected: Option<Instant>,
+}
+
+/// What ran when a worker was lost.
+struct LostRequests {
+    sizes: Vec<RequestSize>,
+    /// Suspects that killed it.
+    refused: Vec<String>,
+    /// Those that wait, or run again.
+    spared: HashSet<String>,
 }
 
 impl Frontend {
@@ -184,7 +227,7 @@ impl Frontend {
     ) -> std::io::Result<Self> {
         let (status, _) = watch::channel(WorkerStatus::Starting);
         let shared = Arc::new(Shared {
-            adapters: AdapterRegistry::new(options.adapters.clone()),
+            adapters: AdapterRegistry::new(options.adapters.clone(), options.max_loaded_loras),
             options,
             text,
             telemetry,
@@ -197,13 +240,17 @@ impl Frontend {
                 card: None,
                 stats: EngineStats::default(),
                 last_heard: Instant::now(),
+                loading: Duration::ZERO,
+                expected: None,
             }),
             status,
             draining: AtomicBool::new(false),
             stop_now: AtomicBool::new(false),
             completions: Mutex::default(),
-            tokenising: Semaphore::new(TOKENISING_THREADS),
+            long_work: LongWork::default(),
             profile_waiter: Mutex::default(),
+            quarantine: Mutex::default(),
+            n_answered: AtomicU64::new(0),
         });
         let supervised = Arc::clone(&shared);
         std::thread::Builder::new()
@@ -221,23 +268,39 @@ impl Frontend {
             let message = format!("n is {}; this server takes {max_in_flight} requests at once", submission.n_choices);
             return Err(RequestError::too_large("n", message).into());
         }
-        // What the client calls it.
-        let prompt_field = match submission.input {
-            ServingInput::Prompt { .. } => "prompt",
-            ServingInput::Chat { .. } => "messages",
-        };
+        let prompt_field = tokenising::field_of(&submission.input);
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
-        let ids = self.tokenise(submission.input).await?;
+        let ids = self.tokenise(prompt_field, submission.input).await?;
+        // First, so that nobody walks along a list that is refused anyway.
+        check_length(prompt_field, &ids, 0, &card)?;
         let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
         check_prompt(prompt_field, &ids, &masked, &submission.sampling_params, &card)?;
         let suffix = match submission.suffix {
-            Some(prompt) => Some(self.tokenise(ServingInput::Prompt { prompt }).await?),
+            Some(prompt) => Some(self.tokenise("suffix", ServingInput::Prompt { prompt }).await?),
             None => None,
         };
         if suffix.as_ref().is_some_and(|suffix| !masks_of(suffix, &card).is_empty()) {
             let message = "suffix holds the mask token; places to fill are masks of the prompt, without a suffix";
             return Err(RequestError::invalid("suffix", message).into());
         }
+
+        let fingerprint = Fingerprint::of(
+            &self.shared.draws.key,
+            &ids,
+            suffix.as_deref(),
+            submission.adapter.as_deref(),
+            &submission.sampling_params,
+        );
+        if let Some(left) = lock(&self.shared.quarantine).refusal(fingerprint, accepted) {
+            return Err(SubmitError::Poisoned { left });
+        }
+        let size = RequestSize {
+            prompt_tokens: ids.len(),
+            max_tokens: submission.sampling_params.max_tokens,
+            stream: submission.stream,
+            stream_mode: submission.stream_mode,
+            age_s: 0.0,
+        };
 
         let first_seed = submission.sampling_params.seed_or(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
@@ -262,34 +325,22 @@ impl Frontend {
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
-            let state = Arc::new(RequestState::new(rid, first, accepted, deadline));
+            let state = Arc::new(RequestState::new(rid, first, (fingerprint, size), accepted, deadline));
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
-            streams.push(EventStream { shared: Arc::clone(&self.shared), state, _permit: permit });
+            let log = RequestLog::new(submission.route, ids.len());
+            streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, _permit: permit });
         }
         // Whoever else is about to send goes first; then one of them sends for all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;
         self.shared.flush();
+        self.shared.advance_trials();
         Ok(streams)
     }
 
-    /// Token ids of a prompt or a chat; long texts leave the caller's thread.
-    pub async fn tokenise(&self, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
-        let n_bytes = match &input {
-            ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
-            ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),
-            ServingInput::Chat { messages } => messages.iter().map(|message| message.content.len()).sum(),
-        };
-        if n_bytes <= INLINE_TOKENISE_BYTES {
-            return Ok(tokenise(&self.shared.text, input)?);
-        }
-        let shared = Arc::clone(&self.shared);
-        // Neither the semaphore is ever closed nor does the tokenizer panic; both would be our own fault.
-        let _turn = self.shared.tokenising.acquire().await.map_err(|error| RequestError::engine(error.to_string()))?;
-        let ids = tokio::task::spawn_blocking(move || tokenise(&shared.text, input))
-            .await
-            .map_err(|error| RequestError::engine(format!("tokenising failed: {error}")))?;
-        Ok(ids?)
+    /// The turns of long work, which parsing shares with tokenising.
+    pub fn long_work(&self) -> &LongWork {
+        &self.shared.long_work
     }
 
     /// Messages as the model's template writes them.
@@ -335,6 +386,11 @@ impl Frontend {
         }
     }
 
+    /// Why a request would not be taken now, whatever it asks for.
+    pub fn check_ready(&self) -> Result<(), SubmitError> {
+        self.shared.card_of_running_worker().map(drop)
+    }
+
     /// True once [`Self::shutdown`] was called: nothing is accepted any more.
     pub fn is_draining(&self) -> bool {
         self.shared.draining.load(Ordering::Acquire)
@@ -345,8 +401,7 @@ impl Frontend {
         if self.status() != WorkerStatus::Running {
             return None;
         }
-        let silence = self.shared.worker_view().last_heard.elapsed();
-        (silence > self.shared.options.heartbeat_timeout).then_some(silence)
+        self.shared.stall_of(&self.shared.worker_view())
     }
 
     /// Gauges for `/metrics` and `/health`.
@@ -358,7 +413,7 @@ impl Frontend {
         drop(view);
         Gauges {
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),
-            worker_up: self.status() == WorkerStatus::Running,
+            worker_up: self.status() == WorkerStatus::Running && self.stall().is_none(),
             engine,
         }
     }
@@ -375,6 +430,7 @@ impl Frontend {
         let rids: Vec<String> =
             self.shared.requests().values().filter(of_request).map(|state| state.rid.clone()).collect();
         for rid in &rids {
+            self.shared.send_held(rid);
             self.shared.send_abort(rid);
         }
         !rids.is_empty()
@@ -390,8 +446,7 @@ impl Frontend {
         let (waiter, outcome) = oneshot::channel();
         *lock(&self.shared.profile_waiter) = Some(waiter);
         self.shared.send_control(command)?;
-        // Dropped without a word when another profile command comes in between or the worker dies.
-        Ok(outcome.await.unwrap_or_else(|_| Err("the worker did not answer".to_owned())))
+        self.shared.answer_of(outcome).await
     }
 
     /// Name and folder of each adapter that requests may name, by name.
@@ -417,12 +472,10 @@ impl Frontend {
 
     async fn command_adapter(&self, name: &str, command: ServingCommand) -> Result<AdapterOutcome, SubmitError> {
         self.shared.card_of_running_worker()?;
-        let outcome = match self.shared.adapters.expect(name, command.clone()) {
-            Ok(outcome) => outcome,
-            Err(message) => return Ok(Err(message)),
-        };
+        let expected = self.shared.adapters.expect(name, command.clone());
+        let outcome = expected.map_err(|message| RequestError::invalid("lora_name", message))?;
         self.shared.send_control(command).inspect_err(|_| self.shared.adapters.forget(name))?;
-        Ok(outcome.await.unwrap_or_else(|_| Err("the worker did not answer".to_owned())))
+        self.shared.answer_of(outcome).await
     }
 
     /// Stops accepting, lets what runs finish within `grace`, tells the rest, ends the worker.
@@ -481,18 +534,49 @@ impl Shared {
             return Err(unavailable("the server is shutting down", 5));
         }
         let view = self.worker_view();
+        if let Some(silence) = self.stall_of(&view) {
+            return Err(unavailable(&format!("the engine has been silent for {} s", silence.as_secs()), 5));
+        }
         match (&view.commands, &view.card) {
             (Some(_), Some(card)) => Ok(Arc::clone(card)),
-            _ => Err(self.no_worker()),
+            _ => Err(self.no_worker(&view)),
         }
     }
 
-    fn no_worker(&self) -> SubmitError {
+    /// How long a worker that takes commands has been silent, when that is longer than it may be.
+    fn stall_of(&self, view: &WorkerView) -> Option<Duration> {
+        let silence = view.last_heard.elapsed();
+        (view.commands.is_some() && silence > self.options.heartbeat_timeout).then_some(silence)
+    }
+
+    /// The engine's word on a command, or why there is none.
+    async fn answer_of<T>(&self, outcome: oneshot::Receiver<T>) -> Result<T, SubmitError> {
+        match tokio::time::timeout(CONTROL_DEADLINE, outcome).await {
+            Ok(Ok(answer)) => Ok(answer),
+            // Dropped without a word: the worker is lost, or another command of the kind came in between.
+            Ok(Err(_)) => {
+                let retry_after = self.restart_wait(&self.worker_view());
+                let message = "the engine was lost before it answered".to_owned();
+                Err(SubmitError::Unavailable { message, retry_after })
+            }
+            Err(_) => Err(SubmitError::NoAnswer { after: CONTROL_DEADLINE }),
+        }
+    }
+
+    /// When a lost worker is likely to be replaced.
+    fn restart_wait(&self, view: &WorkerView) -> Duration {
+        let wait = view.expected.map_or(Duration::ZERO, |expected| expected.saturating_duration_since(Instant::now()));
+        // Whole seconds, as the header has no others.
+        Duration::from_secs((wait.as_secs_f64().ceil() as u64).clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end()))
+    }
+
+    fn no_worker(&self, view: &WorkerView) -> SubmitError {
         match &*self.status.borrow() {
             WorkerStatus::Starting | WorkerStatus::Running => unavailable("the model is loading", 2),
-            WorkerStatus::Restarting { reason } => {
-                unavailable(&format!("the engine is being restarted after it was lost: {reason}"), 2)
-            }
+            WorkerStatus::Restarting { reason } => SubmitError::Unavailable {
+                message: format!("the engine is being restarted after it was lost: {reason}"),
+                retry_after: self.restart_wait(view),
+            },
             WorkerStatus::Failed { reason } => unavailable(&format!("the engine could not start: {reason}"), 60),
             WorkerStatus::Stopped => unavailable("the server is shutting down", 5),
         }
@@ -529,11 +613,58 @@ impl Shared {
         // Held over both steps: the supervisor takes it to write before it fails the requests of a lost worker.
         let view = self.worker_view();
         if view.commands.is_none() {
-            return Err(self.no_worker());
+            return Err(self.no_worker(&view));
         }
         self.requests().insert(state.rid.clone(), Arc::clone(state));
-        lock(&self.outbox).push(ServingCommand::Generate(generate));
+        let admitted = {
+            let mut quarantine = lock(&self.quarantine);
+            if quarantine.is_suspect(state.fingerprint, state.accepted) {
+                state.withhold();
+            }
+            quarantine.admit(state.fingerprint, generate, state.accepted)
+        };
+        lock(&self.outbox).extend(admitted.map(ServingCommand::Generate));
         Ok(())
+    }
+
+    /// Lets the quarantine go on: sends whose turn it is, gives readers what was kept from them.
+    fn advance_trials(&self) {
+        if lock(&self.quarantine).is_idle() {
+            return;
+        }
+        let next = {
+            // Held to the end, so that no worker is lost between the choice of what is sent and the outbox.
+            let view = self.worker_view();
+            if view.commands.is_none() {
+                return;
+            }
+            let mut next = lock(&self.quarantine).next(Instant::now());
+            lock(&self.outbox).extend(std::mem::take(&mut next.send).into_iter().map(ServingCommand::Generate));
+            next
+        };
+        self.flush();
+        let cleared: Vec<_> = {
+            let requests = self.requests();
+            next.cleared.iter().filter_map(|rid| requests.get(rid).cloned()).collect()
+        };
+        cleared.iter().filter_map(|state| state.release()).for_each(Waker::wake);
+    }
+
+    /// Sends a request that the quarantine holds out of turn, for an abort to find it.
+    fn send_held(&self, rid: &str) {
+        let Some(generate) = lock(&self.quarantine).take(rid) else { return };
+        if let Some(state) = self.requests().get(rid) {
+            state.release();
+        }
+        lock(&self.outbox).push(ServingCommand::Generate(generate));
+    }
+
+    /// A request's reader is gone or was told: whatever the worker still says about it finds nobody.
+    fn give_up(&self, state: &RequestState) {
+        let is_unsent = lock(&self.quarantine).left(state.running());
+        if !is_unsent {
+            self.send_abort(&state.rid);
+        }
     }
 
     /// Sends what is in the outbox. A request whose command cannot leave fails.
@@ -545,8 +676,11 @@ impl Shared {
             // A lost worker's requests have been failed already; commands to it are worth nothing.
             let Some(commands) = &view.commands else { continue };
             let rid = command.request_id().map(str::to_owned);
-            if let Err(error) = commands.send(command) {
-                self.fail_unsent(rid, &error);
+            let is_request = matches!(command, ServingCommand::Generate(_));
+            match commands.send(command) {
+                Ok(()) if is_request => tracing::debug!(rid, "sent to the engine"),
+                Ok(()) => {}
+                Err(error) => self.fail_unsent(rid, &error),
             }
         }
     }
@@ -567,7 +701,7 @@ impl Shared {
     fn send_control(&self, command: ServingCommand) -> Result<(), SubmitError> {
         self.flush();
         let view = self.worker_view();
-        let Some(commands) = &view.commands else { return Err(self.no_worker()) };
+        let Some(commands) = &view.commands else { return Err(self.no_worker(&view)) };
         commands.send(command).map_err(|error| unavailable(&error.to_string(), 2))
     }
 
@@ -630,11 +764,17 @@ impl Shared {
         }
         if n_ended > 0 {
             self.note_completions(n_ended, now);
+            self.n_answered.fetch_add(n_ended as u64, Ordering::Relaxed);
         }
-        let mut view = self.worker_view_mut();
-        view.last_heard = now;
-        if let Some(stats) = stats {
-            view.stats = *stats;
+        {
+            let mut view = self.worker_view_mut();
+            view.last_heard = now;
+            if let Some(stats) = stats {
+                view.stats = *stats;
+            }
+        }
+        if n_ended > 0 {
+            self.advance_trials();
         }
     }
 
@@ -648,8 +788,11 @@ impl Shared {
 
     fn ended(&self, requests: &mut HashMap<String, Arc<RequestState>>, rid: &str) -> Option<Arc<RequestState>> {
         let state = requests.remove(rid);
-        if state.is_none() {
-            self.telemetry.orphan_events.add(1);
+        let was_tried = lock(&self.quarantine).ended(rid);
+        match &state {
+            Some(state) if was_tried => state.end_withholding(),
+            Some(_) => {}
+            None => self.telemetry.orphan_events.add(1),
         }
         state
     }
@@ -664,9 +807,37 @@ impl Shared {
         }
     }
 
-    /// Ends every request with an error.
+    /// Ends every request with an error, for good.
     fn fail_all(&self, code: ErrorCode, message: &str) {
-        let failed: Vec<_> = self.requests().drain().map(|(_, state)| state).collect();
+        lock(&self.quarantine).abandon();
+        self.fail_where(code, message, |_| true);
+    }
+
+    /// Finds out which requests a lost worker had, and what becomes of them.
+    fn judge_lost(&self) -> LostRequests {
+        let requests = self.requests();
+        let mut quarantine = lock(&self.quarantine);
+        let waited = quarantine.held();
+        let aftermath = quarantine.worker_lost(requests.values().map(|state| state.running()), Instant::now());
+        for state in aftermath.again.iter().filter_map(|rid| requests.get(rid)) {
+            state.start_again();
+        }
+        let ran = requests.values().filter(|state| !waited.contains(&state.rid));
+        let sizes =
+            ran.map(|state| RequestSize { age_s: state.accepted.elapsed().as_secs_f64(), ..state.size }).collect();
+        LostRequests { sizes, refused: aftermath.refused, spared: quarantine.held() }
+    }
+
+    /// Tells the requests of a lost worker, but those that wait or run again.
+    fn fail_lost(&self, lost: &LostRequests, reason: &str) {
+        let refused = SubmitError::Poisoned { left: quarantine::REFUSED_FOR }.to_string();
+        self.fail_where(ErrorCode::Poisoned, &refused, |rid| lost.refused.iter().any(|other| other == rid));
+        let message = format!("the engine was lost while it worked on this request ({reason}); it is safe to retry");
+        self.fail_where(ErrorCode::EngineLost, &message, |rid| !lost.spared.contains(rid));
+    }
+
+    fn fail_where(&self, code: ErrorCode, message: &str, is_meant: impl Fn(&str) -> bool) {
+        let failed: Vec<_> = self.requests().extract_if(|rid, _| is_meant(rid)).map(|(_, state)| state).collect();
         for state in failed {
             if let Some(waker) = state.fail(code, message, &self.telemetry) {
                 waker.wake();
@@ -682,7 +853,7 @@ impl Shared {
             .map(|(_, state)| state)
             .collect();
         for state in overdue {
-            self.send_abort(&state.rid);
+            self.give_up(&state);
             let message =
                 format!("the request took longer than {:?}", self.options.request_timeout.unwrap_or_default());
             if let Some(waker) = state.fail(ErrorCode::Timeout, &message, &self.telemetry) {
@@ -707,6 +878,7 @@ impl Drop for Permit {
 pub struct EventStream {
     shared: Arc<Shared>,
     state: Arc<RequestState>,
+    log: RequestLog,
     _permit: Permit,
 }
 
@@ -716,14 +888,32 @@ impl EventStream {
         &self.state.rid
     }
 
+    /// When a request that was lost with its worker may be sent again.
+    pub fn retry_after(&self) -> Duration {
+        self.shared.restart_wait(&self.shared.worker_view())
+    }
+
     /// The next event, `None` after the end.
     pub async fn next_event(&mut self) -> Option<StreamEvent> {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
+    /// Waits until there is something to read. Where that is an error, and nothing came before it, it is taken.
+    pub async fn first_word(&mut self) -> Result<(), ServingError> {
+        let word = std::future::poll_fn(|context| self.state.poll_first(context)).await;
+        if let Err(error) = &word {
+            self.log.note(&self.state, &StreamEvent::Error(error.clone()));
+        }
+        word
+    }
+
     /// [`Self::next_event`] for hand-written streams.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
-        self.state.poll(&self.shared.text, context)
+        let polled = self.state.poll(&self.shared.text, context);
+        if let Poll::Ready(Some(event)) = &polled {
+            self.log.note(&self.state, event);
+        }
+        polled
     }
 }
 
@@ -737,57 +927,16 @@ impl Stream for EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
+        // An end that came, and that nobody took, has had no line either.
+        self.log.close(&self.state);
         if self.state.is_ended() {
             return;
         }
         self.shared.telemetry.disconnected.add(1);
         if self.shared.requests().remove(&self.state.rid).is_some() {
-            self.shared.send_abort(&self.state.rid);
+            self.shared.give_up(&self.state);
         }
     }
-}
-
-fn tokenise(text: &TextModel, input: ServingInput) -> Result<Vec<u32>, RequestError> {
-    match input {
-        ServingInput::Prompt { prompt: Prompt::Ids(ids) } => Ok(ids),
-        ServingInput::Prompt { prompt: Prompt::Text(prompt) } => text.encode(&prompt),
-        ServingInput::Chat { messages } => text.encode(&text.render_chat(&messages)?),
-    }
-}
-
-/// Positions of `ids` where the mask is written.
-fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
-    (0..).zip(ids).filter(|(_, id)| Some(**id) == card.mask_token_id).map(|(position, _)| position).collect()
-}
-
-/// What the front end can know to be wrong before a request travels.
-fn check_prompt(
-    field: &'static str,
-    ids: &[u32],
-    masked: &[u32],
-    params: &SamplingParams,
-    card: &ModelCard,
-) -> Result<(), RequestError> {
-    if ids.is_empty() {
-        return Err(RequestError::invalid(field, format!("{field} must not be empty")));
-    }
-    check_ids(field, ids, card)?;
-    if masked.is_empty() && ids.len() + 1 > card.max_model_len as usize {
-        let message = format!(
-            "{field}: {} tokens; the model takes {} with at least one token of answer",
-            ids.len(),
-            card.max_model_len
-        );
-        return Err(RequestError::too_large(field, message));
-    }
-    check_ids("stop_token_ids", &params.stop_token_ids, card)
-}
-
-/// Refuses ids that the model does not have.
-pub(crate) fn check_ids(field: &'static str, ids: &[u32], card: &ModelCard) -> Result<(), RequestError> {
-    let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) else { return Ok(()) };
-    let message = format!("{field} holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
-    Err(RequestError::invalid(field, message))
 }
 
 /// Request ids and seeds: a keyed hash of a count, which costs no system call and which nobody without the key guesses.

@@ -11,8 +11,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use diffulex_engine::TextModel;
-use diffulex_protocol::{ErrorCode, ServingBufferSnapshot, ServingDelta, ServingError, ServingReply};
+use diffulex_protocol::{ErrorCode, ServingBufferSnapshot, ServingDelta, ServingError, ServingReply, StreamMode};
+use serde::Serialize;
 
+use super::quarantine::{Fingerprint, Running};
 use crate::telemetry::Telemetry;
 
 /// Positions that unread snapshots may show in all. Chosen by us: over a hundred steps of two blocks of 8, and some
@@ -36,14 +38,29 @@ pub(super) struct RequestState {
     pub(super) rid: String,
     /// The first choice's id, which the client knows all of them by; `None` for the first.
     pub(super) first: Option<String>,
+    pub(super) fingerprint: Fingerprint,
+    pub(super) size: RequestSize,
     pub(super) accepted: Instant,
     /// When the request has taken too long.
     pub(super) deadline: Option<Instant>,
     pending: Mutex<Pending>,
 }
 
+/// How large a request is, for reports that must not tell what it says.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct RequestSize {
+    pub(super) prompt_tokens: usize,
+    pub(super) max_tokens: u32,
+    pub(super) stream: bool,
+    pub(super) stream_mode: StreamMode,
+    /// Seconds since it was accepted, once that is asked for.
+    pub(super) age_s: f64,
+}
+
 #[derive(Default)]
 struct Pending {
+    /// The reader gets nothing: the request may have to run again from its beginning.
+    is_withheld: bool,
     /// Deltas: one at most. Snapshots: at most [`MAX_UNREAD_POSITIONS`] in all but the last.
     progress: VecDeque<Progress>,
     unread_positions: usize,
@@ -54,6 +71,20 @@ struct Pending {
     next_seq: u32,
     has_event: bool,
     last_commit: Option<Instant>,
+}
+
+impl Pending {
+    /// Who is to be woken now that there is something to read.
+    fn waker(&mut self) -> Option<Waker> {
+        if self.is_withheld { None } else { self.reader.take() }
+    }
+
+    fn wait(&mut self, context: &Context<'_>) {
+        match &mut self.reader {
+            Some(reader) => reader.clone_from(context.waker()),
+            reader @ None => *reader = Some(context.waker().clone()),
+        }
+    }
 }
 
 enum End {
@@ -79,8 +110,44 @@ impl Progress {
 }
 
 impl RequestState {
-    pub(super) fn new(rid: String, first: Option<String>, accepted: Instant, deadline: Option<Instant>) -> Self {
-        Self { rid, first, accepted, deadline, pending: Mutex::default() }
+    pub(super) fn new(
+        rid: String,
+        first: Option<String>,
+        (fingerprint, size): (Fingerprint, RequestSize),
+        accepted: Instant,
+        deadline: Option<Instant>,
+    ) -> Self {
+        Self { rid, first, fingerprint, size, accepted, deadline, pending: Mutex::default() }
+    }
+
+    /// As the quarantine knows it.
+    pub(super) fn running(&self) -> Running {
+        Running { rid: self.rid.clone(), fingerprint: self.fingerprint, since: self.accepted }
+    }
+
+    /// Keeps what comes from the reader until [`Self::release`].
+    pub(super) fn withhold(&self) {
+        self.lock().is_withheld = true;
+    }
+
+    /// Lets the reader have what there is, and what is about to come.
+    pub(super) fn end_withholding(&self) {
+        self.lock().is_withheld = false;
+    }
+
+    /// [`Self::end_withholding`]; who is to be woken to read what there is.
+    pub(super) fn release(&self) -> Option<Waker> {
+        let mut pending = self.lock();
+        pending.is_withheld = false;
+        pending.reader.take()
+    }
+
+    /// Forgets what the reader has not got: the request runs again from its beginning.
+    pub(super) fn start_again(&self) {
+        let mut pending = self.lock();
+        pending.progress.clear();
+        pending.unread_positions = 0;
+        pending.last_commit = None;
     }
 
     pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
@@ -98,7 +165,7 @@ impl RequestState {
             None | Some(Progress::Snapshot(_) | Progress::MergedSnapshot(_)) => delta,
         };
         pending.progress.push_back(Progress::Delta(delta));
-        pending.reader.take()
+        pending.waker()
     }
 
     pub(super) fn take_snapshot(
@@ -123,7 +190,7 @@ impl RequestState {
         };
         pending.unread_positions += progress.n_positions();
         pending.progress.push_back(progress);
-        pending.reader.take()
+        pending.waker()
     }
 
     pub(super) fn take_reply(&self, reply: Box<ServingReply>, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
@@ -137,7 +204,7 @@ impl RequestState {
         telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
         pending.is_ended = true;
         pending.end = Some(End::Reply(reply));
-        pending.reader.take()
+        pending.waker()
     }
 
     pub(super) fn take_error(&self, error: ServingError, telemetry: &Telemetry) -> Option<Waker> {
@@ -148,11 +215,12 @@ impl RequestState {
         telemetry.count_failure(error.code);
         pending.is_ended = true;
         pending.end = Some(End::Error(error));
-        pending.reader.take()
+        pending.waker()
     }
 
-    /// [`Self::take_error`] with words of the front end's own.
+    /// [`Self::take_error`] with words of the front end's own, which nothing withholds.
     pub(super) fn fail(&self, code: ErrorCode, message: &str, telemetry: &Telemetry) -> Option<Waker> {
+        self.lock().is_withheld = false;
         let error = ServingError { rid: self.rid.clone(), message: message.to_owned(), code, param: None };
         self.take_error(error, telemetry)
     }
@@ -164,6 +232,10 @@ impl RequestState {
     /// The next event; `Ready(None)` after the end.
     pub(super) fn poll(&self, text: &TextModel, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
         let mut pending = self.lock();
+        if pending.is_withheld {
+            pending.wait(context);
+            return Poll::Pending;
+        }
         let seq = pending.next_seq;
         let progress = pending.progress.pop_front();
         pending.unread_positions -= progress.as_ref().map_or(0, Progress::n_positions);
@@ -183,16 +255,33 @@ impl RequestState {
                 Some(End::Error(error)) => StreamEvent::Error(error),
                 None if pending.is_ended => return Poll::Ready(None),
                 None => {
-                    match &mut pending.reader {
-                        Some(reader) => reader.clone_from(context.waker()),
-                        reader @ None => *reader = Some(context.waker().clone()),
-                    }
+                    pending.wait(context);
                     return Poll::Pending;
                 }
             },
         };
         pending.next_seq += 1;
         Poll::Ready(Some(event))
+    }
+
+    /// `Ready` once there is something to read; an error that nothing came before is taken.
+    pub(super) fn poll_first(&self, context: &mut Context<'_>) -> Poll<Result<(), ServingError>> {
+        let mut pending = self.lock();
+        let is_something = !pending.progress.is_empty() || pending.is_ended;
+        if pending.is_withheld || !is_something {
+            pending.wait(context);
+            return Poll::Pending;
+        }
+        if !pending.progress.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        match pending.end.take() {
+            Some(End::Error(error)) => Poll::Ready(Err(error)),
+            end => {
+                pending.end = end;
+                Poll::Ready(Ok(()))
+            }
+        }
     }
 
     fn observe(&self, pending: &mut Pending, is_commit: bool, now: Instant, telemetry: &Telemetry) {
@@ -326,7 +415,7 @@ mod tests {
 
     #[test]
     fn unread_snapshots_wait_one_by_one_until_there_are_too_many() {
-        let state = RequestState::new("r".to_owned(), None, Instant::now(), None);
+        let state = RequestState::new("r".to_owned(), None, Default::default(), Instant::now(), None);
         let telemetry = Telemetry::default();
         // Windows of 16, one position further at each step.
         let n_steps = 1000;

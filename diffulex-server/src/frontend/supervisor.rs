@@ -4,14 +4,18 @@
 //! than the current one are dropped. It waits on the link alone, which reports a dead worker at once, and looks at its
 //! orders (stop, deadlines) ten times a second. Never here: requests' contents, HTTP.
 
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, ServingEvent};
 
+use super::crash_report::Crash;
 use super::{Shared, WorkerStatus};
 use crate::link::{CommandSender, EventReceiver, Received};
+use crate::panics::panic_message;
 
 /// How often orders and deadlines are looked at. Chosen by us: a deadline is late by this much at most.
 const ORDERS_INTERVAL: Duration = Duration::from_millis(100);
@@ -53,7 +57,10 @@ pub struct WorkerParts {
 
 /// A hold on the life of a worker.
 pub trait WorkerHandle: Send {
-    /// Ends the worker if it has not ended, and says how it ended.
+    /// True if [`Self::end`] ends a worker that does not end by itself.
+    fn can_end(&self) -> bool;
+
+    /// Ends the worker if it has not ended, and says how it ended; nothing where the worker has said so itself.
     fn end(self: Box<Self>) -> String;
 }
 
@@ -62,69 +69,143 @@ enum Ended {
     /// It was told to.
     Asked,
     /// It was not.
-    Lost(String),
+    Lost(Loss),
 }
 
-pub(super) fn supervise(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) {
-    let mut n_failures = 0;
-    for incarnation in 1.. {
-        let started = Instant::now();
-        let reason = match starter.start(incarnation) {
-            Ok(parts) => match keep(shared, incarnation, parts) {
-                Ended::Asked => break,
-                Ended::Lost(reason) => reason,
-            },
-            Err(reason) => reason,
-        };
-        if is_stopping(shared) {
-            break;
-        }
-        if shared.worker_view().card.is_none() {
-            // Wrong model, wrong flags: trying again would say the same again.
-            shared.status.send_replace(WorkerStatus::Failed { reason: reason.clone() });
-            shared.fail_all(ErrorCode::EngineLost, &reason);
+/// A worker that is lost, and how.
+struct Loss {
+    reason: String,
+    /// Where it failed, if it could tell.
+    backtrace: Option<String>,
+    /// It had been loaded.
+    was_ready: bool,
+    /// It does not answer, so it will not end by itself.
+    is_stuck: bool,
+    /// `None` if it could not be started at all.
+    handle: Option<Box<dyn WorkerHandle>>,
+}
+
+/// Keeps workers until the server stops. Whatever ends this is told: nobody waits for a thread that is gone.
+pub(super) fn supervise(shared: &Arc<Shared>, starter: Box<dyn WorkerStarter>) {
+    // What a panic leaves half-done is not looked at again: the worker is dropped, every request is failed.
+    let failure = match catch_unwind(AssertUnwindSafe(|| keep_workers(shared, starter))) {
+        Ok(Ok(())) => {
+            shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
+            shared.status.send_replace(WorkerStatus::Stopped);
             return;
         }
-        if started.elapsed() >= STABLE_AFTER {
+        Ok(Err(reason)) => reason,
+        Err(panic) => format!("the thread that keeps the worker failed: {}", panic_message(panic.as_ref())),
+    };
+    shared.worker_view_mut().commands = None;
+    shared.status.send_replace(WorkerStatus::Failed { reason: failure.clone() });
+    shared.fail_all(ErrorCode::EngineLost, &failure);
+}
+
+/// Returns when the server stops; the error is why there will be no worker any more.
+fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Result<(), String> {
+    let mut n_failures = 0;
+    // No count: whoever reaches the sockets and guesses the next one could speak for a worker. 0 is nobody's.
+    let key = RandomState::new();
+    for incarnation in (0_u64..).map(|start| key.hash_one(start).max(1)) {
+        let started = Instant::now();
+        let n_answered = shared.n_answered.load(Ordering::Relaxed);
+        let loss = match starter.start(incarnation) {
+            Ok(parts) => match keep(shared, incarnation, parts) {
+                Ended::Asked => return Ok(()),
+                Ended::Lost(loss) => loss,
+            },
+            Err(reason) => Loss { reason, backtrace: None, was_ready: false, is_stuck: false, handle: None },
+        };
+        let has_served = shared.worker_view().card.is_some();
+        if is_stopping(shared) || !has_served {
+            let end = out_of_service(shared, loss);
+            // Wrong model, wrong flags: trying again would say the same again.
+            return if is_stopping(shared) { Ok(()) } else { Err(end) };
+        }
+        if started.elapsed() >= STABLE_AFTER || shared.n_answered.load(Ordering::Relaxed) > n_answered {
             n_failures = 0;
         }
-        let pause = BACK_OFF[n_failures.min(BACK_OFF.len() - 1)];
-        n_failures += 1;
-        shared.telemetry.worker_restarts.add(1);
-        tracing::error!(%reason, ?pause, "the engine was lost and is started again");
+        let pause = lose(shared, incarnation, loss, &mut n_failures)?;
         if !pause_unless_stopping(shared, pause) {
-            break;
+            return Ok(());
         }
     }
-    shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
-    shared.status.send_replace(WorkerStatus::Stopped);
+    Ok(())
+}
+
+/// Tells everybody that a worker which had served is lost, and why. Returns the pause before the next one; the error is
+/// that this one cannot be ended.
+fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
+    shared.worker_view_mut().commands = None;
+    shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.clone() });
+    let ran = shared.judge_lost();
+    // A worker that is lost in a trial is what the trial is for.
+    let is_trying = super::lock(&shared.quarantine).is_trying();
+    let pause = BACK_OFF[if is_trying { 0 } else { (*n_failures).min(BACK_OFF.len() - 1) }];
+    *n_failures += usize::from(!is_trying);
+    {
+        let mut view = shared.worker_view_mut();
+        view.expected = Some(Instant::now() + pause + view.loading);
+    }
+    shared.telemetry.worker_restarts.add(1);
+    let cannot_end = loss.is_stuck && loss.handle.as_ref().is_some_and(|handle| !handle.can_end());
+    let (backtrace, was_ready) = (loss.backtrace.clone(), loss.was_ready);
+    // Clients first: reaping a process may take a moment.
+    shared.fail_lost(&ran, &loss.reason);
+    let end = out_of_service(shared, loss);
+    tracing::error!(reason = end, ?pause, "the engine was lost and is started again");
+    // Failed starts would push out the report of what led to them.
+    if let Some(reports) = shared.options.crash_reports.as_ref().filter(|_| was_ready) {
+        let view = shared.worker_view();
+        reports.write(&Crash { incarnation, reason: &end, backtrace, ran: &ran.sizes, stats: &view.stats });
+    }
+    if cannot_end { Err(end) } else { Ok(pause) }
+}
+
+/// Takes a worker out of service and ends it; says how it was lost and how it ended.
+fn out_of_service(shared: &Shared, loss: Loss) -> String {
+    shared.worker_view_mut().commands = None;
+    *super::lock(&shared.profile_waiter) = None;
+    shared.adapters.worker_lost();
+    match loss.handle.map(|handle| handle.end()) {
+        Some(end) if !end.is_empty() => format!("{} ({end})", loss.reason),
+        Some(_) | None => loss.reason,
+    }
 }
 
 /// Serves with one worker until it ends.
 fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
     let WorkerParts { commands, mut events, handle } = parts;
-    let mut ready_deadline = Some(Instant::now() + shared.options.startup_timeout);
-    let mut next_orders = Instant::now() + ORDERS_INTERVAL;
-    let ended = loop {
+    let started = Instant::now();
+    let mut ready_deadline = Some(started + shared.options.startup_timeout);
+    let mut next_orders = started + ORDERS_INTERVAL;
+    let mut backtrace = None;
+    let mut is_stuck = false;
+    let reason = loop {
         match events.receive(ORDERS_INTERVAL) {
             Received::Batch(batch) if batch.incarnation != incarnation => {
                 shared.telemetry.stale_events.add(batch.events.len() as u64);
             }
             Received::Batch(mut batch) => {
                 let news = news_of(&mut batch);
+                if let Some(fatal) = news.fatal {
+                    // What else it says is that its requests failed, which they learn from us: with a retry.
+                    backtrace = fatal.backtrace;
+                    break fatal.message;
+                }
                 if let Some(ready) = news.ready {
-                    match welcome(shared, incarnation, &ready, &commands) {
+                    match welcome(shared, incarnation, &ready, &commands, started) {
                         Ok(()) => ready_deadline = None,
-                        Err(reason) => break Ended::Lost(reason),
+                        Err(reason) => break reason,
                     }
                 }
                 shared.route(batch);
-                if let Some(message) = news.fatal {
-                    break Ended::Lost(message);
-                }
                 if news.goodbye {
-                    let is_asked = is_stopping(shared);
-                    break if is_asked { Ended::Asked } else { Ended::Lost("the worker left unasked".to_owned()) };
+                    if is_stopping(shared) {
+                        return leave(shared, handle);
+                    }
+                    break "the worker left unasked".to_owned();
                 }
             }
             Received::Malformed(reason) => {
@@ -136,54 +217,60 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
                 }
             }
             Received::Quiet => {}
-            Received::Lost(reason) => break Ended::Lost(reason),
+            Received::Lost(reason) => break reason,
         }
         let now = Instant::now();
         if now >= next_orders {
             next_orders = now + ORDERS_INTERVAL;
             shared.fail_overdue(now);
             if shared.stop_now.load(Ordering::Acquire) {
-                break Ended::Asked;
+                return leave(shared, handle);
             }
             if ready_deadline.is_some_and(|deadline| now >= deadline) {
-                break Ended::Lost(format!("the model did not load within {:?}", shared.options.startup_timeout));
+                break format!("the model did not load within {:?}", shared.options.startup_timeout);
             }
+            if let Some(silence) = overdue_silence(shared, ready_deadline.is_none()) {
+                is_stuck = true;
+                break format!("it was silent for {silence:.1?}, longer than --watchdog-timeout allows");
+            }
+            shared.advance_trials();
         }
     };
-    dismiss(shared, handle, ended)
+    Ended::Lost(Loss { reason, backtrace, was_ready: ready_deadline.is_none(), is_stuck, handle: Some(handle) })
 }
 
-/// Takes a dead or leaving worker out of service: no new request reaches it, and every open one is told.
-fn dismiss(shared: &Shared, handle: Box<dyn super::WorkerHandle>, ended: Ended) -> Ended {
+/// Ends a worker that is to leave; whoever still waits is told.
+fn leave(shared: &Shared, handle: Box<dyn WorkerHandle>) -> Ended {
     shared.worker_view_mut().commands = None;
-    *super::lock(&shared.profile_waiter) = None;
-    shared.adapters.worker_lost();
-    match ended {
-        Ended::Asked => {
-            shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
-            tracing::debug!(end = handle.end(), "the worker left");
-            Ended::Asked
-        }
-        Ended::Lost(reason) => {
-            // Clients first: reaping a process may take a moment.
-            let was_serving = shared.worker_view().card.is_some();
-            if was_serving && !is_stopping(shared) {
-                shared.status.send_replace(WorkerStatus::Restarting { reason: reason.clone() });
-            }
-            let message =
-                format!("the engine was lost while it worked on this request ({reason}); it is safe to retry");
-            shared.fail_all(ErrorCode::EngineLost, &message);
-            Ended::Lost(format!("{reason} ({})", handle.end()))
-        }
-    }
+    shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
+    let reason = "it was told to".to_owned();
+    let end = out_of_service(
+        shared,
+        Loss { reason, backtrace: None, was_ready: false, is_stuck: false, handle: Some(handle) },
+    );
+    tracing::debug!(end, "the worker left");
+    Ended::Asked
+}
+
+/// How long a loaded worker has been silent, when the watchdog does not allow it.
+fn overdue_silence(shared: &Shared, is_loaded: bool) -> Option<Duration> {
+    let limit = shared.options.watchdog_timeout.filter(|_| is_loaded)?;
+    let silence = shared.worker_view().last_heard.elapsed();
+    (silence > limit).then_some(silence)
 }
 
 /// What a batch says about the worker itself.
 #[derive(Default)]
 struct News {
     ready: Option<Box<Ready>>,
-    fatal: Option<String>,
+    fatal: Option<Fatal>,
     goodbye: bool,
+}
+
+/// Why a worker gives up.
+struct Fatal {
+    message: String,
+    backtrace: Option<String>,
 }
 
 fn news_of(batch: &mut EventBatch) -> News {
@@ -191,7 +278,9 @@ fn news_of(batch: &mut EventBatch) -> News {
     for event in &batch.events {
         match event {
             ServingEvent::Ready(ready) => news.ready = Some(ready.clone()),
-            ServingEvent::Fatal { message } => news.fatal = Some(message.clone()),
+            ServingEvent::Fatal { message, backtrace } => {
+                news.fatal = Some(Fatal { message: message.clone(), backtrace: backtrace.clone() });
+            }
             ServingEvent::Goodbye => news.goodbye = true,
             ServingEvent::Delta(_)
             | ServingEvent::BufferSnapshot(_)
@@ -206,7 +295,13 @@ fn news_of(batch: &mut EventBatch) -> News {
 }
 
 /// Takes a loaded worker into service.
-fn welcome(shared: &Shared, incarnation: u64, ready: &Ready, commands: &Arc<dyn CommandSender>) -> Result<(), String> {
+fn welcome(
+    shared: &Shared,
+    incarnation: u64,
+    ready: &Ready,
+    commands: &Arc<dyn CommandSender>,
+    started: Instant,
+) -> Result<(), String> {
     if ready.protocol_version != PROTOCOL_VERSION {
         return Err(format!(
             "the worker (build {}) speaks protocol {}, this front end {PROTOCOL_VERSION}",
@@ -225,8 +320,11 @@ fn welcome(shared: &Shared, incarnation: u64, ready: &Ready, commands: &Arc<dyn 
         view.commands = Some(Arc::clone(commands));
         view.card = Some(Arc::new(ready.model.clone()));
         view.last_heard = Instant::now();
+        view.loading = started.elapsed();
+        view.expected = None;
     }
     shared.status.send_replace(WorkerStatus::Running);
+    shared.advance_trials();
     Ok(())
 }
 

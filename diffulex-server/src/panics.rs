@@ -1,0 +1,39 @@
+//! What a panic said and where it was: for those who outlive it.
+//!
+//! Never here: what is done about it.
+
+use std::any::Any;
+use std::backtrace::Backtrace;
+use std::panic;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("panicked without a message").to_owned()
+}
+
+/// The backtrace of the last panic, for a process that asked for it with `record_panics`.
+#[derive(Clone, Debug, Default)]
+pub struct LastPanic(Arc<Mutex<Option<String>>>);
+
+impl LastPanic {
+    /// Takes it.
+    pub(crate) fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Keeps the backtrace of every panic of this process, beside what is done about panics already.
+pub(crate) fn record_panics() -> LastPanic {
+    let last = LastPanic::default();
+    let kept = last.clone();
+    let before = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        let place = info.location().map(ToString::to_string).unwrap_or_default();
+        let backtrace = format!("{place}\n{}", Backtrace::force_capture());
+        *kept.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(backtrace);
+        before(info);
+    }));
+    last
+}
