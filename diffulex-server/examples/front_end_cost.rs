@@ -14,6 +14,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use diffulex_engine::ServingEngine;
@@ -22,6 +23,7 @@ use diffulex_protocol::{
     ServingEvent, ServingGenerate, ServingReply, StreamMode,
 };
 use diffulex_server::config::ServerConfig;
+use diffulex_server::private_dir::PrivateDir;
 use diffulex_server::worker_process::{self, WorkerProcesses};
 use diffulex_server::{demo, launch};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -48,7 +50,9 @@ fn main() -> ExitCode {
     let result = match first.as_deref() {
         Some("front-end") => front_end(),
         Some("bare-writes") => bare_writes(arguments),
-        Some("worker") => worker_process::run(Box::new(|_| Ok(Box::new(Script::default()) as Box<dyn ServingEngine>))),
+        Some("worker") => {
+            worker_process::run(Box::new(|_| Ok(Box::new(Script::default()) as Box<dyn ServingEngine>))).map(|_| ())
+        }
         scale => measure(scale.and_then(|scale| scale.parse().ok()).unwrap_or(1.0), arguments.next()),
     };
     match result {
@@ -63,16 +67,18 @@ fn main() -> ExitCode {
 /// The product's front end, with this program as its worker.
 fn front_end() -> Result<(), String> {
     let config = ServerConfig { log_level: "warn".to_owned(), ..ServerConfig::default() };
-    diffulex_server::telemetry::init_logging(&config.log_level)?;
+    let _log = diffulex_server::log::init(&config.log_level)?;
     launch::runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.map_err(|error| error.to_string())?;
         let address = listener.local_addr().map_err(|error| error.to_string())?;
         let files = demo::model_files(None).map_err(|error| error.to_string())?;
-        let private_dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let private_dir = Arc::new(PrivateDir::new()?);
         let program = std::env::current_exe().map_err(|error| error.to_string())?;
-        let plan = launch::worker_plan(&config, program, private_dir.path().to_owned());
-        let starter = Box::new(WorkerProcesses::new(plan));
-        launch::serve_with(&config, listener, address, &files, "script".to_owned(), starter).await
+        let plan = launch::worker_plan(&config, program, Arc::clone(&private_dir));
+        let starter = Box::new(WorkerProcesses::new(plan)?);
+        let result = launch::serve_with(&config, listener, address, &files, "script".to_owned(), starter).await;
+        private_dir.close();
+        result
     })
 }
 
@@ -515,7 +521,7 @@ impl Drop for Server {
 
 fn http_request(path: &str, body: &str) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     )
 }

@@ -25,7 +25,7 @@ struct ProfileBody {
 
 /// Starts a profile.
 pub(super) async fn start_profile(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body: ProfileBody = body::json_or_default(request, app.options.body).await?;
+    let body: ProfileBody = body::json_or_default(&app, request).await?;
     let profile_prefix = body.profile_prefix.or(body.run_id);
     let outcome = app.frontend.profile(ServingCommand::ProfileStart { profile_prefix: profile_prefix.clone() }).await?;
     outcome.map_err(refused)?;
@@ -49,7 +49,7 @@ struct AbortBody {
 
 /// Ends one request; its client gets what there is, with reason `aborted`.
 pub(super) async fn abort_request(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body: AbortBody = body::json(request, app.options.body, body::Dialect::Native).await?;
+    let body: AbortBody = body::plain_json(&app, request, body::Dialect::Native).await?;
     // OpenAI's ids are the request's with a prefix.
     let rid = body.rid.trim_start_matches("chatcmpl-").trim_start_matches("cmpl-");
     if !app.frontend.abort(rid) {
@@ -65,6 +65,9 @@ pub(super) async fn flush_cache(State(app): State<App>) -> Result<Response, ApiE
     Ok(Json(json!({"status": "ok"})).into_response())
 }
 
+/// Longest name of an adapter, which `/v1/models` lists. As long as a file's may be (`NAME_MAX`).
+const MAX_ADAPTER_NAME: usize = 255;
+
 /// vLLM's fields.
 #[derive(Debug, Deserialize)]
 struct LoadAdapterBody {
@@ -74,14 +77,22 @@ struct LoadAdapterBody {
 
 /// Loads an adapter from a folder of the server's machine; requests may name it as their model from then on.
 pub(super) async fn load_adapter(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body: LoadAdapterBody = body::json(request, app.options.body, body::Dialect::OpenAi).await?;
+    let body: LoadAdapterBody = body::plain_json(&app, request, body::Dialect::OpenAi).await?;
     let LoadAdapterBody { lora_name: name, lora_path: path } = body;
     let refused = |message, param| ApiError::new(StatusCode::BAD_REQUEST, "adapter_refused", message).with_param(param);
     if app.options.is_served(&name) {
         return Err(refused(format!("{name:?} is the model's own name"), "lora_name"));
     }
+    if name.is_empty() || name.len() > MAX_ADAPTER_NAME || name.contains(char::is_control) {
+        let message = format!("lora_name: expected 1 to {MAX_ADAPTER_NAME} bytes without control characters");
+        return Err(refused(message, "lora_name"));
+    }
     let outcome = app.frontend.load_adapter(AdapterSource { name: name.clone(), path }).await?;
-    outcome.map_err(|message| refused(message, "lora_path"))?;
+    outcome.map_err(|message| {
+        // Whoever may ask is not told what the machine's folders hold.
+        tracing::warn!(name, message, "an adapter was refused");
+        refused(format!("no adapter {name:?} could be loaded from lora_path; the server's log says why"), "lora_path")
+    })?;
     Ok(Json(json!({"status": "ok", "lora_name": name})).into_response())
 }
 
@@ -92,7 +103,7 @@ struct UnloadAdapterBody {
 
 /// Unloads an adapter; requests that run with it finish.
 pub(super) async fn unload_adapter(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body: UnloadAdapterBody = body::json(request, app.options.body, body::Dialect::OpenAi).await?;
+    let body: UnloadAdapterBody = body::plain_json(&app, request, body::Dialect::OpenAi).await?;
     let name = body.lora_name;
     app.frontend.unload_adapter(name.clone()).await?.map_err(|message| {
         ApiError::new(StatusCode::NOT_FOUND, "adapter_not_found", message).with_param("lora_name")

@@ -158,7 +158,7 @@ pub(super) async fn reply_of(mut stream: EventStream) -> Result<ServingReply, Ap
     while let Some(event) = stream.next_event().await {
         match event {
             StreamEvent::Reply(reply) => return Ok(*reply),
-            StreamEvent::Error(error) => return Err(error.into()),
+            StreamEvent::Error(error) => return Err(ApiError::of_event(error, &stream)),
             StreamEvent::Delta(_) | StreamEvent::Snapshot(_) => {}
         }
     }

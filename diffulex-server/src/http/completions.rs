@@ -9,34 +9,21 @@ use futures::future::try_join_all;
 use serde::Serialize;
 
 use super::answer::{self, DiffusionReport, LogprobProgress, Usage, reply_of, token_logprobs, unix_seconds};
-use super::body::{self, Dialect};
+use super::body::{self, Dialect, Read};
 use super::error::ApiError;
 use super::generate::{SNAPSHOT_EVENT, add_snapshot};
-use super::request::GenerationBody;
+use super::request::{GenerationBody, Order};
 use super::sse::{self, Framer, Frames, ObjectHead, Spacing};
 use super::{App, AskedModel, asked_model};
 use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// The route.
 pub(super) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::OpenAi).await?;
-    let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
-    let stream_mode = body.stream_mode.unwrap_or(StreamMode::BlockAppend);
-    let is_stream = body.stream.unwrap_or(false);
-    let wants_logprobs = body.wants_logprobs();
-    let submission = Submission {
-        sampling_params: body.sampling_params()?,
-        n_choices: body.n_choices()?,
-        input: ServingInput::Prompt { prompt: body.take_prompt()? },
-        stream: is_stream,
-        stream_mode,
-        snapshot: body.snapshot.unwrap_or_default(),
-        suffix: body.take_suffix(),
-        fills_masks: true,
-        adapter,
-        user: body.user.take(),
-    };
+    let Read { value: order, held } = body::json(&app, request, Dialect::OpenAi, order).await?;
+    let Order { model, submission, wants_logprobs, wants_usage } = order;
+    let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let streams = app.frontend.submit(submission).await?;
+    drop(held);
     let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
     let created = unix_seconds();
     if is_stream {
@@ -51,10 +38,10 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
             frontend: app.frontend,
             choices: vec![ChoiceProgress::default(); streams.len()],
             wants_logprobs,
-            wants_usage: body.wants_usage(),
+            wants_usage,
             usage: Usage::default(),
         };
-        return Ok(sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry));
+        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
     }
     let replies = try_join_all(streams.into_iter().map(reply_of)).await?;
     let mut usage = Usage::default();
@@ -71,6 +58,24 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
     let diffulex = replies.first().map(DiffusionReport::of);
     let completion = Completion { id: &id, object: OBJECT, created, model: &model, choices: &choices, usage, diffulex };
     Ok(answer::json(&completion))
+}
+
+fn order(app: &App, mut body: GenerationBody) -> Result<Order, ApiError> {
+    let AskedModel { name: model, adapter } = asked_model(app, body.model.take())?;
+    let submission = Submission {
+        route: "/v1/completions",
+        sampling_params: body.sampling_params(app.options.default_temperature)?,
+        n_choices: body.n_choices()?,
+        input: ServingInput::Prompt { prompt: body.take_prompt()? },
+        stream: body.stream.unwrap_or(false),
+        stream_mode: body.stream_mode.unwrap_or(StreamMode::BlockAppend),
+        snapshot: body.snapshot.unwrap_or_default(),
+        suffix: body.take_suffix()?,
+        fills_masks: true,
+        adapter,
+        user: body.user.take(),
+    };
+    Ok(Order { model, submission, wants_logprobs: body.wants_logprobs(), wants_usage: body.wants_usage() })
 }
 
 /// What `object` says of the answer and of every chunk of a stream: OpenAI has one shape for both.

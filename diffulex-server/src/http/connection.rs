@@ -1,4 +1,5 @@
-//! Connections: accepts them, bounds how long a peer may idle or refuse to read, and ends them at shutdown.
+//! Connections: accepts as many as there are places for, bounds how long a peer may idle or refuse to read, notices when it
+//! leaves, and ends all at shutdown.
 //!
 //! In: a listener and a router. Out: nothing until the shutdown signal and its deadline. Never here: routes.
 
@@ -11,6 +12,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -24,9 +26,17 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// How long after a failed accept (mostly: no file descriptors left) the next one is tried. Chosen by us.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How often the same trouble of all connections is logged at most. Chosen by us.
+const LOG_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a peer is looked after of whom hyper reads nothing. Chosen by us.
+const LEAVING_PAUSE: Duration = Duration::from_secs(1);
+
 /// Time-outs of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionOptions {
+    /// Connections open at the same time; others wait to be accepted.
+    pub max_connections: usize,
     /// Longest time from a connection's start, or its last answer, to the end of the next head.
     pub header_timeout: Duration,
     /// Longest time a peer may take nothing of what is ready for it.
@@ -39,7 +49,17 @@ pub struct ConnectionOptions {
 pub async fn serve(listener: TcpListener, router: Router, options: ConnectionOptions, shutdown: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
     let mut stop = shutdown.clone();
+    let mut trouble = Trouble::default();
     loop {
+        // Ended ones must not pile up.
+        while connections.try_join_next().is_some() {}
+        if connections.len() >= options.max_connections {
+            trouble.log(format_args!("{} connections are open, others wait", connections.len()));
+            tokio::select! {
+                _ = connections.join_next() => continue,
+                () = signalled(&mut stop) => break,
+            }
+        }
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = signalled(&mut stop) => break,
@@ -49,17 +69,31 @@ pub async fn serve(listener: TcpListener, router: Router, options: ConnectionOpt
                 connections.spawn(connection(socket, router.clone(), options, shutdown.clone()));
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                trouble.log(format_args!("a connection could not be accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
-        // Ended ones must not pile up.
-        while connections.try_join_next().is_some() {}
     }
     drop(listener);
     let all_ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(options.drain_timeout, all_ended).await.is_err() {
         tracing::warn!("some connections did not end in time and are cut");
+    }
+}
+
+/// What may happen many times a second is logged once a second.
+#[derive(Default)]
+struct Trouble {
+    last_logged: Option<Instant>,
+}
+
+impl Trouble {
+    fn log(&mut self, what: std::fmt::Arguments<'_>) {
+        let now = Instant::now();
+        if self.last_logged.is_none_or(|last| now.duration_since(last) >= LOG_PAUSE) {
+            self.last_logged = Some(now);
+            tracing::warn!("{what}");
+        }
     }
 }
 
@@ -78,7 +112,7 @@ async fn connection(
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY");
     }
-    let socket = ReaderWatch { socket, write_timeout: options.write_timeout, blocked: None };
+    let socket = PeerWatch { socket, write_timeout: options.write_timeout, blocked: None, unread: None };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(options.header_timeout)
@@ -97,15 +131,20 @@ async fn connection(
     }
 }
 
-/// A socket that gives up when its peer takes nothing for too long, so that what feeds it is dropped.
-struct ReaderWatch {
+/// A socket that gives up when its peer takes nothing for too long, or leaves, so that what feeds it is dropped.
+///
+/// hyper notices that a peer leaves when it reads. It does not read while it holds bytes that it has no use for yet (a second
+/// request behind the first one, a body that nobody takes): then the peer is looked after from time to time.
+struct PeerWatch {
     socket: TcpStream,
     write_timeout: Duration,
     /// Runs while a write waits.
     blocked: Option<Pin<Box<Sleep>>>,
+    /// Runs while nobody waits for bytes of the peer.
+    unread: Option<Pin<Box<Sleep>>>,
 }
 
-impl ReaderWatch {
+impl PeerWatch {
     fn watch<T>(&mut self, outcome: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if outcome.is_ready() {
             self.blocked = None;
@@ -118,19 +157,40 @@ impl ReaderWatch {
             Poll::Pending => Poll::Pending,
         }
     }
+
+    /// An error once the peer has left; wakes the connection from time to time to look again.
+    fn look_after(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Some(timer) = &mut self.unread else { return Ok(()) };
+        while timer.as_mut().poll(context).is_ready() {
+            let mut peer = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+            rustix::event::poll(&mut peer, Some(&Timespec::default()))?;
+            if peer.iter().any(|peer| peer.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)) {
+                return Err(io::Error::new(io::ErrorKind::ConnectionReset, "the peer has left"));
+            }
+            timer.as_mut().reset(Instant::now() + LEAVING_PAUSE);
+        }
+        Ok(())
+    }
 }
 
-impl AsyncRead for ReaderWatch {
+impl AsyncRead for PeerWatch {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(context, buffer)
+        let outcome = Pin::new(&mut self.socket).poll_read(context, buffer);
+        if outcome.is_pending() {
+            // The socket itself tells when the peer leaves.
+            self.unread = None;
+        } else if self.unread.is_none() {
+            self.unread = Some(Box::pin(tokio::time::sleep(LEAVING_PAUSE)));
+        }
+        outcome
     }
 }
 
-impl AsyncWrite for ReaderWatch {
+impl AsyncWrite for PeerWatch {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = Pin::new(&mut self.socket).poll_write(context, bytes);
         self.watch(outcome, context)
@@ -150,6 +210,8 @@ impl AsyncWrite for ReaderWatch {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // Called whenever the connection is woken.
+        self.look_after(context)?;
         Pin::new(&mut self.socket).poll_flush(context)
     }
 

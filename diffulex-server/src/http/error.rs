@@ -11,7 +11,8 @@ use diffulex_engine::RequestError;
 use diffulex_protocol::{ErrorCode, ServingError};
 use serde::Serialize;
 
-use crate::frontend::SubmitError;
+use super::refusals::Refusal;
+use crate::frontend::{EventStream, SubmitError};
 use crate::telemetry::error_label;
 
 /// An error as a client gets it.
@@ -22,6 +23,8 @@ pub(super) struct ApiError {
     param: Option<String>,
     code: &'static str,
     retry: Retry,
+    /// The request had been accepted, and has its line in the log.
+    was_accepted: bool,
 }
 
 /// Whether the same request may be sent again.
@@ -43,7 +46,7 @@ impl ApiError {
 
     /// A status with a code of its own.
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code, retry: Retry::Unsaid }
+        Self { status, message: message.into(), param: None, code, retry: Retry::Unsaid, was_accepted: false }
     }
 
     /// A model that is not the served one.
@@ -58,6 +61,18 @@ impl ApiError {
         self
     }
 
+    /// How the request of `stream` failed.
+    pub(super) fn of_event(error: ServingError, stream: &EventStream) -> Self {
+        let is_lost = error.code == ErrorCode::EngineLost;
+        let error = Self::from(error);
+        if is_lost { Self { retry: Retry::After(stream.retry_after()), ..error } } else { error }
+    }
+
+    /// The same, saying when to come again.
+    pub(super) fn with_retry_after(self, wait: Duration) -> Self {
+        Self { retry: Retry::After(wait), ..self }
+    }
+
     fn of_code(code: ErrorCode, message: String, param: Option<String>) -> Self {
         let (status, retry) = match code {
             ErrorCode::InvalidRequest => (StatusCode::BAD_REQUEST, Retry::Unsaid),
@@ -66,8 +81,9 @@ impl ApiError {
             ErrorCode::EngineLost => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(1))),
             ErrorCode::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(5))),
             ErrorCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, Retry::Unsaid),
+            ErrorCode::Poisoned => (StatusCode::BAD_REQUEST, Retry::Never),
         };
-        Self { status, message, param, code: error_label(code), retry }
+        Self { status, message, param, code: error_label(code), retry, was_accepted: false }
     }
 
     /// OpenAI's `type` for the status.
@@ -115,7 +131,7 @@ struct ErrorBody<'a> {
 
 impl From<ServingError> for ApiError {
     fn from(error: ServingError) -> Self {
-        Self::of_code(error.code, error.message, error.param)
+        Self { was_accepted: true, ..Self::of_code(error.code, error.message, error.param) }
     }
 }
 
@@ -138,6 +154,8 @@ impl From<SubmitError> for ApiError {
                 retry: Retry::After(retry_after),
                 ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unavailable", message)
             },
+            SubmitError::NoAnswer { .. } => Self::of_code(ErrorCode::Timeout, message, None),
+            SubmitError::Poisoned { .. } => Self::of_code(ErrorCode::Poisoned, message, None),
         }
     }
 }
@@ -158,6 +176,9 @@ impl IntoResponse for ApiError {
                 let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
                 headers.insert(HeaderName::from_static("retry-after-ms"), HeaderValue::from(wait_ms));
             }
+        }
+        if !self.was_accepted {
+            response.extensions_mut().insert(Refusal { code: self.code, message: self.message });
         }
         response
     }

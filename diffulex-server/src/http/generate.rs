@@ -8,9 +8,9 @@ use diffulex_protocol::{FinishReason, ServingBufferSnapshot, ServingDelta, Servi
 use serde::Serialize;
 
 use super::answer::{self, DiffusionReport, Usage, reply_of, unix_seconds};
-use super::body::{self, Dialect};
+use super::body::{self, Dialect, Read};
 use super::error::ApiError;
-use super::request::GenerationBody;
+use super::request::{GenerationBody, Order};
 use super::sse::{self, Fields, Framer, Frames, ObjectHead, Spacing};
 use super::{App, AskedModel, asked_model};
 use crate::frontend::{StreamEvent, Submission};
@@ -20,29 +20,14 @@ pub(super) const SNAPSHOT_EVENT: &str = "buffer_snapshot";
 
 /// The route.
 pub(super) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::Native).await?;
-    let AskedModel { name: model, adapter } = asked_model(&app, body.model.take())?;
-    if body.n_choices()? > 1 {
-        return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
-    }
-    let stream_mode = body.stream_mode.unwrap_or_default();
-    let is_stream = body.stream.unwrap_or(false);
-    let submission = Submission {
-        sampling_params: body.sampling_params()?,
-        input: ServingInput::Prompt { prompt: body.take_prompt()? },
-        stream: is_stream,
-        stream_mode,
-        snapshot: body.snapshot.unwrap_or_default(),
-        suffix: body.take_suffix(),
-        fills_masks: true,
-        adapter,
-        user: body.user.take(),
-        n_choices: 1,
-    };
+    let Read { value: order, held } = body::json(&app, request, Dialect::Native, order).await?;
+    let Order { model, submission, .. } = order;
+    let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let mut streams = app.frontend.submit(submission).await?;
+    drop(held);
     let head = Head { model, created: unix_seconds() };
     if is_stream {
-        return Ok(sse::respond(streams, GenerateFramer { head }, Spacing::Python, stream_mode, app.telemetry));
+        return sse::respond(streams, GenerateFramer { head }, Spacing::Python, stream_mode, app.telemetry).await;
     }
     match streams.pop() {
         Some(stream) => {
@@ -51,6 +36,27 @@ pub(super) async fn generate(State(app): State<App>, request: Request) -> Result
         }
         None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
     }
+}
+
+fn order(app: &App, mut body: GenerationBody) -> Result<Order, ApiError> {
+    let AskedModel { name: model, adapter } = asked_model(app, body.model.take())?;
+    if body.n_choices()? > 1 {
+        return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
+    }
+    let submission = Submission {
+        route: "/generate",
+        sampling_params: body.sampling_params(app.options.default_temperature)?,
+        input: ServingInput::Prompt { prompt: body.take_prompt()? },
+        stream: body.stream.unwrap_or(false),
+        stream_mode: body.stream_mode.unwrap_or_default(),
+        snapshot: body.snapshot.unwrap_or_default(),
+        suffix: body.take_suffix()?,
+        fills_masks: true,
+        adapter,
+        user: body.user.take(),
+        n_choices: 1,
+    };
+    Ok(Order { model, submission, wants_logprobs: body.wants_logprobs(), wants_usage: body.wants_usage() })
 }
 
 struct Head {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::{SamplingParams, ServingInput, SnapshotSpan, StreamMode};
 use serde_json::json;
@@ -52,18 +52,19 @@ pub(super) async fn health(State(app): State<App>) -> Response {
 
 /// Readiness: 200 exactly while requests are accepted.
 pub(super) async fn ready(State(app): State<App>) -> Response {
-    let is_ready = app.frontend.status() == WorkerStatus::Running && !app.frontend.is_draining();
-    if is_ready {
-        return Json(json!({"ready": true})).into_response();
-    }
-    let headers = [(header::RETRY_AFTER, "1")];
-    (StatusCode::SERVICE_UNAVAILABLE, headers, Json(json!({"ready": false}))).into_response()
+    let Err(error) = app.frontend.check_ready() else { return Json(json!({"ready": true})).into_response() };
+    let body = json!({"ready": false, "reason": error.to_string()});
+    // The same status and header as a request would get.
+    let headers = ApiError::from(error).into_response().headers().get(header::RETRY_AFTER).cloned();
+    let retry_after = headers.map(|seconds| (header::RETRY_AFTER, seconds));
+    (StatusCode::SERVICE_UNAVAILABLE, HeaderMap::from_iter(retry_after), Json(body)).into_response()
 }
 
 /// Generates one token through the whole path.
 pub(super) async fn health_generate(State(app): State<App>) -> Result<Response, ApiError> {
     let sampling_params = SamplingParams { temperature: 0.0, max_tokens: 1, ..SamplingParams::default() };
     let submission = Submission {
+        route: "/health_generate",
         input: ServingInput::text("a"),
         sampling_params,
         stream: false,

@@ -6,14 +6,18 @@
 mod admin;
 mod answer;
 mod body;
+mod budget;
 mod chat;
 mod completions;
 pub mod connection;
 mod error;
+mod fields;
 mod generate;
+mod guard;
 mod health;
 mod models;
 mod playground;
+mod refusals;
 mod request;
 mod sse;
 mod tokenize;
@@ -22,7 +26,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
@@ -31,6 +35,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use crate::frontend::Frontend;
 use crate::telemetry::Telemetry;
 pub use body::BodyLimits;
+use budget::BodyBudget;
 use error::ApiError;
 
 /// What the routes need to know beside the front end.
@@ -42,12 +47,18 @@ pub struct HttpOptions {
     pub model_aliases: Vec<String>,
     /// Where its files are.
     pub model_place: String,
+    /// The temperature of requests that name none.
+    pub default_temperature: f32,
     /// Unix time in seconds at which the server started.
     pub started_at: u64,
     /// Asked of every request but probes and the page, when set.
     pub api_key: Option<String>,
     /// Pages of this origin may call; `*` is every origin.
     pub cors_origin: Option<String>,
+    /// Names that the server is called by beside its addresses; `*` is every name.
+    pub allowed_hosts: Vec<String>,
+    /// Other machines reach the server.
+    pub is_exposed: bool,
     /// What a request's body may take.
     pub body: BodyLimits,
 }
@@ -65,12 +76,14 @@ pub struct App {
     frontend: Frontend,
     telemetry: Arc<Telemetry>,
     options: Arc<HttpOptions>,
+    bodies: BodyBudget,
 }
 
 /// Every route. The error is a CORS origin that is no header value.
 pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, String> {
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
-    let app = App { frontend, telemetry, options: Arc::new(options) };
+    let bodies = BodyBudget::new(options.body.max_bytes);
+    let app = App { frontend, telemetry, options: Arc::new(options), bodies };
     let router = Router::new()
         .route("/generate", post(generate::generate))
         .route("/v1/chat/completions", post(chat::chat_completions))
@@ -93,15 +106,13 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .merge(playground::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);
-    let router = match app.options.api_key {
-        Some(_) => router.layer(middleware::from_fn_with_state(app.clone(), check_key)),
-        None => router,
-    };
-    let router = router.with_state(app);
-    Ok(match cors {
+    let router = router.layer(middleware::from_fn_with_state(app.clone(), admit)).with_state(app);
+    let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,
-    })
+    };
+    // The outermost, so that it sees what any of the others refuses.
+    Ok(router.layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals)))
 }
 
 /// What a request's `model` names.
@@ -138,31 +149,18 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-async fn check_key(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
+/// Lets in who may call: everybody to probes and the page; to the rest who has the key, or where there is none, whoever is
+/// not a page of somebody else.
+async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
     let path = request.uri().path();
     let is_open = matches!(path, "/health" | "/ready") || playground::is_asset(path);
-    match &app.options.api_key {
-        Some(key) if !is_open && !has_key(request.headers(), key) => {
-            let message = "an API key is needed: Authorization: Bearer <key>";
-            Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+    if !is_open {
+        match &app.options.api_key {
+            Some(key) => guard::check_key(request.headers(), key)?,
+            None => guard::check_caller(&request, &app.options)?,
         }
-        _ => Ok(next.run(request).await),
     }
-}
-
-fn has_key(headers: &HeaderMap, key: &str) -> bool {
-    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    // The scheme's letters may be large or small (RFC 9110, 11.1).
-    let bearer = text(header::AUTHORIZATION.as_str())
-        .and_then(|value| value.split_once(' '))
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
-        .map(|(_, given)| given.trim());
-    [bearer, text("x-api-key")].into_iter().flatten().any(|given| is_equal(given.as_bytes(), key.as_bytes()))
-}
-
-/// Takes as long for a wrong first byte as for a wrong last one.
-fn is_equal(left: &[u8], right: &[u8]) -> bool {
-    left.len() == right.len() && left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+    Ok(next.run(request).await)
 }
 
 fn cors_layer(origin: &str) -> Result<CorsLayer, String> {

@@ -3,6 +3,7 @@
 //! Never here: what a client may send.
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::ModelCard;
@@ -39,6 +40,8 @@ struct Details {
     card: ModelCard,
     /// The mask token as text.
     mask_token: Option<String>,
+    /// The temperature of a request that names none.
+    default_temperature: f32,
     /// Longest queue and batch together.
     max_requests_in_flight: usize,
 }
@@ -56,6 +59,7 @@ fn model(app: &App) -> Model {
         diffulex: card.map(|card| Details {
             mask_token: card.mask_token_id.and_then(|id| app.frontend.text().token(id)),
             card: (*card).clone(),
+            default_temperature: app.options.default_temperature,
             max_requests_in_flight: app.frontend.max_in_flight(),
         }),
     }
@@ -74,7 +78,9 @@ pub(super) async fn list(State(app): State<App>) -> Response {
 }
 
 /// One by name or alias.
-pub(super) async fn one(State(app): State<App>, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn one(State(app): State<App>, id: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
+    // A name that is no UTF-8 is nobody's.
+    let Ok(Path(id)) = id else { return Err(unknown_model(&app, "\u{fffd}")) };
     if app.options.is_served(&id) {
         return Ok(Json(model(&app)).into_response());
     }

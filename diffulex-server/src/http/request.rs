@@ -8,6 +8,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::error::ApiError;
+use super::fields::{ContentField, PromptField, by_name};
+use crate::frontend::Submission;
 
 /// Most choices of one request. Chosen by us: each is a whole request to the engine.
 const MAX_CHOICES: u32 = 8;
@@ -21,16 +23,18 @@ pub(super) struct GenerationBody {
     /// Text or ids (`/generate`, completions).
     pub(super) prompt: Option<PromptField>,
     /// Text or ids that follow the answer (`/generate`, completions).
-    suffix: Option<Prompt>,
+    suffix: Option<PromptField>,
     /// The conversation (chat).
     pub(super) messages: Option<Vec<MessageField>>,
     /// Progress as server-sent events.
     pub(super) stream: Option<bool>,
     /// Which progress.
+    #[serde(deserialize_with = "by_name")]
     pub(super) stream_mode: Option<StreamMode>,
     /// OpenAI's options of a stream.
     pub(super) stream_options: Option<StreamOptions>,
     /// How much a snapshot covers.
+    #[serde(deserialize_with = "by_name")]
     pub(super) snapshot: Option<SnapshotSpan>,
     /// The client's own tag.
     pub(super) user: Option<String>,
@@ -106,26 +110,23 @@ pub(super) struct GenerationBody {
     skip_special_tokens: Option<bool>,
 }
 
+/// What a route makes of a body.
+pub(super) struct Order {
+    /// The model's name as the client wrote it.
+    pub(super) model: String,
+    pub(super) submission: Submission,
+    /// Tokens' probabilities are wanted.
+    pub(super) wants_logprobs: bool,
+    /// The usage chunk is wanted.
+    pub(super) wants_usage: bool,
+}
+
 /// `seed` as OpenAI's signed integer or as ours.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged, expecting = "an integer of 64 bits, signed or not")]
 enum SeedField {
     Unsigned(u64),
     Signed(i64),
-}
-
-/// A prompt as text or as ids.
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "prompt must be a string or a list of token ids")]
-pub(super) enum PromptField {
-    /// One text.
-    Text(String),
-    /// Token ids.
-    Ids(Vec<u32>),
-    /// Completions' list of texts; one is taken.
-    Texts(Vec<String>),
-    /// Completions' list of id lists; one is taken.
-    IdLists(Vec<Vec<u32>>),
 }
 
 /// `stop` as one string or several.
@@ -165,14 +166,7 @@ pub(super) struct MessageField {
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "content must be a string, null or a list of parts")]
-enum ContentField {
-    Text(String),
-    Parts(Vec<ContentPart>),
-}
-
-#[derive(Debug, Deserialize)]
-struct ContentPart {
+pub(super) struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -180,12 +174,12 @@ struct ContentPart {
 }
 
 impl GenerationBody {
-    /// Sampling and limits, every range checked.
-    pub(super) fn sampling_params(&mut self) -> Result<SamplingParams, ApiError> {
+    /// Sampling and limits, every range checked; `default_temperature` is for a request that names none.
+    pub(super) fn sampling_params(&mut self, default_temperature: f32) -> Result<SamplingParams, ApiError> {
         self.refuse_unsupported()?;
         let defaults = SamplingParams::default();
         let params = SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
+            temperature: self.temperature.unwrap_or(default_temperature),
             // OpenAI: max_completion_tokens is the newer name and wins.
             max_tokens: self.max_completion_tokens.or(self.max_tokens).unwrap_or(defaults.max_tokens),
             max_nfe: self.max_nfe,
@@ -207,7 +201,13 @@ impl GenerationBody {
             logprobs: self.wants_logprobs(),
             decoding: self.decoding.take().unwrap_or_default(),
         };
-        params.validate().map_err(|(field, message)| ApiError::invalid(field, message))?;
+        params.validate().map_err(|(field, message)| match (field, self.max_completion_tokens) {
+            // By the name that the client used.
+            ("max_tokens", Some(_)) => {
+                ApiError::invalid("max_completion_tokens", message.replace(field, "max_completion_tokens"))
+            }
+            _ => ApiError::invalid(field, message),
+        })?;
         Ok(params)
     }
 
@@ -234,33 +234,24 @@ impl GenerationBody {
 
     /// The prompt; an error when there is none, or more than one.
     pub(super) fn take_prompt(&mut self) -> Result<Prompt, ApiError> {
-        let one_only = |n: usize| ApiError::invalid("prompt", format!("one prompt a request is supported, got {n}"));
-        match self.prompt.take() {
-            None => Err(ApiError::invalid("prompt", "prompt is required: a string or a list of token ids")),
-            Some(PromptField::Text(text)) => Ok(Prompt::Text(text)),
-            Some(PromptField::Ids(ids)) => Ok(Prompt::Ids(ids)),
-            Some(PromptField::Texts(texts)) => match <[String; 1]>::try_from(texts) {
-                Ok([text]) => Ok(Prompt::Text(text)),
-                Err(texts) => Err(one_only(texts.len())),
-            },
-            Some(PromptField::IdLists(lists)) => match <[Vec<u32>; 1]>::try_from(lists) {
-                Ok([ids]) => Ok(Prompt::Ids(ids)),
-                Err(lists) => Err(one_only(lists.len())),
-            },
-        }
+        let Some(prompt) = self.prompt.take() else {
+            return Err(ApiError::invalid("prompt", "prompt is required: a string or a list of token ids"));
+        };
+        one_prompt("prompt", prompt)
     }
 
     /// What follows the answer; an empty text or list is nothing.
-    pub(super) fn take_suffix(&mut self) -> Option<Prompt> {
-        self.suffix.take().filter(|suffix| match suffix {
+    pub(super) fn take_suffix(&mut self) -> Result<Option<Prompt>, ApiError> {
+        let suffix = self.suffix.take().map(|suffix| one_prompt("suffix", suffix)).transpose()?;
+        Ok(suffix.filter(|suffix| match suffix {
             Prompt::Text(text) => !text.is_empty(),
             Prompt::Ids(ids) => !ids.is_empty(),
-        })
+        }))
     }
 
     /// The conversation; an error when there is none.
     pub(super) fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
-        if self.take_suffix().is_some() {
+        if self.take_suffix()?.is_some() {
             return Err(ApiError::invalid("suffix", "a chat has no suffix; /v1/completions and /generate take one"));
         }
         let messages = self.messages.take().unwrap_or_default();
@@ -344,6 +335,23 @@ impl GenerationBody {
     }
 }
 
+/// One prompt, or a list of one.
+fn one_prompt(field: &str, prompt: PromptField) -> Result<Prompt, ApiError> {
+    let one_only = |n: usize| ApiError::invalid(field, format!("{field}: one a request is supported, got {n}"));
+    match prompt {
+        PromptField::Text(text) => Ok(Prompt::Text(text)),
+        PromptField::Ids(ids) => Ok(Prompt::Ids(ids)),
+        PromptField::Texts(texts) => match <[String; 1]>::try_from(texts) {
+            Ok([text]) => Ok(Prompt::Text(text)),
+            Err(texts) => Err(one_only(texts.len())),
+        },
+        PromptField::IdLists(lists) => match <[Vec<u32>; 1]>::try_from(lists) {
+            Ok([ids]) => Ok(Prompt::Ids(ids)),
+            Err(lists) => Err(one_only(lists.len())),
+        },
+    }
+}
+
 /// `null`, `false`, 0 and empty ask for nothing, whatever the field.
 fn asks_for_nothing(value: &Value) -> bool {
     match value {
@@ -378,8 +386,20 @@ fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
     }
 }
 
+/// Who may speak. A template takes any text for a role, and would write it beside its own markup.
+const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
+
 impl MessageField {
     fn into_chat_message(self, index: usize) -> Result<ChatMessage, ApiError> {
+        if !ROLES.contains(&self.role.as_str()) {
+            let param = format!("messages[{index}].role");
+            let what = match self.role.as_str() {
+                "tool" | "function" => "is for tools, which this server does not support",
+                _ => "is unknown",
+            };
+            let message = format!("{param}: {:?} {what}; roles are {}", self.role, ROLES.join(", "));
+            return Err(ApiError::invalid(&param, message));
+        }
         if self.tool_calls.is_some_and(|calls| !asks_for_nothing(&calls)) {
             let param = format!("messages[{index}].tool_calls");
             return Err(ApiError::invalid(&param, format!("{param} is not supported by this server")));
@@ -423,19 +443,20 @@ mod tests {
     }
 
     fn refused_param(json: &str) -> Option<String> {
-        let error = body(json).sampling_params().err()?;
+        let error = body(json).sampling_params(1.0).err()?;
         let value = serde_json::to_value(error.body()).expect("json");
         value["error"]["param"].as_str().map(str::to_owned)
     }
 
     #[test]
     fn an_empty_body_has_the_defaults() {
-        assert_eq!(body("{}").sampling_params(), Ok(SamplingParams::default()));
+        let defaults = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
+        assert_eq!(body("{}").sampling_params(0.5), Ok(defaults));
     }
 
     #[test]
     fn max_completion_tokens_wins() {
-        let params = body(r#"{"max_tokens": 5, "max_completion_tokens": 7}"#).sampling_params();
+        let params = body(r#"{"max_tokens": 5, "max_completion_tokens": 7}"#).sampling_params(1.0);
         assert_eq!(params.map(|params| params.max_tokens), Ok(7));
     }
 

@@ -16,6 +16,7 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::StreamMode;
 use futures::Stream;
+use futures::future::try_join_all;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep};
 
@@ -23,7 +24,7 @@ use super::error::ApiError;
 use crate::frontend::{EventStream, StreamEvent};
 use crate::telemetry::Telemetry;
 
-/// Silence after which a comment is sent. Chosen by us, well under the 60 s after which proxies close.
+/// Silence after which a comment is sent, and at first the headers. Chosen by us, well under the 60 s after which proxies close.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// A comment: an empty `data:` event would break clients.
@@ -137,13 +138,23 @@ pub(super) trait Framer: Send + Unpin + 'static {
 }
 
 /// The response that streams the events of `streams` as `framer` writes them.
-pub(super) fn respond(
-    streams: Vec<EventStream>,
+///
+/// It waits for the first word about every choice, so that what is wrong with a request is a status here, too; a request
+/// whose turn has not come within [`KEEP_ALIVE`] is answered without.
+pub(super) async fn respond(
+    mut streams: Vec<EventStream>,
     framer: impl Framer,
     spacing: Spacing,
     mode: StreamMode,
     telemetry: Arc<Telemetry>,
-) -> Response {
+) -> Result<Response, ApiError> {
+    let first_words = try_join_all(streams.iter_mut().map(async |stream| {
+        let word = stream.first_word().await;
+        word.map_err(|error| ApiError::of_event(error, stream))
+    }));
+    if let Ok(words) = tokio::time::timeout(KEEP_ALIVE, first_words).await {
+        words?;
+    }
     let body = SseBody {
         streams: streams.into_iter().map(Some).collect(),
         framer,
@@ -161,7 +172,7 @@ pub(super) fn respond(
         // nginx would collect the answer and send it at once.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, Body::from_stream(body)).into_response()
+    Ok((headers, Body::from_stream(body)).into_response())
 }
 
 struct SseBody<F> {

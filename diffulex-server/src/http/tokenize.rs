@@ -6,10 +6,11 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::{Prompt, ServingInput};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::body::{self, Dialect};
+use super::answer;
+use super::body::{self, Dialect, Read};
 use super::error::ApiError;
 use super::request::GenerationBody;
 use super::{App, asked_model};
@@ -17,19 +18,30 @@ use crate::frontend::check_ids;
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let mut body: GenerationBody = body::json(request, app.options.body, Dialect::Native).await?;
-    asked_model(&app, body.model.take())?;
-    let input = if body.messages.is_some() {
-        ServingInput::Chat { messages: body.take_messages()? }
-    } else {
-        match body.take_prompt()? {
-            Prompt::Text(text) => ServingInput::text(text),
-            Prompt::Ids(_) => return Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
-        }
-    };
-    let tokens = app.frontend.tokenise(input).await?;
+    let Read { value: (field, input), held } = body::json(&app, request, Dialect::Native, text).await?;
+    let tokens = app.frontend.tokenise(field, input).await?;
+    drop(held);
     let max_model_len = app.frontend.card().map(|card| card.max_model_len);
-    Ok(Json(json!({"count": tokens.len(), "max_model_len": max_model_len, "tokens": tokens})).into_response())
+    Ok(answer::json(&Tokens { count: tokens.len(), max_model_len, tokens }))
+}
+
+/// What is to be tokenised, and its field.
+fn text(app: &App, mut body: GenerationBody) -> Result<(&'static str, ServingInput), ApiError> {
+    asked_model(app, body.model.take())?;
+    if body.messages.is_some() {
+        return Ok(("messages", ServingInput::Chat { messages: body.take_messages()? }));
+    }
+    match body.take_prompt()? {
+        Prompt::Text(text) => Ok(("prompt", ServingInput::text(text))),
+        Prompt::Ids(_) => Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
+    }
+}
+
+#[derive(Serialize)]
+struct Tokens {
+    count: usize,
+    max_model_len: Option<u32>,
+    tokens: Vec<u32>,
 }
 
 #[derive(Deserialize)]
@@ -39,9 +51,12 @@ struct DetokenizeBody {
 
 /// Ids to text; vLLM's reply.
 pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let body: DetokenizeBody = body::json(request, app.options.body, Dialect::Native).await?;
-    if let Some(card) = app.frontend.card() {
-        check_ids("tokens", &body.tokens, &card)?;
-    }
-    Ok(Json(json!({"prompt": app.frontend.text().decode(&body.tokens)})).into_response())
+    let decode = |app: &App, body: DetokenizeBody| {
+        if let Some(card) = app.frontend.card() {
+            check_ids("tokens", &body.tokens, &card)?;
+        }
+        Ok(app.frontend.text().decode(&body.tokens))
+    };
+    let text = body::json(&app, request, Dialect::Native, decode).await?.value;
+    Ok(Json(json!({"prompt": text})).into_response())
 }

@@ -1,0 +1,141 @@
+//! Fields that may be of several kinds of JSON, read as they come: an error names the very element, and a long list takes no
+//! more than its own memory. (serde's untagged enums keep a copy of everything first, and lose the place.)
+//!
+//! Never here: what the fields mean.
+
+use std::fmt;
+
+use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+
+use super::request::ContentPart;
+
+/// A prompt as text or as ids.
+#[derive(Debug)]
+pub(super) enum PromptField {
+    /// One text.
+    Text(String),
+    /// Token ids.
+    Ids(Vec<u32>),
+    /// Completions' list of texts; one is taken.
+    Texts(Vec<String>),
+    /// Completions' list of id lists; one is taken.
+    IdLists(Vec<Vec<u32>>),
+}
+
+/// What a list of a prompt begins with, which all of it must be.
+enum Element {
+    Id(u32),
+    Text(String),
+    Ids(Vec<u32>),
+}
+
+/// A message's text, whole or in parts.
+#[derive(Debug)]
+pub(super) enum ContentField {
+    Text(String),
+    Parts(Vec<ContentPart>),
+}
+
+/// One of an enum's names, or nothing.
+pub(super) fn by_name<'de, D: Deserializer<'de>, T: Deserialize<'de>>(input: D) -> Result<Option<T>, D::Error> {
+    let name: Option<String> = Option::deserialize(input)?;
+    name.map(|name| T::deserialize(StrDeserializer::<D::Error>::new(&name))).transpose()
+}
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(PromptVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = PromptField;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a string or a list of token ids")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<PromptField, E> {
+        Ok(PromptField::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<PromptField, E> {
+        Ok(PromptField::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<PromptField, A::Error> {
+        match list.next_element()? {
+            None => Ok(PromptField::Ids(Vec::new())),
+            Some(Element::Id(first)) => rest_of(first, list).map(PromptField::Ids),
+            Some(Element::Text(first)) => rest_of(first, list).map(PromptField::Texts),
+            Some(Element::Ids(first)) => rest_of(first, list).map(PromptField::IdLists),
+        }
+    }
+}
+
+fn rest_of<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut list: A) -> Result<Vec<T>, A::Error> {
+    let mut all = vec![first];
+    while let Some(element) = list.next_element()? {
+        all.push(element);
+    }
+    Ok(all)
+}
+
+impl<'de> Deserialize<'de> for Element {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(ElementVisitor)
+    }
+}
+
+struct ElementVisitor;
+
+impl<'de> Visitor<'de> for ElementVisitor {
+    type Value = Element;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a token id, a string or a list of token ids")
+    }
+
+    fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
+        u32::try_from(id).map(Element::Id).map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(id), &"u32"))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
+        Ok(Element::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Element, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(Element::Ids)
+    }
+}
+
+impl<'de> Deserialize<'de> for ContentField {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(ContentVisitor)
+    }
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = ContentField;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a string, null or a list of parts")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<ContentField, E> {
+        Ok(ContentField::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<ContentField, E> {
+        Ok(ContentField::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<ContentField, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(ContentField::Parts)
+    }
+}

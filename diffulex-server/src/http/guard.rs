@@ -1,0 +1,115 @@
+//! Who may call: whoever has the key; without a key, everybody but pages of other origins.
+//!
+//! A browser lends a page of any origin its place in the network: to send what forms send, and, where the page's own name is
+//! made to point at this server (DNS rebinding), to read what comes back. So `Host` must be an address or a name of this
+//! server, and a request that a page sends must be the server's own page's, or of an origin that is allowed. A page does not
+//! know a key, so nothing of this is asked where there is one. Never here: what the key opens.
+
+use std::net::IpAddr;
+
+use axum::extract::Request;
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+
+use super::HttpOptions;
+use super::error::ApiError;
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
+
+/// Asks for the key.
+pub(super) fn check_key(headers: &HeaderMap, key: &str) -> Result<(), ApiError> {
+    // The scheme's letters may be large or small (RFC 9110, 11.1).
+    let bearer = text(headers, &header::AUTHORIZATION)
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, given)| given.trim());
+    let given = [bearer, text(headers, &HeaderName::from_static("x-api-key"))];
+    if given.into_iter().flatten().any(|given| is_equal(given.as_bytes(), key.as_bytes())) {
+        return Ok(());
+    }
+    let message = "an API key is needed: Authorization: Bearer <key>";
+    Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+}
+
+/// Refuses what a page of another origin sends.
+pub(super) fn check_caller(request: &Request, options: &HttpOptions) -> Result<(), ApiError> {
+    let host = check_host(request, options)?;
+    let headers = request.headers();
+    let refused = |message: String| Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", message));
+    // The browser's own word, which no page can change; older browsers, and pages over plain HTTP, send none.
+    let site = text(headers, &SEC_FETCH_SITE);
+    let is_own = matches!(site, Some("same-origin" | "none"));
+    // Whoever follows a link gets the page.
+    let is_navigation = request.method() == Method::GET && text(headers, &SEC_FETCH_MODE) == Some("navigate");
+    if is_own || is_navigation {
+        return Ok(());
+    }
+    match headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default()) {
+        Some(origin) if is_origin_allowed(origin, host.as_ref(), options) => Ok(()),
+        Some(origin) => refused(format!(
+            "pages of {origin:?} may not call this server; --cors-origin ORIGIN allows those of one origin"
+        )),
+        None if site.is_some() => refused("pages of other sites may not call this server".to_owned()),
+        // No page at all.
+        None => Ok(()),
+    }
+}
+
+/// What the client called this server, which must be a name of it. `None` where HTTP/1.0 lets it say nothing.
+fn check_host(request: &Request, options: &HttpOptions) -> Result<Option<Authority>, ApiError> {
+    let refused = |message: String| ApiError::new(StatusCode::FORBIDDEN, "host_not_allowed", message);
+    let mut given = request.headers().get_all(header::HOST).iter();
+    let Some(host) = given.next() else { return Ok(None) };
+    if given.next().is_some() {
+        return Err(refused("the header Host stands twice".to_owned()));
+    }
+    let authority = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+    match authority {
+        Some(authority) if is_host_allowed(authority.host(), options) => Ok(Some(authority)),
+        Some(authority) => {
+            let name = authority.host();
+            Err(refused(format!(
+                "{name:?} is no name of this server that it knows of; --allowed-host {name} makes it one"
+            )))
+        }
+        None => Err(refused("the header Host is no name of this server".to_owned())),
+    }
+}
+
+/// Names of this machine, and addresses, which nobody can make point elsewhere. Where other machines reach the server anyway,
+/// also names without a dot (of containers, of machines of the local network), which no stranger can register.
+fn is_host_allowed(host: &str, options: &HttpOptions) -> bool {
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    address.parse::<IpAddr>().is_ok()
+        || name == "localhost"
+        || name.ends_with(".localhost")
+        || options.is_exposed && !name.is_empty() && !name.contains('.')
+        || is_named(&name, options)
+}
+
+fn is_named(name: &str, options: &HttpOptions) -> bool {
+    options.allowed_hosts.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(name))
+}
+
+/// This server's own pages, whatever the proxy before it calls it, and those that may call.
+fn is_origin_allowed(origin: &str, host: Option<&Authority>, options: &HttpOptions) -> bool {
+    if options.cors_origin.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin) {
+        return true;
+    }
+    let Some((_, rest)) = origin.split_once("://") else { return false };
+    let Ok(authority) = rest.parse::<Authority>() else { return false };
+    // A star allows names of this server, not pages of others.
+    let is_named = options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(authority.host()));
+    is_named || host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority.as_str()))
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// Takes as long for a wrong first byte as for a wrong last one.
+fn is_equal(left: &[u8], right: &[u8]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}

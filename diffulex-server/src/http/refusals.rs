@@ -1,0 +1,103 @@
+//! The log line of a request that was refused: with the status, the code and the reason its client got.
+//!
+//! Accepted requests have their own line, in the front end. Refusing costs a client nothing, so there is a limit to how
+//! many lines a second refusals are worth; those beyond it are counted. Never here: what is refused, and why.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+
+/// Lines of refusals a second. Chosen by us: every mistake of a person who tries requests, and 2 MB an hour at worst.
+const LINES_PER_SECOND: u32 = 5;
+
+/// Bytes of a stranger's text in a line. Chosen by us: longer than every reason that does not repeat the request.
+const MAX_TEXT_BYTES: usize = 200;
+
+/// Why a request was refused; an extension of its response.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    /// The error's code.
+    pub(super) code: &'static str,
+    /// What the client is told.
+    pub(super) message: String,
+}
+
+/// How many lines this second has had.
+#[derive(Default)]
+pub(super) struct RefusalLog(Mutex<Second>);
+
+#[derive(Default)]
+struct Second {
+    start: Option<Instant>,
+    n_lines: u32,
+    /// Refusals since the last line that had none.
+    n_silent: u64,
+}
+
+impl RefusalLog {
+    /// How many refusals have had no line since the last one, if this one may have a line.
+    fn admit(&self, now: Instant) -> Option<u64> {
+        let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if second.start.is_none_or(|start| now.saturating_duration_since(start) >= Duration::from_secs(1)) {
+            second.start = Some(now);
+            second.n_lines = 0;
+        }
+        if second.n_lines == LINES_PER_SECOND {
+            second.n_silent += 1;
+            return None;
+        }
+        second.n_lines += 1;
+        Some(std::mem::take(&mut second.n_silent))
+    }
+}
+
+/// Stands before everything else, so that it sees what any of it refuses.
+pub(super) async fn log_refusals(State(log): State<Arc<RefusalLog>>, request: Request, next: Next) -> Response {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    let Some(refusal) = response.extensions().get::<Refusal>() else {
+        tracing::debug!(%method, path = start_of(uri.path()), status, "served");
+        return response;
+    };
+    if let Some(not_logged) = log.admit(Instant::now()) {
+        // As strings, which log lines quote and escape.
+        let (method, route) = (start_of(method.as_str()), start_of(uri.path()));
+        let reason = start_of(&refusal.message);
+        tracing::info!(method, route, status, code = %refusal.code, reason, not_logged, "refused");
+    }
+    response
+}
+
+fn start_of(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_the_limit_refusals_are_counted_until_the_next_second() {
+        let log = RefusalLog::default();
+        let start = Instant::now();
+        for _ in 0..LINES_PER_SECOND {
+            assert_eq!(log.admit(start), Some(0));
+        }
+        for _ in 0..7 {
+            assert_eq!(log.admit(start + Duration::from_millis(900)), None);
+        }
+        assert_eq!(log.admit(start + Duration::from_secs(1)), Some(7));
+        assert_eq!(log.admit(start + Duration::from_secs(1)), Some(0));
+    }
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        assert_eq!(start_of("short"), "short");
+        assert_eq!(start_of(&"é".repeat(150)).len(), MAX_TEXT_BYTES);
+        assert_eq!(start_of(&format!("a{}", "é".repeat(150))).len(), MAX_TEXT_BYTES - 1);
+    }
+}
