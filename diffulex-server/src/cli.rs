@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
+use crate::demo;
+
+/// Where the key may stand instead of on the command line, which everybody on the machine can read.
+pub(crate) const API_KEY_VARIABLE: &str = "DIFFULEX_API_KEY";
 
 /// Serves a diffusion language model over HTTP.
 ///
@@ -73,11 +77,14 @@ pub struct ServerFlags {
     #[arg(long, value_name = "NAME")]
     pub model_name: Option<String>,
     /// Key that requests must bring; probes and the playground's page are open.
-    #[arg(long, env = "DIFFULEX_API_KEY", hide_env_values = true, value_name = "KEY")]
+    #[arg(long, env = API_KEY_VARIABLE, hide_env_values = true, value_name = "KEY")]
     pub api_key: Option<String>,
     /// Origin whose pages may call this server, * for all.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Option<String>,
+    /// A name that clients call this server by, such as a proxy's, * for any; addresses and localhost need none. Repeatable.
+    #[arg(long, value_name = "HOST")]
+    pub allowed_host: Option<Vec<String>>,
     /// Run the engine in this process instead of one of its own.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub in_process: Option<bool>,
@@ -108,12 +115,21 @@ pub struct ServerFlags {
     /// Silence after which /health calls the engine stalled.
     #[arg(long, value_parser = finite::<f64>, value_name = "S")]
     pub engine_heartbeat_timeout_seconds: Option<f64>,
-    /// ZMQ address of commands, ipc:// or tcp:// on loopback; a private one otherwise.
+    /// Silence after which the engine is ended and started again: longer than any step may take; 0 is never.
+    #[arg(long, value_parser = finite::<f64>, value_name = "S")]
+    pub watchdog_timeout: Option<f64>,
+    /// Folder for reports of lost engines, the newest five of which are kept [default: ~/.local/state/diffulex/crashes]
+    #[arg(long, value_name = "PATH")]
+    pub crash_report_dir: Option<PathBuf>,
+    /// ZMQ address of commands, ipc:///FOLDER/NAME or tcp://127.0.0.1:PORT; a private one otherwise.
     #[arg(long, value_name = "ADDR")]
     pub zmq_command_addr: Option<String>,
-    /// ZMQ address of events, ipc:// or tcp:// on loopback; a private one otherwise.
+    /// ZMQ address of events, ipc:///FOLDER/NAME or tcp://127.0.0.1:PORT; a private one otherwise.
     #[arg(long, value_name = "ADDR")]
     pub zmq_event_addr: Option<String>,
+    /// Take ZMQ addresses that other users of this machine reach; see docs/operations.md for what they could do.
+    #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "BOOL")]
+    pub allow_shared_zmq: Option<bool>,
     /// error, warn, info, debug, trace, or a filter such as diffulex_server=debug.
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -135,7 +151,7 @@ pub struct EngineFlags {
     /// Diffulex's switch; --lora-path alone does it.
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub use_lora: Option<bool>,
-    /// auto, cpu, reference (slow, and plainly right), cuda or cuda:INDEX (refused: no operation has a body for it).
+    /// auto, cpu, or reference, which is slow and there to check the others; cuda is refused, as GPUs are not served yet.
     #[arg(long)]
     pub device: Option<String>,
     /// CUDA device index, Diffulex's way to write --device cuda:INDEX; one only.
@@ -147,6 +163,12 @@ pub struct EngineFlags {
     /// Hold weights as small integers: none, int8 or int4.
     #[arg(long, value_name = "KIND")]
     pub quantization: Option<String>,
+    /// Adapters that may be loaded at a time.
+    #[arg(long, alias = "max-cpu-loras", value_name = "N")]
+    pub max_loaded_loras: Option<u32>,
+    /// Bytes of all of them together, in memory and as files.
+    #[arg(long, value_name = "BYTES")]
+    pub max_lora_bytes: Option<u64>,
     /// Threads of the CPU kernels; one per core otherwise, less one where there are more than two.
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
@@ -178,7 +200,8 @@ pub struct EngineFlags {
     /// Tokens of one KV page.
     #[arg(long, value_name = "N")]
     pub page_size: Option<u32>,
-    /// Size of the KV pool in bytes; enough for a full batch otherwise, 1 GiB at most.
+    /// Size of the KV pool in bytes; enough for a full batch otherwise, 1 GiB and half of the memory that is left at
+    /// most.
     #[arg(long, value_name = "BYTES")]
     pub kv_cache_bytes: Option<u64>,
     /// How K and V are held: auto (float32 beside weights in float32, otherwise bfloat16), float32 or bfloat16.
@@ -292,8 +315,8 @@ pub struct DiffulexFlags {
 /// Everything `generate` takes.
 #[derive(Clone, Debug, Args)]
 pub struct GenerateArgs {
-    /// What to say to the model.
-    pub prompt: String,
+    /// What to say to the model; - reads it from standard input, as a pipe without a prompt does.
+    pub prompt: Option<String>,
     /// Give the model the prompt as it is, without its chat template.
     #[arg(long)]
     pub raw: bool,
@@ -390,10 +413,48 @@ pub fn command() -> clap::Command {
     let of_serve = ServerConfig::flag_defaults();
     let mut of_generate = of_serve.clone();
     let SamplingParams { max_tokens, temperature, .. } = SamplingParams::default();
+    let temperature = format!("{temperature:?}, for the demo model {:?}", demo::default_temperature(None));
     of_generate.extend([("max_tokens".to_owned(), max_tokens.into()), ("temperature".to_owned(), temperature.into())]);
     with_defaults(Cli::command(), &of_serve)
-        .mut_subcommand("serve", |command| with_defaults(command, &of_serve))
-        .mut_subcommand("generate", |command| with_defaults(command, &of_generate))
+        // The flags of `serve`, whose own help has them all.
+        .mut_args(|argument| {
+            let is_rare = !is_common(&argument);
+            argument.hide_short_help(is_rare).hide_long_help(is_rare)
+        })
+        .after_help(format!(
+            "Examples:\n{SERVE_EXAMPLES}{GENERATE_EXAMPLES}\n`serve --help` and `generate --help` have all flags."
+        ))
+        .mut_subcommand("serve", |command| of_subcommand(command, &of_serve, SERVE_EXAMPLES))
+        .mut_subcommand("generate", |command| of_subcommand(command, &of_generate, GENERATE_EXAMPLES))
+}
+
+/// Flags in the short help: what somebody needs in the first hour, and all of the flags without a heading.
+const COMMON_FLAGS: [&str; 9] =
+    ["host", "port", "api_key", "log_level", "model", "lora_path", "quantization", "threads", "max_model_len"];
+
+const SERVE_EXAMPLES: &str =
+    "  diffulex-server                                      the built-in model, on http://127.0.0.1:8000
+  diffulex-server --model SDAR-1.7B-Chat --port 8080   a checkpoint folder
+  diffulex-server --model llada-q8_0.gguf              a GGUF file
+";
+
+const GENERATE_EXAMPLES: &str = "  diffulex-server generate \"Tell me a story about a dragon\"
+  diffulex-server generate --model SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
+  echo \"What is 2 + 2?\" | diffulex-server generate
+";
+
+fn of_subcommand(command: clap::Command, defaults: &Map<String, Value>, examples: &str) -> clap::Command {
+    with_defaults(command, defaults)
+        .mut_args(|argument| {
+            let is_rare = !is_common(&argument);
+            argument.hide_short_help(is_rare)
+        })
+        .after_help(format!("Examples:\n{examples}\n`--help` has all flags."))
+        .after_long_help(format!("Examples:\n{examples}"))
+}
+
+fn is_common(argument: &clap::Arg) -> bool {
+    argument.get_help_heading().is_none() || COMMON_FLAGS.contains(&argument.get_id().as_str())
 }
 
 fn with_defaults(command: clap::Command, defaults: &Map<String, Value>) -> clap::Command {
@@ -440,7 +501,7 @@ mod tests {
         assert!(help.contains("Port to listen on; 0 takes a free one [default: 8000]"), "{help}");
         let mut command = command();
         let help = command.find_subcommand_mut("generate").expect("generate").render_long_help().to_string();
-        for default in ["[default: 512]", "[default: 1.0]", "[default: warn]"] {
+        for default in ["[default: 512]", "[default: 1.0, for the demo model 0.0]", "[default: warn]"] {
             assert!(help.contains(default), "{default}: {help}");
         }
     }

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cli::{DiffulexFlags, EngineFlags, ServeArgs, ServerFlags};
+use crate::link::address::Address;
 
 /// A wrong flag or file; says which.
 #[derive(Debug, PartialEq, thiserror::Error)]
@@ -39,6 +40,8 @@ pub struct ServerConfig {
     pub api_key: Option<String>,
     /// Origin whose pages may call.
     pub cors_origin: Option<String>,
+    /// Names that clients call the server by.
+    pub allowed_host: Vec<String>,
     /// The engine runs in this process.
     pub in_process: bool,
     /// Requests that may wait.
@@ -59,10 +62,16 @@ pub struct ServerConfig {
     pub heartbeat_interval_seconds: f64,
     /// Until a silent engine counts as stalled.
     pub engine_heartbeat_timeout_seconds: f64,
+    /// Until a silent engine is ended; 0 is never.
+    pub watchdog_timeout: f64,
+    /// Where lost engines are reported; `None` is the user's state folder.
+    pub crash_report_dir: Option<PathBuf>,
     /// ZMQ address of commands; `None` is a private one.
     pub zmq_command_addr: Option<String>,
     /// ZMQ address of events; `None` is a private one.
     pub zmq_event_addr: Option<String>,
+    /// Addresses that other users reach are meant.
+    pub allow_shared_zmq: bool,
     /// Level or filter of log lines.
     pub log_level: String,
     /// The engine's.
@@ -82,6 +91,7 @@ impl Default for ServerConfig {
             model_name: None,
             api_key: None,
             cors_origin: None,
+            allowed_host: Vec::new(),
             in_process: false,
             // The following are chosen by us. Eight batches of waiting requests: minutes of queue at worst.
             max_queued_requests: 1024,
@@ -98,8 +108,12 @@ impl Default for ServerConfig {
             heartbeat_interval_seconds: 1.0,
             // One forward of a large model on a CPU may take this long.
             engine_heartbeat_timeout_seconds: 60.0,
+            // Twice SGLang's: one forward over a long prompt may take minutes where a large model runs on a CPU.
+            watchdog_timeout: 600.0,
+            crash_report_dir: None,
             zmq_command_addr: None,
             zmq_event_addr: None,
+            allow_shared_zmq: false,
             // Diffulex's.
             log_level: "info".to_owned(),
             engine: EngineOptions::default(),
@@ -112,7 +126,7 @@ impl Default for ServerConfig {
 pub struct Resolved {
     /// The configuration.
     pub config: ServerConfig,
-    /// One line for each flag that does nothing here.
+    /// One line for each flag that does nothing here, or that should be thought about.
     pub notices: Vec<String>,
 }
 
@@ -128,9 +142,10 @@ impl ServerConfig {
         if let Some(key) = file.keys().next() {
             return Err(ConfigError(format!("the configuration file has an unknown key {key:?}")));
         }
-        let notices = judge_diffulex_flags(&diffulex)?;
+        let mut notices = judge_diffulex_flags(&diffulex)?;
         let config = Self::of_flags(server, &engine)?;
         config.check()?;
+        notices.extend(config.check_addresses()?);
         Ok(Resolved { config, notices })
     }
 
@@ -144,6 +159,7 @@ impl ServerConfig {
             model_name,
             api_key,
             cors_origin,
+            allowed_host,
             in_process,
             max_queued_requests,
             max_body_bytes,
@@ -154,8 +170,11 @@ impl ServerConfig {
             shutdown_grace_seconds,
             heartbeat_interval_seconds,
             engine_heartbeat_timeout_seconds,
+            watchdog_timeout,
+            crash_report_dir,
             zmq_command_addr,
             zmq_event_addr,
+            allow_shared_zmq,
             log_level,
         } = flags;
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
@@ -167,6 +186,7 @@ impl ServerConfig {
             model_name: given(model_name),
             api_key,
             cors_origin: given(cors_origin),
+            allowed_host: allowed_host.unwrap_or(defaults.allowed_host),
             in_process: in_process.unwrap_or(defaults.in_process),
             max_queued_requests: max_queued_requests.unwrap_or(defaults.max_queued_requests),
             max_body_bytes: max_body_bytes.unwrap_or(defaults.max_body_bytes),
@@ -178,8 +198,11 @@ impl ServerConfig {
             heartbeat_interval_seconds: heartbeat_interval_seconds.unwrap_or(defaults.heartbeat_interval_seconds),
             engine_heartbeat_timeout_seconds: engine_heartbeat_timeout_seconds
                 .unwrap_or(defaults.engine_heartbeat_timeout_seconds),
+            watchdog_timeout: watchdog_timeout.unwrap_or(defaults.watchdog_timeout),
+            crash_report_dir,
             zmq_command_addr: given(zmq_command_addr),
             zmq_event_addr: given(zmq_event_addr),
+            allow_shared_zmq: allow_shared_zmq.unwrap_or(defaults.allow_shared_zmq),
             log_level: log_level.unwrap_or(defaults.log_level),
             engine: engine_options(engine)?,
         })
@@ -194,6 +217,7 @@ impl ServerConfig {
             ("--startup-timeout-seconds", self.startup_timeout_seconds, false),
             ("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, false),
             ("--engine-heartbeat-timeout-seconds", self.engine_heartbeat_timeout_seconds, false),
+            ("--watchdog-timeout", self.watchdog_timeout, true),
         ];
         for (flag, value, zero_is_allowed) in seconds {
             let is_fine = value > 0.0 || zero_is_allowed && value == 0.0;
@@ -203,20 +227,53 @@ impl ServerConfig {
                 return Err(ConfigError(format!("{flag}: expected seconds, {least} to a year, got {value:e}")));
             }
         }
+        if self.watchdog_timeout > 0.0 && self.watchdog_timeout <= self.heartbeat_interval_seconds {
+            return Err(ConfigError(format!(
+                "--watchdog-timeout: expected more than --heartbeat-interval-seconds ({}), after which an idle engine \
+                 reports, got {}",
+                self.heartbeat_interval_seconds, self.watchdog_timeout
+            )));
+        }
         if let Some(key) = &self.api_key
             && (key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
         {
             // An empty one would lock nobody out, and one that no header carries everybody.
             return Err(ConfigError("--api-key: expected visible ASCII characters, at least one".to_owned()));
         }
-        for (flag, address) in
-            [("--zmq-command-addr", &self.zmq_command_addr), ("--zmq-event-addr", &self.zmq_event_addr)]
-        {
-            if let Some(address) = address {
-                check_address(flag, address)?;
-            }
-        }
         Ok(())
+    }
+
+    /// Where lost engines are reported: the given folder, or `diffulex/crashes` in the user's state folder (XDG Base
+    /// Directory Specification). `None` where there is neither.
+    pub fn crash_report_folder(&self) -> Option<PathBuf> {
+        let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        let state = || of("XDG_STATE_HOME").or_else(|| Some(of("HOME")?.join(".local/state")));
+        self.crash_report_dir.clone().or_else(|| Some(state()?.join("diffulex/crashes")))
+    }
+
+    /// Refuses ZMQ addresses that cannot work or that others reach; a line for each that others are meant to reach.
+    fn check_addresses(&self) -> Result<Vec<String>, ConfigError> {
+        let given = [("--zmq-command-addr", &self.zmq_command_addr), ("--zmq-event-addr", &self.zmq_event_addr)];
+        let mut notices = Vec::new();
+        let mut seen = None;
+        for (flag, text) in given.into_iter().filter_map(|(flag, text)| text.as_deref().map(|text| (flag, text))) {
+            let wrong = |why: String| ConfigError(format!("{flag} {text}: {why}"));
+            let address = Address::parse(text).map_err(wrong)?;
+            address.check_place().map_err(wrong)?;
+            if seen.replace(address.clone()).is_some_and(|other| other == address) {
+                return Err(wrong("commands and events need an address each".to_owned()));
+            }
+            let Some(why) = address.shared() else { continue };
+            // docs/operations.md says more.
+            let risk = format!("{why}, who could then take requests and read prompts");
+            if !self.allow_shared_zmq {
+                return Err(wrong(format!(
+                    "{risk}; take ipc:// in a folder that only you can write to, or say --allow-shared-zmq"
+                )));
+            }
+            notices.push(format!("{flag} {text}: {risk}"));
+        }
+        Ok(notices)
     }
 
     /// Every default by its flag's name, for the help.
@@ -227,7 +284,7 @@ impl ServerConfig {
             Ok(_) | Err(_) => Map::new(),
         };
         // What is absent by default says so in its own words; flags that are switches need no default shown.
-        defaults.retain(|_, value| !value.is_null() && !value.is_boolean());
+        defaults.retain(|_, value| !value.is_null() && !value.is_boolean() && !value.is_array());
         defaults
     }
 
@@ -249,6 +306,8 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
         device_ids: _,
         dtype: _,
         quantization: _,
+        max_loaded_loras,
+        max_lora_bytes,
         threads,
         decoding_strategy,
         block_size,
@@ -280,6 +339,8 @@ pub fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError>
     let (adapters, merged_adapter) = adapters(flags)?;
     Ok(EngineOptions {
         adapters,
+        max_loaded_loras: max_loaded_loras.unwrap_or(defaults.max_loaded_loras),
+        max_lora_bytes: max_lora_bytes.unwrap_or(defaults.max_lora_bytes),
         merged_adapter,
         decoding_strategy: decoding_strategy.clone(),
         block_size: *block_size,
@@ -379,30 +440,6 @@ fn read_yaml(path: &PathBuf) -> Result<Map<String, Value>, ConfigError> {
     Ok(file.unwrap_or_default())
 }
 
-/// TCP reaches every user of the machine at least; beyond it would need keys, which are not built.
-fn check_address(flag: &str, address: &str) -> Result<(), ConfigError> {
-    if let Some(path) = address.strip_prefix("ipc://") {
-        return check_ipc_path(path).map_err(|error| ConfigError(format!("{flag}: {error}")));
-    }
-    let Some(rest) = address.strip_prefix("tcp://") else {
-        return Err(ConfigError(format!("{flag}: expected ipc://PATH or tcp://127.0.0.1:PORT, got {address:?}")));
-    };
-    let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
-    if matches!(host, "127.0.0.1" | "[::1]" | "localhost") {
-        return Ok(());
-    }
-    Err(ConfigError(format!("{flag}: tcp:// is taken on loopback only, got {address:?}")))
-}
-
-/// Refuses a path that the kernel would cut: `sockaddr_un` has room for 107 bytes.
-pub fn check_ipc_path(path: &str) -> Result<(), String> {
-    const SUN_PATH_BYTES: usize = 107;
-    if path.len() > SUN_PATH_BYTES {
-        return Err(format!("the socket path {path:?} has {} bytes, at most {SUN_PATH_BYTES} fit", path.len()));
-    }
-    Ok(())
-}
-
 /// What a flag of Diffulex means here.
 enum Meaning {
     /// Nothing: there is nothing it could change.
@@ -467,17 +504,21 @@ fn judge_diffulex_flags(flags: &DiffulexFlags) -> Result<Vec<String>, ConfigErro
     Ok(notices)
 }
 
+/// True unless only this machine reaches `host`.
+pub fn is_exposed(host: &str) -> bool {
+    host != "localhost" && !host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 /// What an operator should think about before strangers come.
 pub fn exposure_warning(config: &ServerConfig) -> Option<String> {
-    let is_loopback = matches!(config.host.as_str(), "localhost")
-        || config.host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
-    (!is_loopback && config.api_key.is_none())
+    (is_exposed(&config.host) && config.api_key.is_none())
         .then(|| format!("listening on {} without --api-key: whoever reaches this port may use the model", config.host))
 }
 
-/// The configuration as people read it, once at the start.
-pub fn to_yaml(config: &ServerConfig) -> String {
-    serde_norway::to_string(config).unwrap_or_else(|error| format!("(cannot be shown: {error})"))
+/// The configuration for reports, which may be passed on.
+pub fn without_key(config: &ServerConfig) -> Value {
+    let shown = ServerConfig { api_key: None, ..config.clone() };
+    serde_json::to_value(shown).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -606,10 +647,23 @@ mod tests {
     }
 
     #[test]
-    fn zmq_stays_on_this_machine() {
-        assert!(resolve(&["--zmq-command-addr", "tcp://0.0.0.0:5555"]).is_err());
-        assert!(resolve(&["--zmq-command-addr", "tcp://127.0.0.1:5555"]).is_ok());
-        assert!(resolve(&["--zmq-event-addr", &format!("ipc:///{}", "x".repeat(120))]).is_err());
+    fn zmq_stays_with_this_user_unless_it_is_said_otherwise() {
+        let shared = ["--zmq-command-addr", "tcp://127.0.0.1:5555"];
+        assert!(resolve(&shared).expect_err("refused").0.contains("--allow-shared-zmq"));
+        let meant = resolve(&[&shared[..], &["--allow-shared-zmq"]].concat()).expect("meant");
+        assert!(meant.notices.iter().any(|notice| notice.contains("--zmq-command-addr")), "{:?}", meant.notices);
+        for [flag, address] in [
+            ["--zmq-command-addr", "tcp://0.0.0.0:5555"],
+            ["--zmq-event-addr", "tcp://127.0.0.1:99999"],
+            ["--zmq-event-addr", "ipc:///etc/passwd/x"],
+        ] {
+            let error = resolve(&[flag, address, "--allow-shared-zmq"]).expect_err("refused");
+            assert!(error.0.contains(flag) && error.0.contains(address), "{error}");
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = format!("ipc://{}/a", folder.path().display());
+        assert!(resolve(&["--zmq-command-addr", &address]).expect("ours").notices.is_empty());
+        assert!(resolve(&["--zmq-command-addr", &address, "--zmq-event-addr", &address]).is_err());
     }
 
     #[test]

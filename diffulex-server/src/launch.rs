@@ -3,8 +3,9 @@
 //! In: the resolved command line. Out: an exit code; every path removes the private folder and ends the worker. The port
 //! is taken before the model loads, so that a clash is told at once. Never here: routes, requests.
 
-use std::io::Write;
-use std::net::SocketAddr;
+use std::io::{ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,15 +15,18 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::banner::Banner;
 use crate::cli::ServeArgs;
 use crate::config::{self, ServerConfig};
-use crate::demo;
 use crate::engine_loop::{EngineFactory, InProcess};
-use crate::frontend::{Frontend, FrontendOptions, WorkerStarter, WorkerStatus};
+use crate::frontend::{CrashReports, Frontend, FrontendOptions, WorkerStarter, WorkerStatus};
 use crate::http::connection::{self, ConnectionOptions};
 use crate::http::{self, BodyLimits, HttpOptions};
-use crate::telemetry::{self, Telemetry};
+use crate::log;
+use crate::private_dir::PrivateDir;
+use crate::telemetry::Telemetry;
 use crate::worker_process::{self, WorkerBoot, WorkerPlan, WorkerProcesses};
+use crate::{demo, descriptors};
 
 /// Threads of the HTTP side at most. Chosen by us: one is enough for thousands of streams, the cores are the engine's.
 const MAX_HTTP_THREADS: usize = 4;
@@ -33,14 +37,13 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Serves until a signal; the error is for standard error.
 pub fn serve(args: &ServeArgs) -> Result<(), String> {
     let resolved = ServerConfig::resolve(args).map_err(|error| error.to_string())?;
-    telemetry::init_logging(&resolved.config.log_level)?;
+    let _log = log::init(&resolved.config.log_level)?;
     for notice in &resolved.notices {
         tracing::warn!("{notice}");
     }
     if let Some(warning) = config::exposure_warning(&resolved.config) {
         tracing::warn!("{warning}");
     }
-    tracing::info!("effective configuration:\n{}", config::to_yaml(&resolved.config).trim_end());
     runtime()?.block_on(serve_until_signal(resolved.config))
 }
 
@@ -73,7 +76,6 @@ pub fn load_engine(
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    tracing::info!("{} loaded in {:.2?}", files.place(), started.elapsed());
     Ok(Box::new(engine))
 }
 
@@ -86,7 +88,7 @@ fn loading_bar(n_weights: u64) -> ProgressBar {
 }
 
 /// The `worker` subcommand.
-pub fn run_worker() -> Result<(), String> {
+pub fn run_worker() -> Result<ExitCode, String> {
     worker_process::run(Box::new(|boot: &WorkerBoot| {
         let files = demo::model_files(boot.model.as_deref()).map_err(|error| error.to_string())?;
         load_engine(&files, &boot.engine)
@@ -98,30 +100,23 @@ async fn serve_until_signal(config: ServerConfig) -> Result<(), String> {
     let address = listener.local_addr().map_err(|error| error.to_string())?;
     let files = demo::model_files(config.model.as_deref()).map_err(|error| error.to_string())?;
 
-    // Held to the end of this function: its drop removes the sockets.
-    let private_dir = tempfile::Builder::new()
-        .prefix("diffulex-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o700))
-        .tempdir()
-        .map_err(|error| format!("cannot make a private folder: {error}"))?;
+    let private_dir = Arc::new(PrivateDir::new()?);
     let starter: Box<dyn WorkerStarter> = if config.in_process {
         let (files, options) = (files.clone(), config.engine.clone());
         let factory: EngineFactory = Arc::new(move || load_engine(&files, &options));
         Box::new(InProcess::new(factory, ServerConfig::duration(config.heartbeat_interval_seconds)))
     } else {
         let program = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
-        Box::new(WorkerProcesses::new(worker_plan(&config, program, private_dir.path().to_owned())))
+        Box::new(WorkerProcesses::new(worker_plan(&config, program, Arc::clone(&private_dir)))?)
     };
     let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
     let result = serve_with(&config, listener, address, &files, name, starter).await;
-    if let Err(error) = private_dir.close() {
-        tracing::warn!(%error, "the private folder could not be removed");
-    }
+    private_dir.close();
     result
 }
 
 /// How the workers of a server are started.
-pub fn worker_plan(config: &ServerConfig, program: std::path::PathBuf, private_dir: std::path::PathBuf) -> WorkerPlan {
+pub fn worker_plan(config: &ServerConfig, program: std::path::PathBuf, private_dir: Arc<PrivateDir>) -> WorkerPlan {
     WorkerPlan {
         program,
         arguments: vec!["worker".into()],
@@ -154,9 +149,13 @@ pub async fn serve_with(
         model_aliases: aliases(config, files),
         model_name: name.clone(),
         model_place: files.place(),
+        default_temperature: demo::default_temperature(config.model.as_deref()),
         started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         api_key: config.api_key.clone(),
         cors_origin: config.cors_origin.clone(),
+        // The name that it listens on is one that it is called by.
+        allowed_hosts: config.allowed_host.iter().chain([&config.host]).cloned().collect(),
+        is_exposed: config::is_exposed(&config.host),
         body: BodyLimits {
             max_bytes: config.max_body_bytes,
             timeout: ServerConfig::duration(config.header_timeout_seconds),
@@ -165,16 +164,19 @@ pub async fn serve_with(
     let router = http::router(frontend.clone(), telemetry, http_options)?;
     let (stop_http, stop) = watch::channel(false);
     let connection_options = ConnectionOptions {
+        max_connections: descriptors::max_connections(descriptors::raise_limit()),
         header_timeout: ServerConfig::duration(config.header_timeout_seconds),
         write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
         drain_timeout: DRAIN_TIMEOUT,
     };
-    let http = tokio::spawn(connection::serve(listener, router, connection_options, stop));
+    let mut http = tokio::spawn(connection::serve(listener, router, connection_options, stop));
     announce(&format!("diffulex-server listens on http://{address}"));
 
     let result = tokio::select! {
-        result = watch_worker(&frontend, &name, address) => result,
+        result = watch_worker(&frontend, config, &name, address) => result,
         () = signals.next() => Ok(()),
+        // It serves until it is told to stop; without it nobody could reach the server.
+        ended = &mut http => Err(ended.map_or_else(|error| format!("the HTTP side failed: {error}"), |()| "the HTTP side ended".to_owned())),
     };
     if result.is_ok() {
         let grace = ServerConfig::duration(config.shutdown_grace_seconds);
@@ -189,28 +191,35 @@ pub async fn serve_with(
     }
     // Every stream has its last event; let them be written.
     let _ = stop_http.send(true);
-    if let Err(error) = http.await {
+    if !http.is_finished()
+        && let Err(error) = http.await
+    {
         tracing::error!(%error, "the HTTP side failed");
     }
     result
 }
 
 /// Tells when requests are taken; returns only when they never will be.
-async fn watch_worker(frontend: &Frontend, name: &str, address: SocketAddr) -> Result<(), String> {
+async fn watch_worker(
+    frontend: &Frontend,
+    config: &ServerConfig,
+    name: &str,
+    address: SocketAddr,
+) -> Result<(), String> {
     let mut status = frontend.watch_status();
+    let mut is_first = true;
     loop {
         match status.borrow_and_update().clone() {
             WorkerStatus::Starting | WorkerStatus::Stopped => {}
             WorkerStatus::Running => {
                 let card = frontend.card().unwrap_or_default();
-                announce(&format!(
-                    "{name} is ready on {}: {}, {}, blocks of {} on {}",
-                    format_args!("http://{address}"),
-                    card.architecture,
-                    card.strategy,
-                    card.block_size,
-                    card.device
-                ));
+                let banner = Banner { config, name, address, card: &card };
+                announce(&banner.ready());
+                // A worker that was started again is no news to people.
+                if std::mem::take(&mut is_first) {
+                    banner.details().iter().for_each(|line| announce(line));
+                    tracing::debug!(settings = %banner.settings(), "the settings as they act");
+                }
             }
             WorkerStatus::Restarting { reason } => tracing::warn!(%reason, "requests get 503 until the engine is back"),
             WorkerStatus::Failed { reason } => return Err(format!("cannot serve {name}: {reason}")),
@@ -222,9 +231,22 @@ async fn watch_worker(frontend: &Frontend, name: &str, address: SocketAddr) -> R
 }
 
 async fn bind(config: &ServerConfig) -> Result<TcpListener, String> {
-    TcpListener::bind((config.host.as_str(), config.port))
-        .await
-        .map_err(|error| format!("cannot listen on {}:{}: {error}", config.host, config.port))
+    TcpListener::bind((config.host.as_str(), config.port)).await.map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => taken_port(&config.host, config.port),
+        _ => format!("cannot listen on {}:{}: {error}", config.host, config.port),
+    })
+}
+
+/// What to do about a port that another program has.
+fn taken_port(host: &str, port: u16) -> String {
+    /// How many ports are tried for one that is free. Chosen by us: nobody runs so many servers beside each other.
+    const N_TRIED: usize = 32;
+
+    let free = (port..=u16::MAX).skip(1).take(N_TRIED).find(|port| StdListener::bind((host, *port)).is_ok());
+    match free {
+        Some(free) => format!("port {port} is taken: try --port {free}"),
+        None => format!("port {port} is taken: --port 0 takes a free one"),
+    }
 }
 
 /// Limits of the front end from the configuration.
@@ -235,7 +257,12 @@ pub fn frontend_options(config: &ServerConfig) -> FrontendOptions {
         request_timeout: (!request_timeout.is_zero()).then_some(request_timeout),
         startup_timeout: ServerConfig::duration(config.startup_timeout_seconds),
         heartbeat_timeout: ServerConfig::duration(config.engine_heartbeat_timeout_seconds),
+        watchdog_timeout: (config.watchdog_timeout > 0.0).then(|| ServerConfig::duration(config.watchdog_timeout)),
+        crash_reports: config
+            .crash_report_folder()
+            .map(|folder| CrashReports::new(folder, config::without_key(config))),
         adapters: config.engine.adapters.clone(),
+        max_loaded_loras: config.engine.max_loaded_loras as usize,
     }
 }
 
@@ -249,7 +276,7 @@ fn aliases(config: &ServerConfig, files: &ModelFiles) -> Vec<String> {
 fn announce(line: &str) {
     let mut out = std::io::stdout().lock();
     // A closed standard output is no reason to stop serving.
-    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    let _ = writeln!(out, "{}", log::plain(line)).and_then(|()| out.flush());
 }
 
 /// SIGTERM, SIGINT, and SIGHUP, which a terminal sends when it is closed.

@@ -7,15 +7,22 @@
 //! Routes parse and frame, [`frontend`] admits and routes events, [`link`] carries messages, [`worker`] drives an
 //! engine. [`launch`] puts them together. Never here: decoding, tensors.
 
+pub mod banner;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod descriptors;
 pub mod engine_loop;
 pub mod frontend;
 pub mod http;
 pub mod launch;
 pub mod link;
+pub mod log;
+pub mod long_work;
 pub mod one_shot;
+pub mod panics;
+pub mod private_dir;
 pub mod telemetry;
+pub mod terminal;
 pub mod worker;
 pub mod worker_process;

@@ -3,31 +3,33 @@
 //! In: a prompt. Out: the answer on standard output, a line of figures on standard error. Frames are paced, so that eyes
 //! can follow a fast model. Never here: HTTP.
 
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
 use diffulex_engine::TextModel;
 use diffulex_protocol::{
-    ChatMessage, SamplingParams, ServingBufferSnapshot, ServingInput, ServingReply, SnapshotSpan, StreamMode,
+    ChatMessage, FinishReason, SamplingParams, ServingInput, ServingReply, SnapshotSpan, StreamMode,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
-use unicode_width::UnicodeWidthChar;
 
+use crate::banner::counted;
 use crate::cli::GenerateArgs;
 use crate::config::{ServerConfig, engine_options};
 use crate::engine_loop::{EngineFactory, EngineLoop};
-use crate::frontend::{EventStream, StreamEvent, Submission};
-use crate::{demo, launch, telemetry};
+use crate::frontend::{EventStream, StreamEvent, Submission, SubmitError};
+use crate::terminal::{Abilities, Screen};
+use crate::{demo, launch, log};
 
 /// Writes one answer; the error is for standard error.
 pub fn generate(args: &GenerateArgs) -> Result<(), String> {
-    telemetry::init_logging(&args.log_level)?;
-    launch::runtime()?.block_on(run(args))
+    let _log = log::init(&args.log_level)?;
+    let prompt = prompt_of(args)?;
+    launch::runtime()?.block_on(run(args, prompt))
 }
 
-async fn run(args: &GenerateArgs) -> Result<(), String> {
+async fn run(args: &GenerateArgs, prompt: String) -> Result<(), String> {
     let files = demo::model_files(args.engine.model.as_deref()).map_err(|error| error.to_string())?;
     let options = engine_options(&args.engine).map_err(|error| error.to_string())?;
     let text = TextModel::load(&files).map_err(|error| error.to_string())?;
@@ -35,28 +37,32 @@ async fn run(args: &GenerateArgs) -> Result<(), String> {
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, launch::frontend_options(&config)).await?;
 
-    let is_shown = std::io::stdout().is_terminal();
+    let abilities = Abilities::of_environment();
+    let is_shown = std::io::stdout().is_terminal() && abilities.moves_cursor;
     let started = Instant::now();
-    let mut streams = engine.frontend().submit(submission(args, is_shown)).await.map_err(|error| error.to_string())?;
+    let submission = submission(args, prompt, is_shown);
+    let mut streams = engine.frontend().submit(submission).await.map_err(|error| in_plain_words(&error))?;
     let stream = streams.pop().ok_or("the request was not accepted")?;
-    let (reply, finished) = if is_shown { show(stream, args.fps).await? } else { print_plain(stream).await? };
+    let (reply, finished) =
+        if is_shown { show(stream, args.fps, abilities).await? } else { print_plain(stream).await? };
     tell_figures(&reply, finished - started);
     engine.stop(Duration::ZERO).await;
     Ok(())
 }
 
-fn submission(args: &GenerateArgs, is_shown: bool) -> Submission {
+fn submission(args: &GenerateArgs, prompt: String, is_shown: bool) -> Submission {
     let defaults = SamplingParams::default();
     let input = if args.raw {
-        ServingInput::text(args.prompt.clone())
+        ServingInput::text(prompt)
     } else {
-        ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: args.prompt.clone() }] }
+        ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: prompt }] }
     };
     Submission {
+        route: "generate",
         input,
         sampling_params: SamplingParams {
             max_tokens: args.max_tokens.unwrap_or(defaults.max_tokens),
-            temperature: args.temperature.unwrap_or(defaults.temperature),
+            temperature: args.temperature.unwrap_or_else(|| demo::default_temperature(args.engine.model.as_deref())),
             seed: args.seed,
             ..defaults
         },
@@ -88,7 +94,7 @@ async fn print_plain(mut stream: EventStream) -> Result<(ServingReply, Instant),
 }
 
 /// Draws every snapshot over the one before it; the reply, and when it was complete, which is before it is drawn.
-async fn show(mut stream: EventStream, fps: f64) -> Result<(ServingReply, Instant), String> {
+async fn show(mut stream: EventStream, fps: f64, abilities: Abilities) -> Result<(ServingReply, Instant), String> {
     let pause = if fps > 0.0 { Duration::from_secs_f64(1.0 / fps.max(0.1)) } else { Duration::ZERO };
     // Unread snapshots merge, and eyes are slower than the model: a task of its own reads each step as it comes.
     let (steps, mut paced) = mpsc::unbounded_channel();
@@ -100,7 +106,7 @@ async fn show(mut stream: EventStream, fps: f64) -> Result<(ServingReply, Instan
         }
         Instant::now()
     });
-    let mut screen = Screen::default();
+    let mut screen = Screen::new(abilities);
     let mut next_frame = Instant::now();
     let mut outcome = Err("the request ended without an answer".to_owned());
     while let Some(event) = paced.recv().await {
@@ -120,125 +126,66 @@ async fn show(mut stream: EventStream, fps: f64) -> Result<(ServingReply, Instan
     outcome.map(|reply| (reply, finished))
 }
 
-/// The answer on the terminal: committed text, then the window that can still change.
-#[derive(Default)]
-struct Screen {
-    committed: String,
-    n_rows_drawn: usize,
+/// The prompt as given, or from standard input where it is `-`, or left out and somebody pipes one.
+fn prompt_of(args: &GenerateArgs) -> Result<String, String> {
+    let prompt = match args.prompt.as_deref() {
+        Some("-") => read_prompt(std::io::stdin().lock())?,
+        Some(prompt) => prompt.to_owned(),
+        None if !std::io::stdin().is_terminal() => read_prompt(std::io::stdin().lock())?,
+        None => return Err("there is no prompt: give one, as in `generate \"Hello\"`, or pipe it in".to_owned()),
+    };
+    if prompt.trim().is_empty() {
+        return Err("the prompt is empty".to_owned());
+    }
+    Ok(prompt)
 }
 
-impl Screen {
-    fn draw(&mut self, snapshot: &ServingBufferSnapshot) -> Result<(), String> {
-        self.committed.push_str(&printable(&snapshot.committed_text));
-        let mut drawing = self.committed.clone();
-        let n_final = snapshot.committed_len.saturating_sub(snapshot.token_offset) as usize;
-        for (index, piece) in snapshot.pieces.iter().enumerate().skip(n_final) {
-            let confidence = snapshot.confidences.get(index).copied().unwrap_or(0.0);
-            match piece {
-                Some(piece) => drawing.push_str(&format!("\x1b[{}m{}\x1b[0m", colour(confidence), printable(piece))),
-                None => drawing.push_str("\x1b[2m░\x1b[0m"),
-            }
-        }
-        self.replace(&drawing)
+/// All of `input`, without the line break that every `echo` ends with.
+fn read_prompt(input: impl Read) -> Result<String, String> {
+    // As much as the server takes in a request.
+    let max_bytes = ServerConfig::default().max_body_bytes;
+    let wrong = |what: &dyn std::fmt::Display| format!("the prompt on standard input: {what}");
+    let mut bytes = Vec::new();
+    input.take(max_bytes as u64 + 1).read_to_end(&mut bytes).map_err(|error| wrong(&error))?;
+    if bytes.len() > max_bytes {
+        return Err(wrong(&format_args!("it has more than {max_bytes} bytes")));
     }
-
-    fn finish(&mut self, text: &str) -> Result<(), String> {
-        self.replace_with(&printable(text))?;
-        write_out("\n")
-    }
-
-    /// Draws the end of it, as much as the terminal shows at once: what has left it cannot be drawn over.
-    fn replace(&mut self, drawing: &str) -> Result<(), String> {
-        let (width, height) = terminal_size();
-        let rows = rows(drawing, width);
-        let shown = &rows[rows.len().saturating_sub(height)..];
-        self.replace_with(&shown.join("\r\n"))?;
-        self.n_rows_drawn = shown.len();
-        Ok(())
-    }
-
-    fn replace_with(&self, text: &str) -> Result<(), String> {
-        // Back to the first row of the last drawing, then clear to the end of the screen.
-        let up = if self.n_rows_drawn > 1 { format!("\x1b[{}A", self.n_rows_drawn - 1) } else { String::new() };
-        write_out(&format!("{up}\r\x1b[J{text}"))
-    }
+    let mut prompt = String::from_utf8(bytes).map_err(|_| wrong(&"it is no text in UTF-8"))?;
+    let n_kept = prompt.strip_suffix('\n').map_or(prompt.len(), |line| line.trim_end_matches('\r').len());
+    prompt.truncate(n_kept);
+    Ok(prompt)
 }
 
-/// Red to green as the model gets surer; 256-colour codes.
-fn colour(confidence: f32) -> &'static str {
-    match confidence {
-        confidence if confidence >= 0.9 => "38;5;114",
-        confidence if confidence >= 0.7 => "38;5;150",
-        confidence if confidence >= 0.5 => "38;5;186",
-        confidence if confidence >= 0.3 => "38;5;215",
-        _ => "38;5;210",
+/// An error of the front end in words for somebody who sent no fields.
+fn in_plain_words(error: &SubmitError) -> String {
+    let message = error.to_string();
+    let rest = ["messages", "prompt"].iter().find_map(|field| message.strip_prefix(field)?.strip_prefix(": "));
+    rest.map_or_else(|| message.clone(), |rest| format!("the prompt is too long: {rest}"))
+}
+
+/// Why the answer ends where it does, for people.
+fn reason(finish_reason: FinishReason) -> &'static str {
+    match finish_reason {
+        FinishReason::EosTokenGenerated => "stopped at its end token",
+        FinishReason::StopString => "stopped at a stop string",
+        FinishReason::MaxNewTokensReached => "stopped at --max-tokens",
+        FinishReason::MaxModelLenReached => "stopped at the longest text the model takes",
+        FinishReason::MaxNfeReached => "stopped at the most forwards it may take",
+        FinishReason::MaxRepetitionRunReached => "stopped as it repeated itself",
+        FinishReason::Aborted => "stopped before its end",
     }
-}
-
-/// Text without control characters, which a terminal would obey; line breaks stay.
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|character| match character {
-            '\n' => '\n',
-            '\t' => ' ',
-            other if other.is_control() => char::REPLACEMENT_CHARACTER,
-            other => other,
-        })
-        .collect()
-}
-
-/// A drawing cut into the rows it takes; colours take no column.
-fn rows(drawing: &str, width: usize) -> Vec<String> {
-    let mut rows = vec![String::new()];
-    let (mut column, mut in_escape) = (0, false);
-    for character in drawing.chars() {
-        let n_columns = match character {
-            '\x1b' => {
-                in_escape = true;
-                0
-            }
-            _ if in_escape => {
-                in_escape = character != 'm';
-                0
-            }
-            _ => character.width().unwrap_or(0),
-        };
-        if character == '\n' || column + n_columns > width {
-            rows.push(String::new());
-            column = 0;
-        }
-        column += n_columns;
-        if character != '\n'
-            && let Some(row) = rows.last_mut()
-        {
-            row.push(character);
-        }
-    }
-    rows
-}
-
-/// Columns and rows.
-fn terminal_size() -> (usize, usize) {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
-    let (columns, rows) = size.map_or((0, 0), |size| (usize::from(size.ws_col), usize::from(size.ws_row)));
-    // Where the terminal does not say: the width of a punched card and of every default since, and its usual height.
-    (if columns == 0 { 80 } else { columns }, if rows == 0 { 24 } else { rows })
-}
-
-fn write_out(text: &str) -> Result<(), String> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| error.to_string())
 }
 
 fn tell_figures(reply: &ServingReply, elapsed: Duration) {
-    let n_tokens = reply.token_ids.len();
-    let seed = reply.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
-    let rate = n_tokens as f64 / elapsed.as_secs_f64().max(1e-9);
+    let n_tokens = reply.written_tokens();
+    let seconds = elapsed.as_secs_f64();
     let line = format!(
-        "{n_tokens} tokens in {} forwards, {:.2} s, {rate:.0} tokens/s, {}{seed}\n",
-        reply.nfe,
-        elapsed.as_secs_f64(),
-        reply.finish_reason.as_str()
+        "{} in {}, {seconds:.2} s, {:.0} tokens/s, {}{}\n",
+        counted(n_tokens, "token"),
+        counted(reply.nfe, "forward"),
+        f64::from(n_tokens) / seconds.max(1e-9),
+        reason(reply.finish_reason),
+        reply.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default()
     );
     // A closed standard error is no reason to fail.
     let _ = std::io::stderr().write_all(line.as_bytes());
@@ -249,17 +196,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_as_wide_as_the_terminal_and_escapes_take_no_room() {
-        assert_eq!(rows("abc", 3), ["abc"]);
-        assert_eq!(rows("abcd", 3), ["abc", "d"]);
-        assert_eq!(rows("a\nb", 3), ["a", "b"]);
-        assert_eq!(rows("\x1b[38;5;114mabc\x1b[0m", 3), ["\x1b[38;5;114mabc\x1b[0m"]);
-        assert_eq!(rows("a汉字", 4), ["a汉", "字"]);
-        assert_eq!(rows("e\u{301}e\u{301}e\u{301}", 3).len(), 1);
+    fn a_prompt_loses_one_line_break_at_its_end() {
+        for (input, prompt) in [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a\nb", "a\nb"), ("", "")] {
+            assert_eq!(read_prompt(input.as_bytes()).as_deref(), Ok(prompt), "{input:?}");
+        }
     }
 
     #[test]
-    fn a_model_does_not_command_the_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\nc\td\u{7}"), "a\u{fffd}[2Jb\nc d\u{fffd}");
+    fn a_prompt_without_end_is_refused() {
+        assert!(read_prompt(std::io::repeat(b'a')).is_err_and(|error| error.contains("more than 4194304 bytes")));
     }
 }
