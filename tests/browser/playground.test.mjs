@@ -1,132 +1,9 @@
 // The playground over the real server, in a real browser. Waits are for conditions, never for a time.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { mkdir } from "node:fs/promises";
-import path from "node:path";
-import { after, before, describe, test } from "node:test";
-import { fileURLToPath } from "node:url";
+import { describe, test } from "node:test";
 
-import { chromium } from "playwright-core";
-
-const HERE = path.dirname(fileURLToPath(import.meta.url));
-const BINARY = process.env.DIFFULEX_BIN ?? path.join(HERE, "../../target/release/diffulex-server");
-const SCREENSHOTS = process.env.SCREENSHOT_DIR;
-/** Chosen by us: long enough for a debug build on a busy machine. */
-const PATIENCE_MS = 60_000;
-
-const DEVICES = {
-  laptop: { viewport: { width: 1366, height: 768 } },
-  phone: { viewport: { width: 390, height: 844 }, deviceScaleFactor: 2, hasTouch: true, isMobile: true },
-};
-
-/** Positions of the pace slider. */
-const SLOWEST = 0;
-const INSTANT = 9;
-
-let address = process.env.DIFFULEX_URL;
-let server;
-let browser;
-
-before(async () => {
-  if (!address) ({ server, address } = await startServer());
-  browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-    args: [
-      "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-      "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    ],
-  });
-  if (SCREENSHOTS) await mkdir(SCREENSHOTS, { recursive: true });
-});
-
-after(async () => {
-  await browser?.close();
-  if (!server || server.exitCode !== null) return;
-  const gone = new Promise((resolve) => server.once("exit", resolve));
-  server.kill("SIGTERM");
-  await gone;
-});
-
-/** Starts the server on a free port and reads from its output which one that is. */
-function startServer() {
-  const child = spawn(BINARY, ["--port", "0", ...(process.env.DIFFULEX_ARGS?.split(" ").filter(Boolean) ?? [])]);
-  return new Promise((resolve, reject) => {
-    let output = "";
-    const timer = setTimeout(() => reject(new Error(`no address within ${PATIENCE_MS} ms:\n${output}`)), PATIENCE_MS);
-    const read = (bytes) => {
-      output += bytes;
-      const found = output.match(/http:\/\/127\.0\.0\.1:[1-9]\d*/);
-      if (!found) return;
-      clearTimeout(timer);
-      resolve({ server: child, address: found[0] });
-    };
-    child.stdout.on("data", read);
-    child.stderr.on("data", read);
-    child.once("error", reject);
-    child.once("exit", (code) => reject(new Error(`the server left with ${code}:\n${output}`)));
-  });
-}
-
-/** A fresh page that knows its model (or has another `state`), and what it complained about. */
-async function open(device, { prepare, state = "ready", ...options } = {}) {
-  const context = await browser.newContext({ ...DEVICES[device], ...options });
-  context.setDefaultTimeout(PATIENCE_MS);
-  await prepare?.(context);
-  const page = await context.newPage();
-  const complaints = [];
-  page.on("console", (message) => {
-    if (["error", "warning"].includes(message.type())) complaints.push(message.text());
-  });
-  page.on("pageerror", (error) => complaints.push(String(error.stack)));
-  await page.addInitScript(() => {
-    addEventListener("securitypolicyviolation", (event) => console.error(`CSP: ${event.violatedDirective} ${event.blockedURI}`));
-  });
-  await page.goto(address);
-  await page.waitForSelector(`#model[data-state="${state}"]`);
-  return { page, complaints, close: () => context.close() };
-}
-
-async function setRange(page, id, value) {
-  // The sheet of a phone covers the form; its values can be set all the same.
-  await page.evaluate(([id, value]) => {
-    const range = document.getElementById(id);
-    range.value = value;
-    range.dispatchEvent(new Event("input", { bubbles: true }));
-  }, [id, String(value)]);
-}
-
-async function ask(page, question) {
-  await page.fill("#prompt", question);
-  await page.press("#prompt", "Enter");
-  return page.locator(".turn").last();
-}
-
-async function settled(turn) {
-  await turn.locator('.answer[data-state="settled"][data-show="text"]').waitFor();
-  return turn.locator(".prose").textContent();
-}
-
-async function shoot(page, name) {
-  if (SCREENSHOTS) await page.screenshot({ path: path.join(SCREENSHOTS, `${name}.png`) });
-}
-
-async function assertNoSidewaysScroll(page, when) {
-  const widths = await page.evaluate(() => {
-    const scroller = document.getElementById("scroll");
-    return {
-      page: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-      conversation: scroller.scrollWidth - scroller.clientWidth,
-    };
-  });
-  assert.deepEqual(widths, { page: 0, conversation: 0 }, `sideways scroll ${when}`);
-}
-
-/** The cells' text, white space signs turned back. */
-async function cellText(turn) {
-  const shown = await turn.locator('.cell[data-kind="token"]:not([hidden])').allTextContents();
-  return shown.join("").replaceAll("·", " ").replaceAll("↵", "\n").replaceAll("∅", "");
-}
+import { DEVICES, INSTANT, SLOWEST, answerWith, ask, assertNoSidewaysScroll, cellText, open, requests, setRange, settled, shoot } from "./harness.mjs";
 
 for (const device of Object.keys(DEVICES)) {
   describe(`on a ${device}`, () => {
@@ -231,57 +108,156 @@ test("earlier turns are sent along, and a new chat forgets them", async () => {
   await close();
 });
 
-test("stop ends a showing that takes too long", async () => {
-  const { page, close } = await open("laptop");
+test("stop stops where the eye is, and the rest can be played", async () => {
+  const { page, complaints, close } = await open("laptop");
   await setRange(page, "pace", SLOWEST);
   const turn = await ask(page, "Tell me a story");
-  await turn.locator('.cell[data-kind="masked"]').first().waitFor();
+  await turn.locator(".cell[data-fresh]").first().waitFor();
+  // The model has long been done, and the page shows a step a second.
+  await turn.getByText(/^step \d+ \/ \d+$/).waitFor();
   await page.click("#stop");
-  await turn.locator('.answer[data-show="text"]').waitFor();
   await page.locator("#send").waitFor();
+  const [, step, last] = (await turn.locator(".step").textContent()).match(/^step (\d+) \/ (\d+)$/).map(Number);
+  assert.ok(step < last, `stopped at step ${step} of ${last}`);
+  assert.ok((await turn.locator('.cell[data-kind="masked"]:not([hidden])').count()) > 0, "what was masked still is");
+  assert.equal(await turn.locator(".answer").getAttribute("data-show"), "cells");
+  assert.match(await turn.locator(".notice").textContent(), new RegExp(`Stopped at step ${step} of ${last}`));
+  assert.equal(await page.evaluate(() => document.activeElement.id), "prompt", "the focus goes to the field");
+  assert.equal(await page.locator("#announcer").textContent(), "", "an answer that was stopped is not read out");
+  await setRange(page, "pace", INSTANT);
+  await turn.locator(".play").click();
+  await settled(turn);
+  assert.ok(await turn.locator(".notice").isHidden());
+  assert.deepEqual(complaints, []);
   await close();
 });
 
-test("an error is told in the conversation, and the question can be asked again", async () => {
+test("on a phone stop leaves the focus at the answer, where no keyboard comes up", async () => {
+  const { page, close } = await open("phone");
+  await setRange(page, "pace", SLOWEST);
+  const turn = await ask(page, "Tell me a story");
+  await turn.locator(".cell[data-fresh]").first().waitFor();
+  await page.click("#stop");
+  await page.locator("#send").waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Play");
+  await close();
+});
+
+test("a screen reader hears the end, and not each step", async () => {
+  const { page, close } = await open("laptop");
+  await setRange(page, "pace", 8);
+  await page.evaluate(() => {
+    globalThis.heard = [];
+    const live = '[aria-live]:not([aria-live="off"]), output, [role="status"], [role="alert"], [role="log"]';
+    new MutationObserver((changes) => {
+      for (const { target } of changes) {
+        const region = (target.nodeType === 1 ? target : target.parentElement)?.closest(live);
+        if (region?.textContent.trim() && region.checkVisibility()) globalThis.heard.push(region.textContent.trim());
+      }
+    }).observe(document.body, { subtree: true, childList: true, characterData: true });
+  });
+  const text = await settled(await ask(page, "Tell me a story"));
+  assert.deepEqual(await page.evaluate(() => globalThis.heard), [`Answer: ${text}`]);
+  await close();
+});
+
+test("steps and forwards agree, or what the other forwards did is said", async () => {
   const { page, close } = await open("laptop");
   await setRange(page, "pace", INSTANT);
-  const error = { error: { message: "max_tokens must be at least 1, got 0", type: "invalid_request_error", param: "max_tokens", code: null } };
-  await page.route("**/v1/chat/completions", (route) => route.fulfill({ status: 400, json: error }), { times: 1 });
-  const failed = await ask(page, "12 + 30");
-  await failed.getByText("max_tokens must be at least 1, got 0").waitFor();
-  await shoot(page, "laptop-error");
-  await failed.getByRole("button", { name: "Try again" }).click();
-  await settled(page.locator(".turn").last());
-  assert.equal(await page.locator(".turn").count(), 1);
+  const turn = await ask(page, "12 + 30 =?");
+  await settled(turn);
+  const last = Number((await turn.locator(".step").textContent()).match(/\/ (\d+)$/)[1]);
+  const forwards = Number(await turn.locator(".nfe").textContent());
+  const account = (await turn.locator(".remark").textContent()).match(/(\d+) forwards: (\d+) steps?, (.*)\./);
+  const others = account ? [...account[3].matchAll(/\d+/g)].reduce((sum, [n]) => sum + Number(n), 0) : 0;
+  assert.equal(last + others, forwards);
+  assert.ok(Number(await turn.locator(".speed").textContent()) > 0, "tokens a second are told");
   await close();
 });
 
-test("a server that is not ready is asked again", async () => {
+test("one forward is one forward", async () => {
   const { page, close } = await open("laptop");
-  await setRange(page, "pace", INSTANT);
-  const error = { error: { message: "The engine is starting.", type: "service_unavailable", param: null, code: "starting" } };
-  await page.route("**/v1/chat/completions", (route) => route.fulfill({ status: 503, headers: { "retry-after-ms": "50" }, json: error }), { times: 2 });
-  const turn = await ask(page, "12 + 30");
-  assert.match(await settled(turn), /\S/);
-  assert.ok(await turn.locator(".notice").isHidden(), "the notice goes when the answer comes");
+  await answerWith(page, "Yes");
+  const turn = await ask(page, "Hello");
+  await settled(turn);
+  const facts = await turn.locator(".counters > div").evaluateAll((all) => all.map((fact) => `${fact.lastElementChild.textContent} ${fact.firstElementChild.textContent}`));
+  assert.deepEqual(facts.slice(0, 2), ["1 forward", "1 token"]);
   await close();
 });
 
-test("a server behind a key asks for it", async () => {
-  const error = { error: { message: "an API key is needed", type: "invalid_request_error", param: null, code: "invalid_api_key" } };
-  const prepare = (context) =>
-    context.route("**/v1/**", (route) =>
-      route.request().headers().authorization === "Bearer sesame" ? route.fallback() : route.fulfill({ status: 401, json: error }),
-    );
-  const { page, close } = await open("phone", { prepare, state: "away" });
-  await page.locator("#api-key").fill("sesame");
-  await page.locator("#api-key").press("Tab");
-  await page.waitForSelector('#model[data-state="ready"]');
-  await page.click("#close-settings");
-  await setRange(page, "pace", INSTANT);
-  await settled(await ask(page, "12 + 30"));
+test("Markdown of an answer is shown as such, and nothing of it is HTML", async () => {
+  const { page, complaints, close } = await open("laptop", { permissions: ["clipboard-read", "clipboard-write"] });
+  const text = [
+    "# A **bold** title", "", "It is *so* and _so_, `a < b`, 3 * 4 * 5 and snake_case_name.", "",
+    "- one", "- <img src=x onerror=alert(1)>", "", "3. three", "4. four", "", "```js", "if (a < b) **c**;", "```", "<script>alert(2)</script>",
+  ].join("\n");
+  await answerWith(page, text);
+  const turn = await ask(page, "Hello");
+  await settled(turn);
+  const prose = turn.locator(".prose");
+  assert.equal(await prose.locator("h3 strong").textContent(), "bold");
+  assert.deepEqual(await prose.locator("em").allTextContents(), ["so", "so"]);
+  assert.deepEqual(await prose.locator("p code").allTextContents(), ["a < b"]);
+  assert.match(await prose.locator("p").first().textContent(), /3 \* 4 \* 5 and snake_case_name\.$/);
+  assert.deepEqual(await prose.locator("ul > li").allTextContents(), ["one", "<img src=x onerror=alert(1)>"]);
+  assert.equal(await prose.locator("ol").getAttribute("start"), "3");
+  assert.equal(await prose.locator("pre > code").textContent(), "if (a < b) **c**;");
+  assert.equal(await prose.locator("p").last().textContent(), "<script>alert(2)</script>");
+  assert.equal(await prose.locator("img, script").count(), 0);
+  await shoot(page, "laptop-markdown");
+  await turn.getByRole("button", { name: "Copy", exact: true }).click();
+  await turn.getByRole("button", { name: "Copied" }).waitFor();
+  assert.equal(await page.evaluate(() => navigator.clipboard.readText()), text, "what is copied is what was written");
+  assert.deepEqual(complaints, []);
   await close();
 });
+
+for (const [name, viewport] of Object.entries({
+  "280 pixels": { width: 280, height: 653 },
+  "200 %": { width: 683, height: 384 },
+  "400 %": { width: 341, height: 192 },
+})) {
+  test(`at ${name} everything is in reach`, async () => {
+    const { page, complaints, close } = await open("laptop", { viewport });
+    await assertNoSidewaysScroll(page, "at the start");
+    const title = page.locator("#welcome-title");
+    await title.scrollIntoViewIfNeeded();
+    assert.ok(await isInView(title), "the title can be seen");
+    assert.equal(await page.evaluate(hiddenInWelcome), 0, "nothing of the intro is cut off");
+    await setRange(page, "pace", SLOWEST);
+    const turn = await ask(page, "Tell me a story");
+    const fresh = turn.locator(".cell[data-fresh]").first();
+    await fresh.waitFor();
+    assert.ok(await isInView(fresh), "what is written can be seen");
+    await assertNoSidewaysScroll(page, "while it denoises");
+    // The button comes when the answer is complete.
+    await turn.locator(".toggle").waitFor();
+    const [step, toggle] = await Promise.all([turn.locator(".step").boundingBox(), turn.locator(".toggle").boundingBox()]);
+    const apart = step.x + step.width <= toggle.x || step.y + step.height <= toggle.y || toggle.y + toggle.height <= step.y;
+    assert.ok(apart, "the step does not lie under the button");
+    const stop = page.locator("#stop");
+    await stop.scrollIntoViewIfNeeded();
+    await stop.click();
+    await shoot(page, `narrow-${viewport.width}`);
+    assert.deepEqual(complaints, []);
+    await close();
+  });
+}
+
+/** True where nothing lies over the middle of the element. */
+function isInView(locator) {
+  return locator.evaluate((node) => {
+    const box = node.getBoundingClientRect();
+    const top = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+    return top !== null && (node.contains(top) || top.contains(node));
+  });
+}
+
+/** How many pixels of what stands before the first question hide in a box that scrolls inside the page. */
+function hiddenInWelcome() {
+  const scroller = document.getElementById("scroll");
+  return getComputedStyle(scroller).overflowY === "visible" ? 0 : scroller.scrollHeight - scroller.clientHeight;
+}
 
 test("who prefers no motion gets the text at once, in the dark too", async () => {
   const { page, complaints, close } = await open("laptop", { reducedMotion: "reduce", colorScheme: "dark" });

@@ -1,0 +1,371 @@
+// One question and its answer on the page.
+//
+// In: a recording that may still grow, and the pace of the reader. Out: the cells of one step, counters, then text. The
+// engine never waits for it. Never here: requests, other answers.
+
+import { Canvas } from "./canvas.js";
+import { element, fillRange, plural, reducedMotion } from "./dom.js";
+import { render } from "./markdown.js";
+import { DEFAULT_PACE } from "./settings.js";
+
+/** How long a silence is before a word is said about it. Chosen by us: longer than a step of a large model on a CPU. */
+const SILENCE_MS = 3000;
+
+/** How the cells' change into text takes, as in the style sheet. */
+const SETTLE_MS = 420;
+
+export class AnswerView {
+  /** Index of the frame shown. */
+  index = -1;
+  playing = false;
+  /** Once it is complete, broken off, or stopped. */
+  ended = false;
+  failed = false;
+  /** True where the reader said stop: it stays at the step it showed. */
+  stopped = false;
+  /** True once the reader asked for a replay: it is to be seen even where answers are shown at once. */
+  #replaying = false;
+  /** When the next frame is due, on the clock of requestAnimationFrame. */
+  #dueAt = 0;
+  #settleTimer = 0;
+  #tracedFrames = 0;
+
+  /**
+   * @param on what to call: `pace()`, `start(view)` when it begins to play, `end(view)`, `replay(view)`, and the turn's
+   *   actions `regenerate`, `edit`, `remove`, `copy(button)`, `copyCurl(button)`
+   */
+  constructor(question, recording, on) {
+    this.recording = recording;
+    this.on = on;
+    this.node = element("turn-template").content.firstElementChild.cloneNode(true);
+    const part = (name) => this.node.querySelector(`.${name}`);
+    const names = ["answer", "prose", "waiting", "notice", "player", "scrub", "step", "toggle", "play", "trace", "passed", "ahead", "counters", "remark", "reopen"];
+    this.parts = Object.fromEntries(names.map((name) => [name, part(name)]));
+    this.canvas = new Canvas(part("canvas"), part("detail"));
+    this.buttons = Object.fromEntries(["copy", "regenerate", "edit", "remove", "curl"].map((name) => [name, part(name)]));
+    part("question-text").textContent = question;
+    const { scrub, toggle, play, reopen } = this.parts;
+    part("back").addEventListener("click", () => this.seek(this.index - 1));
+    part("forward").addEventListener("click", () => this.seek(this.index + 1));
+    play.addEventListener("click", () => (this.playing ? this.pause() : this.play()));
+    scrub.addEventListener("input", () => this.seek(scrub.valueAsNumber));
+    toggle.addEventListener("click", () => (this.parts.answer.dataset.show === "cells" ? this.settle() : this.seek(this.index)));
+    reopen.addEventListener("click", () => {
+      on.replay(this);
+      this.expand();
+      this.play();
+      play.focus();
+    });
+    const { copy, regenerate, edit, remove, curl } = this.buttons;
+    copy.addEventListener("click", () => on.copy(copy));
+    curl.addEventListener("click", () => on.copyCurl(curl));
+    regenerate.addEventListener("click", () => on.regenerate());
+    edit.addEventListener("click", () => on.edit());
+    remove.addEventListener("click", () => on.remove());
+  }
+
+  /** An answer of an earlier visit: nothing moves. */
+  restore() {
+    this.ended = true;
+    if (this.recording.text || !this.failed) this.settle({ atOnce: true });
+    else this.parts.answer.dataset.state = "failed";
+    this.#summarise();
+    if (this.recording.frames.length) this.#count(this.recording.frames.at(-1), this.recording.last);
+    this.parts.counters.hidden = !this.recording.summary;
+    this.collapse();
+  }
+
+  /** Shows the player of this answer. */
+  expand() {
+    this.parts.reopen.hidden = true;
+    this.parts.player.hidden = this.recording.frames.length === 0;
+  }
+
+  /** An earlier answer keeps its numbers and a way back to its replay. */
+  collapse() {
+    if (!this.recording.done && !this.failed) return;
+    this.pause();
+    if (!this.stopped) this.settle({ atOnce: true });
+    this.parts.player.hidden = true;
+    this.parts.reopen.hidden = this.recording.frames.length < 2;
+  }
+
+  /** New frames or text have come. */
+  refresh() {
+    const { frames } = this.recording;
+    this.tellSilence(0);
+    if (!frames.length || this.stopped) return;
+    if (this.index < 0) {
+      this.parts.answer.dataset.state = "live";
+      this.expand();
+      this.parts.counters.hidden = false;
+      this.#setPlaying(true);
+      this.#dueAt = 0;
+    }
+  }
+
+  /** Names a silence that has become long; 0 ends it. */
+  tellSilence(ms) {
+    const { answer, waiting } = this.parts;
+    const isLong = ms >= SILENCE_MS;
+    answer.toggleAttribute("data-silent", isLong);
+    const seconds = Math.round(ms / 1000);
+    const first = this.recording.frames.length === 0;
+    waiting.textContent = isLong
+      ? `${first ? "Nothing has come" : "Nothing more has come"} from the model for ${plural(seconds, "second")}. Stop ends the wait.`
+      : "Waiting for the first step";
+  }
+
+  play() {
+    clearTimeout(this.#settleTimer);
+    if (this.index >= this.recording.last || this.parts.answer.dataset.show === "text") this.#show(0);
+    this.#replaying = true;
+    this.stopped = false;
+    if (!this.failed && this.recording.done) this.notice("");
+    this.#dueAt = performance.now() + this.#frameMs();
+    this.#setPlaying(true);
+  }
+
+  /** The stream has ended: what stood open until then can be told. */
+  complete() {
+    if (this.ended) return;
+    if (!this.recording.frames.length) this.settle();
+    else if (this.index >= 0 && this.parts.answer.dataset.show === "cells") this.#show(this.index);
+  }
+
+  pause() {
+    this.#setPlaying(false);
+  }
+
+  /** Shows one frame and stays there. */
+  seek(index) {
+    this.#setPlaying(false);
+    this.#show(Math.max(0, Math.min(index, this.recording.last)));
+  }
+
+  /** Ends the showing at the step the reader sees. */
+  halt() {
+    if (!this.recording.frames.length) {
+      this.failed ||= !this.recording.text;
+      this.settle();
+      return;
+    }
+    this.stopped = true;
+    this.#setPlaying(false);
+    this.#show(Math.max(0, this.index));
+    this.expand();
+    this.parts.answer.dataset.state = "stopped";
+    this.#endOnce();
+  }
+
+  /** Shows the frames that are due; true while more will come. */
+  tick(now) {
+    if (!this.playing) return false;
+    const { last, done } = this.recording;
+    const frameMs = this.#frameMs();
+    if (frameMs === 0) {
+      if (this.index < last) this.#show(last);
+    } else if (this.index < last && now >= this.#dueAt) {
+      // A tab that slept goes on from where it was instead of racing through what it missed.
+      this.#dueAt = Math.max(this.#dueAt + frameMs, now);
+      this.#show(this.index + 1);
+    } else if (this.index === last && !done && now >= this.#dueAt) {
+      this.#dueAt = now;
+    }
+    if (done && this.index >= last && (frameMs === 0 || now >= this.#dueAt)) {
+      this.settle();
+      return false;
+    }
+    return true;
+  }
+
+  /** The cells become text. */
+  settle({ atOnce = false } = {}) {
+    const { answer, prose, toggle } = this.parts;
+    const { root } = this.canvas;
+    this.#setPlaying(false);
+    this.stopped = false;
+    if (answer.dataset.show === "cells" && this.recording.frames.length) this.#show(this.recording.last);
+    this.canvas.pick(null);
+    const { text } = this.recording;
+    this.#write();
+    answer.dataset.state = this.failed ? "failed" : "settled";
+    toggle.hidden = this.recording.frames.length === 0;
+    // Cut short before a word was final: the cells are all there is to see.
+    if (this.failed && !text && this.recording.frames.length) {
+      this.#endOnce();
+      return;
+    }
+    const finish = () => {
+      root.classList.remove("settling");
+      answer.dataset.show = "text";
+      toggle.textContent = "Cells";
+    };
+    clearTimeout(this.#settleTimer);
+    // Long answers would make the browser lay out hundreds of moving boxes.
+    const still = atOnce || reducedMotion.matches || this.canvas.nCells > 160 || answer.dataset.show === "text";
+    if (still) {
+      finish();
+    } else {
+      root.classList.add("settling");
+      this.#settleTimer = setTimeout(finish, SETTLE_MS);
+    }
+    this.#endOnce();
+  }
+
+  #write() {
+    const { prose } = this.parts;
+    const { text } = this.recording;
+    prose.classList.toggle("empty", !text && !this.failed);
+    if (text) prose.replaceChildren(...render(text));
+    else prose.textContent = this.failed ? "" : "(an empty answer)";
+  }
+
+  #endOnce() {
+    this.tellSilence(0);
+    if (this.ended) return;
+    this.ended = true;
+    this.#write();
+    this.#summarise();
+    this.on.end(this);
+  }
+
+  /** A line in place of, or below, the answer; `actions` are its buttons. */
+  notice(message, { mild = false, actions = [] } = {}) {
+    const { notice } = this.parts;
+    notice.hidden = !message;
+    notice.toggleAttribute("data-mild", mild);
+    notice.querySelector(".notice-text").textContent = message;
+    notice.querySelector(".notice-actions").replaceChildren(...actions);
+  }
+
+  /** A sentence more beside the numbers. */
+  remark(text) {
+    const { remark } = this.parts;
+    remark.textContent = `${remark.textContent} ${text}`.trim();
+    remark.hidden = false;
+  }
+
+  /** What can be done with an answer that is there. */
+  offerActions({ hasText }) {
+    this.buttons.copy.hidden = !hasText;
+    this.node.querySelector(".turn-actions").hidden = false;
+  }
+
+  #frameMs() {
+    const pace = this.on.pace();
+    if (pace !== Infinity) return 1000 / pace;
+    return this.#replaying ? 1000 / DEFAULT_PACE : 0;
+  }
+
+  #setPlaying(playing) {
+    this.playing = playing;
+    this.parts.answer.toggleAttribute("data-playing", playing);
+    this.parts.play.setAttribute("aria-label", playing ? "Pause" : "Play");
+    if (playing) this.on.start(this);
+  }
+
+  #show(index) {
+    const { answer, scrub, step, toggle } = this.parts;
+    const { frames, last, done } = this.recording;
+    const frame = frames[index];
+    if (!frame) return;
+    clearTimeout(this.#settleTimer);
+    this.canvas.root.classList.remove("settling");
+    answer.dataset.show = "cells";
+    toggle.textContent = "Text";
+    toggle.hidden = !done || (this.failed && !this.recording.text);
+    this.index = index;
+    this.canvas.draw(this.recording, index);
+    scrub.max = last;
+    scrub.value = index;
+    fillRange(scrub);
+    step.textContent = `step ${index} / ${done ? last : "…"}`;
+    scrub.setAttribute("aria-valuetext", `step ${index} of ${last}, ${plural(frame.settled, "token")} written`);
+    this.#drawTrace(index);
+    this.#count(frame, index);
+  }
+
+  /** One bar per step, as high as the number of tokens it wrote. */
+  #drawTrace(index) {
+    const { trace, passed, ahead } = this.parts;
+    const { frames, last } = this.recording;
+    const most = Math.max(1, ...frames.map((frame) => frame.wrote));
+    // Bars are at most 10 pixels wide: with few steps they would run over the ends of the track.
+    const half = Math.min(0.38, (5 * Math.max(1, last)) / (trace.clientWidth || 1));
+    const bar = (from, to) => {
+      let path = "";
+      for (let i = from; i <= to; i += 1) {
+        const height = frames[i].wrote / most;
+        if (height) path += `M${i - half} 1V${1 - height}H${i + half}V1Z`;
+      }
+      return path;
+    };
+    if (this.#tracedFrames !== frames.length) {
+      this.#tracedFrames = frames.length;
+      trace.setAttribute("viewBox", `0 0 ${Math.max(1, last)} 1`);
+    }
+    passed.setAttribute("d", bar(0, index));
+    ahead.setAttribute("d", bar(index + 1, last));
+  }
+
+  #count(frame, index) {
+    const { summary, usage, last, done, endedAtMs } = this.recording;
+    const atEnd = done && index === last && summary;
+    const forwards = atEnd ? (summary.nfe ?? frame.nfe) : frame.nfe;
+    const n = atEnd ? (usage?.completion_tokens ?? frame.settled) : frame.settled;
+    // As the server counts: the forward that only reads the prompt could not have written anything.
+    const writing = forwards - (summary?.nfe_prefill ?? 0);
+    const perForward = (atEnd && summary.tokens_per_forward) || (writing > 0 ? n / writing : 0);
+    const ms = atEnd ? endedAtMs : frame.atMs;
+    const tell = (name, value, label) => {
+      this.node.querySelector(`.${name}`).textContent = value;
+      if (label) this.node.querySelector(`.${name}-label`).textContent = label;
+    };
+    tell("nfe", forwards, forwards === 1 ? "forward" : "forwards");
+    tell("tokens", n, n === 1 ? "token" : "tokens");
+    tell("rate", perForward.toFixed(1));
+    tell("speed", ms > 0 ? rounded((n / ms) * 1000) : "0");
+    tell("time", milliseconds(ms));
+  }
+
+  /** What is known only once the answer is complete. */
+  #summarise() {
+    const { summary, frames } = this.recording;
+    if (!summary) return;
+    if (frames.length) {
+      const account = accountOf(summary, this.recording);
+      if (account) this.remark(account);
+    } else {
+      this.parts.counters.hidden = false;
+      this.#count({ nfe: summary.nfe ?? 0, settled: 0, atMs: this.recording.endedAtMs }, -1);
+    }
+    if (summary.finish_reason === "max_new_tokens_reached" || summary.finish_reason === "length") {
+      this.remark("Cut at max tokens.");
+    } else if (summary.finish_reason === "max_model_len_reached") {
+      this.remark("Cut at the model's length.");
+    }
+  }
+}
+
+/** Where there are more forwards than steps to be seen: what the others did. */
+function accountOf({ nfe, nfe_denoise = 0, nfe_prefill = 0, nfe_commit = 0 }, { last, snapshots }) {
+  if (!nfe || nfe === last) return "";
+  const merged = Math.max(0, nfe_denoise - snapshots);
+  const rest = nfe - last - nfe_prefill - nfe_commit - merged;
+  const parts = [
+    nfe_prefill && `${nfe_prefill} that read the prompt`,
+    nfe_commit && `${nfe_commit} that made a block final`,
+    merged && `${merged} shown together with a later one`,
+    rest > 0 && `${rest} that changed nothing`,
+  ].filter(Boolean);
+  return parts.length ? `${plural(nfe, "forward")}: ${[plural(last, "step"), ...parts].join(", ")}.` : "";
+}
+
+function milliseconds(ms) {
+  return ms < 9.95 ? `${ms.toFixed(1)} ms` : ms < 9_999 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+}
+
+function rounded(n) {
+  return n < 9.95 ? n.toFixed(1) : String(Math.round(n));
+}

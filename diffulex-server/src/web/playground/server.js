@@ -1,0 +1,155 @@
+// The server, as this page talks to it: the key, requests, errors, the stream of an answer.
+//
+// Never here: what is sent, and what a reader is told.
+
+/** The key is kept for this tab alone, until it is closed: another program on the same port and day must not find it. */
+const KEY = "diffulex-key";
+
+/** The server breaks every silence of a stream after 15 s: after four times as long nobody is there any more. */
+const GONE_AFTER_MS = 60_000;
+
+export class ServerError extends Error {
+  constructor(message, { status = 0, code = null, param = null, retryMs = null } = {}) {
+    super(message);
+    this.status = status;
+    this.code = code;
+    this.param = param;
+    /** Milliseconds after which asking again makes sense; null where it does not. */
+    this.retryMs = retryMs;
+  }
+
+  /** True where the prompt does not fit, however often it is asked. */
+  get isTooLong() {
+    const isPrompt = ["messages", "prompt"].includes(this.param);
+    return this.status === 413 || (this.code === "too_large" && isPrompt);
+  }
+}
+
+/** What a reply that is not 2xx says, as an error. */
+async function errorOf(response) {
+  const body = await response.json().catch(() => null);
+  const error = body?.error;
+  const message = (typeof error === "string" ? error : error?.message) ?? body?.detail ?? `The server answered ${response.status}.`;
+  const busy = response.status === 503 || response.status === 429;
+  const never = response.headers.get("x-should-retry") === "false";
+  const exact = Number(response.headers.get("retry-after-ms"));
+  const seconds = Number(response.headers.get("retry-after"));
+  const retryMs = busy && !never ? Math.min(exact || seconds * 1000 || 1000, 10_000) : null;
+  return new ServerError(message, { status: response.status, code: error?.code, param: error?.param, retryMs });
+}
+
+/** The `data:` payloads of a server-sent event stream. Comments, event names and ids are of no use here. */
+async function* payloads(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let data = [];
+  for (;;) {
+    const { value, done } = await orGone(reader.read()).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      reader.cancel().catch(() => {});
+      throw new ServerError("The connection broke before the answer was complete.");
+    });
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const raw of lines) {
+      const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;
+      if (line === "" && data.length) {
+        yield data.join("\n");
+        data = [];
+      } else if (line.startsWith("data:")) {
+        data.push(line.slice(line[5] === " " ? 6 : 5));
+      }
+    }
+  }
+}
+
+/** `promise`, which fails when it takes longer than a living server is silent. */
+function orGone(promise) {
+  let timer;
+  const gone = new Promise((_, reject) => (timer = setTimeout(() => reject(new Error("silence")), GONE_AFTER_MS)));
+  return Promise.race([promise, gone]).finally(() => clearTimeout(timer));
+}
+
+/** Resolves after `ms`, or rejects when `signal` fires. */
+export function pause(ms, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}
+
+export class Server {
+  /** Empty where the server asks for none. */
+  #key = "";
+
+  constructor() {
+    try {
+      this.#key = sessionStorage.getItem(KEY) ?? "";
+    } catch {
+      // A browser may forbid storage; the key is then asked for after each reload.
+    }
+  }
+
+  get hasKey() {
+    return this.#key !== "";
+  }
+
+  useKey(key) {
+    this.#key = key;
+    try {
+      sessionStorage.setItem(KEY, key);
+    } catch {
+      // As above.
+    }
+  }
+
+  async request(url, options = {}) {
+    const headers = { ...options.headers, ...(this.#key && { authorization: `Bearer ${this.#key}` }) };
+    let response;
+    try {
+      response = await fetch(url, { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new ServerError("The server cannot be reached.", { retryMs: 1000 });
+    }
+    if (!response.ok) throw await errorOf(response);
+    return response;
+  }
+
+  /** Sends `body` and puts what comes back into `recording`; `onChange` after each read. */
+  async record(body, recording, signal, onChange) {
+    const startedAt = performance.now();
+    const response = await this.request("/v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json", accept: "text/event-stream" },
+      body: JSON.stringify(body),
+      signal,
+    });
+    for await (const payload of payloads(response.body)) {
+      const atMs = performance.now() - startedAt;
+      if (payload === "[DONE]") {
+        recording.done = true;
+        return;
+      }
+      const chunk = JSON.parse(payload);
+      if (chunk.error) {
+        const { message, code, param } = chunk.error;
+        throw new ServerError(message ?? "The server gave up on this answer.", { code, param });
+      }
+      const choice = chunk.choices?.[0];
+      recording.text += choice?.delta?.content ?? "";
+      if (chunk.event === "buffer_snapshot") recording.add(chunk, atMs);
+      if (choice?.finish_reason) {
+        recording.summary = { finish_reason: choice.finish_reason, ...chunk.diffulex };
+        recording.endedAtMs = atMs;
+      }
+      if (chunk.usage) recording.usage = chunk.usage;
+      onChange();
+    }
+    throw new ServerError("The connection closed before the answer was complete.");
+  }
+}

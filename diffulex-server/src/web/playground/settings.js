@@ -1,0 +1,248 @@
+// The settings: a form, what is kept of it, and what it makes of a request.
+//
+// In: the form and the model's limits. Out: fields of a request. A value that cannot be is mended in sight and never keeps
+// a message from being sent. Never here: a default of the model (it comes from /v1/models, and is sent only when changed).
+
+import { element, fillRange, reducedMotion } from "./dom.js";
+
+/** Frames per second; the last shows everything at once. Up to 60, the rate of most screens. */
+const PACES = [1, 2, 4, 8, 12, 16, 24, 40, 60, Infinity];
+export const DEFAULT_PACE = 12;
+
+/** What the accept rules do, where this page can say; which there are and what each one reads the server says. */
+const RULE_HELP = {
+  threshold: "All tokens above the threshold, and always the best one.",
+  threshold_keep: "All tokens at or above the threshold, and always the best one.",
+  gated_threshold: "As threshold, but a block is only forced on once the one before is nearly full.",
+  relative: "All tokens above the threshold; if there is none, all that are about as sure as the best one.",
+  static: "A fixed number per step, the most confident first.",
+  dynamic: "All above the threshold, and at least the scheduled number.",
+  sequential: "The scheduled number from left to right: as many steps as positions writes one token at a time.",
+  random: "The scheduled number, whichever.",
+  origin: "Each by itself, with the probability that its time has come.",
+  maskgit_plus: "As many as time has passed, the most probable first.",
+  topk_margin: "As many as time has passed, those with the greatest lead over the second choice first.",
+  entropy: "As many as time has passed, those with the least entropy first.",
+  factor: "The surest first, as long as the n-th is at least 1 - factor / (n + 1) sure.",
+  hierarchy: "All above the threshold, and the best of each run of masks.",
+  entropy_bound: "The surest first, as long as their entropies sum up to the bound at most.",
+  leftmost_prefix: "From left to right, up to the first that is not above the threshold.",
+};
+
+const STORED = "diffulex-playground";
+
+/** Whole numbers up to here are told apart by every program that reads JSON. */
+const SEED_DIGITS = 15;
+
+export class Settings {
+  /** @param onChange called after each change */
+  constructor(onChange) {
+    this.form = element("controls");
+    this.onChange = onChange;
+    this.model = { id: "", limits: {} };
+    this.form.addEventListener("input", (event) => {
+      this.#tellProblem(event.target, "");
+      this.#changed();
+    });
+    this.form.addEventListener("change", () => {
+      this.mend();
+      this.#changed();
+    });
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    element("defaults").addEventListener("click", (event) => {
+      event.preventDefault();
+      this.#reset();
+      this.#changed();
+    });
+    this.#fillRules();
+    this.#reset();
+  }
+
+  field(name) {
+    return this.form.elements.namedItem(name);
+  }
+
+  get pace() {
+    return PACES[this.field("pace").valueAsNumber] ?? DEFAULT_PACE;
+  }
+
+  /** How many earlier turns are wished: a number, or "all". */
+  get memory() {
+    const { value } = this.field("memory");
+    return value === "all" ? "all" : Number(value);
+  }
+
+  set memory(value) {
+    this.field("memory").value = String(value);
+    this.#changed();
+  }
+
+  get system() {
+    return this.field("system").value.trim();
+  }
+
+  get maxTokens() {
+    return this.field("maxTokens").valueAsNumber;
+  }
+
+  /** Takes on another model; its own values are the defaults. */
+  take(model) {
+    this.model = model;
+    const { limits } = model;
+    if (limits.max_model_len) this.field("maxTokens").max = limits.max_model_len;
+    if (limits.block_size) {
+      this.field("steps").max = limits.block_size;
+      this.field("steps").placeholder = limits.block_size;
+    }
+    this.#fillRules();
+    this.#reset();
+    this.#restore();
+  }
+
+  /** The fields of a request that are set here, and what must be said about them. */
+  request() {
+    this.mend();
+    const number = (name) => this.field(name).valueAsNumber;
+    const fields = { temperature: number("temperature"), max_tokens: this.maxTokens };
+    if (Number.isFinite(number("topP"))) fields.top_p = number("topP");
+    const stop = this.field("stop").value.split("\n").filter(Boolean);
+    if (stop.length) fields.stop = stop;
+    // Drawn here rather than by the server, so that the request copied is the request answered.
+    const { seed } = this;
+    if (seed !== null) fields.seed = seed;
+    else if (fields.temperature > 0) fields.seed = drawSeed();
+    const overrides = this.#decoding();
+    if (Object.keys(overrides).length) fields.decoding = overrides;
+    return fields;
+  }
+
+  /** The seed that was asked for; null where none was, or what was is none. */
+  get seed() {
+    const typed = this.field("seed").value.trim();
+    return /^\d+$/.test(typed) && typed.length <= SEED_DIGITS ? Number(typed) : null;
+  }
+
+  /** Makes every value one that can be, and says at the field what was not. */
+  mend() {
+    for (const input of this.form.querySelectorAll('input[type="number"]')) {
+      const { value, min, max, step, validity } = input;
+      if (value === "" && !validity.badInput && !input.defaultValue) continue;
+      const bounded = Math.min(Math.max(Number(value), Number(min)), Number(max || Infinity));
+      const whole = Number.isInteger(Number(step)) ? Math.round(bounded) : bounded;
+      const mended = value === "" ? input.defaultValue : String(whole);
+      if (mended === value && !validity.badInput) continue;
+      input.value = mended;
+      const was = value === "" ? "what was there" : value;
+      const now = mended === "" ? "was taken out" : `became ${mended}`;
+      this.#tellProblem(input, `From ${min}${max ? ` to ${max}` : ""}: ${was} ${now}.`);
+    }
+    const seed = this.field("seed");
+    if (seed.value.trim() && this.seed === null) {
+      this.#tellProblem(seed, `A seed is a whole number of up to ${SEED_DIGITS} digits. Until then one is drawn.`);
+    }
+  }
+
+  #tellProblem(input, message) {
+    const place = document.getElementById(`${input.id}-problem`);
+    if (!place) return;
+    place.textContent = message;
+    place.hidden = !message;
+    if (message) input.setAttribute("aria-describedby", place.id);
+    else input.removeAttribute("aria-describedby");
+    input.toggleAttribute("data-problem", Boolean(message));
+  }
+
+  /** The rule that will decide, `{name, settings}`: the chosen one, or the model's own. */
+  get #rule() {
+    const { accept_rule: own, accept_rules: rules = [] } = this.model.limits;
+    const name = this.field("rule").value || own;
+    return rules.find((rule) => rule.name === name) ?? { name, settings: ["accept_threshold"] };
+  }
+
+  /** Settings that differ from what the server does by itself: another family may refuse what it does not know. */
+  #decoding() {
+    const overrides = {};
+    const { name, settings } = this.#rule;
+    if (this.field("rule").value && name !== this.model.limits.accept_rule) overrides.accept_rule = name;
+    const threshold = this.field("threshold").valueAsNumber;
+    if (settings.includes("accept_threshold") && (overrides.accept_rule || threshold !== this.#defaultThreshold())) {
+      overrides.accept_threshold = threshold;
+    }
+    for (const control of this.form.querySelectorAll("[data-setting]")) {
+      const value = control.querySelector("input").valueAsNumber;
+      if (settings.includes(control.dataset.setting) && Number.isFinite(value)) overrides[control.dataset.setting] = value;
+    }
+    return overrides;
+  }
+
+  #defaultThreshold() {
+    // f32 on the wire: 0.9 may come as 0.8999999761581421.
+    return Math.round((this.model.limits.accept_threshold ?? 0.9) * 100) / 100;
+  }
+
+  /** Brings outputs, help and what is open to choice in line with the form. */
+  #reflect() {
+    const { name, settings } = this.#rule;
+    element("threshold-value").textContent = this.field("threshold").valueAsNumber.toFixed(2);
+    element("temperature-value").textContent = this.field("temperature").valueAsNumber.toFixed(2);
+    element("pace-value").textContent = this.pace === Infinity ? "instant" : `${this.pace} steps/s`;
+    this.field("pace").setAttribute("aria-valuetext", element("pace-value").textContent);
+    element("rule-help").textContent = RULE_HELP[name] ?? "";
+    const hasThreshold = settings.includes("accept_threshold");
+    element("threshold-control").setAttribute("aria-disabled", String(!hasThreshold));
+    this.field("threshold").disabled = !hasThreshold;
+    for (const control of this.form.querySelectorAll("[data-setting]")) {
+      control.hidden = !settings.includes(control.dataset.setting);
+    }
+    for (const range of this.form.querySelectorAll('input[type="range"]')) fillRange(range);
+  }
+
+  #changed() {
+    this.#reflect();
+    this.#store();
+    this.onChange();
+  }
+
+  #reset() {
+    this.form.reset();
+    for (const input of this.form.elements) this.#tellProblem(input, "");
+    this.field("threshold").value = this.#defaultThreshold();
+    this.field("pace").value = reducedMotion.matches ? PACES.length - 1 : PACES.indexOf(DEFAULT_PACE);
+    this.#reflect();
+  }
+
+  // A browser may forbid storage; the page then forgets, and works.
+  #store() {
+    const values = {};
+    for (const input of this.form.elements) if (input.name) values[input.name] = input.value;
+    try {
+      localStorage.setItem(STORED, JSON.stringify({ model: this.model.id, values }));
+    } catch {}
+  }
+
+  #restore() {
+    let stored;
+    try {
+      stored = JSON.parse(localStorage.getItem(STORED));
+    } catch {}
+    // Thresholds of another model are no settings for this one.
+    if (!stored || stored.model !== this.model.id) return;
+    for (const [name, value] of Object.entries(stored.values)) {
+      const input = this.field(name);
+      if (input) input.value = value;
+    }
+    this.mend();
+    this.#reflect();
+  }
+
+  #fillRules() {
+    const { accept_rule: own, accept_rules: rules = [] } = this.model.limits;
+    const spoken = (name) => name.replaceAll("_", " ");
+    const options = rules.filter(({ name }) => name !== own).map(({ name }) => new Option(spoken(name), name));
+    this.field("rule").replaceChildren(new Option(own ? `${spoken(own)} (the model's own)` : "the model's own", ""), ...options);
+  }
+}
+
+export function drawSeed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0];
+}

@@ -1,0 +1,92 @@
+// The settings: what they send, and that none of them keeps a message from being sent.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { INSTANT, ask, open, requests, setRange, settled, shoot } from "./harness.mjs";
+
+test("a setting that cannot be is mended, and the message is sent", async () => {
+  const { page, complaints, close } = await open("phone");
+  await setRange(page, "pace", INSTANT);
+  await page.click("#open-settings");
+  await page.fill("#max-tokens", "0");
+  await page.click("#close-settings");
+  const sent = requests(page);
+  await settled(await ask(page, "12 + 30"));
+  assert.equal(sent[0].max_tokens, 1);
+  await page.click("#open-settings");
+  assert.equal(await page.inputValue("#max-tokens"), "1");
+  await page.getByText("From 1 to 1024: 0 became 1.").waitFor();
+  await shoot(page, "phone-mended");
+  await page.fill("#max-tokens", "64");
+  assert.ok(await page.locator("#max-tokens-problem").isHidden(), "a new value takes the message away");
+  assert.deepEqual(complaints, []);
+  await close();
+});
+
+test("a seed that is none is named, and one is drawn", async () => {
+  const { page, close } = await open("laptop");
+  await setRange(page, "pace", INSTANT);
+  await setRange(page, "temperature", "0.5");
+  await page.fill("#seed", "forty-two");
+  await page.press("#seed", "Tab");
+  await page.getByText("A seed is a whole number of up to 15 digits.").waitFor();
+  const sent = requests(page);
+  const turn = await ask(page, "Hello");
+  await settled(turn);
+  assert.ok(Number.isInteger(sent[0].seed));
+  assert.match(await turn.locator(".remark").textContent(), new RegExp(`Seed ${sent[0].seed}\\.`));
+  await close();
+});
+
+test("all accept rules of the server are offered with their settings", async () => {
+  const { page, close } = await open("laptop");
+  await setRange(page, "pace", INSTANT);
+  const card = await page.evaluate(async () => (await (await fetch("/v1/models")).json()).data[0].diffulex);
+  const offered = await page.locator("#rule option").evaluateAll((options) => options.map((option) => option.value || null));
+  assert.deepEqual(offered.sort(), [null, ...card.accept_rules.map((rule) => rule.name).filter((name) => name !== card.accept_rule)].sort());
+  assert.equal(offered.length, 16);
+  await page.selectOption("#rule", "factor");
+  await page.fill("#factor", "0.5");
+  assert.ok(await page.locator("#threshold").isDisabled());
+  const sent = requests(page);
+  await settled(await ask(page, "12 + 30 =?"));
+  assert.deepEqual(sent[0].decoding, { accept_rule: "factor", factor: 0.5 });
+  for (const { name } of card.accept_rules) {
+    await page.selectOption("#rule", name === card.accept_rule ? "" : name);
+    assert.match(await page.locator("#rule-help").textContent(), /\S/, name);
+    await settled(await ask(page, "12 + 30 =?"));
+  }
+  await close();
+});
+
+test("a system prompt, top p and stop strings are sent when they are set", async () => {
+  const { page, close } = await open("laptop");
+  await setRange(page, "pace", INSTANT);
+  const sent = requests(page);
+  await settled(await ask(page, "Hello"));
+  assert.ok(!("top_p" in sent[0]) && !("stop" in sent[0]) && sent[0].messages.length === 1);
+  await page.getByText("System prompt, top p, stop").click();
+  await page.fill("#system", "Be brief.");
+  await page.fill("#top-p", "0.9");
+  await page.fill("#stop-strings", "!\nthe end");
+  await settled(await ask(page, "Hello"));
+  assert.deepEqual(sent[1].messages[0], { role: "system", content: "Be brief." });
+  assert.equal(sent[1].top_p, 0.9);
+  assert.deepEqual(sent[1].stop, ["!", "the end"]);
+  await close();
+});
+
+test("settings survive a reload, and go back to the defaults", async () => {
+  const { page, close } = await open("laptop");
+  await page.selectOption("#rule", "hierarchy");
+  await page.fill("#max-tokens", "77");
+  await page.reload();
+  await page.waitForSelector('#model[data-state="ready"]');
+  assert.equal(await page.inputValue("#rule"), "hierarchy");
+  assert.equal(await page.inputValue("#max-tokens"), "77");
+  await page.click("#defaults");
+  assert.equal(await page.inputValue("#rule"), "");
+  assert.equal(await page.inputValue("#max-tokens"), "128");
+  await close();
+});
