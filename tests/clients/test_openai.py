@@ -20,7 +20,7 @@ class Server:
     def __init__(self):
         binary = os.environ.get("DIFFULEX_BIN", "target/release/diffulex-server")
         self.process = subprocess.Popen(
-            [binary, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [binary, "--port", "0", "--log-level", "warn"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.output = []
         for line in self.process.stdout:

@@ -330,7 +330,7 @@ fn a_huge_body_gets_its_answer() {
     let n_bytes = 100 * 1024 * 1024;
     let mut socket = server.connect();
     let head = format!(
-        "POST /generate HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {n_bytes}\r\n\r\n"
+        "POST /generate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {n_bytes}\r\n\r\n"
     );
     socket.write_all(head.as_bytes()).unwrap();
     let chunk = vec![b' '; 1024 * 1024];
@@ -354,6 +354,26 @@ fn models_are_listed_with_what_a_client_needs() {
     assert_eq!(server.get("/v1/models/tiny").json(), *model);
     assert_eq!(server.get("/v1/models/sdar").status, 200, "the folder's name is an alias");
     assert_eq!(server.get("/v1/models/nobody").status, 404);
+}
+
+#[test]
+fn the_listed_accept_rules_and_their_settings_are_taken() {
+    let server = tiny();
+    let card = server.get("/v1/models").json()["data"][0]["diffulex"].clone();
+    let rules = card["accept_rules"].as_array().unwrap();
+    assert_eq!(rules.len(), 16);
+    assert!(rules.iter().any(|rule| rule["name"] == card["accept_rule"]), "the model's own is among them");
+    for rule in rules {
+        let settings = rule["settings"].as_array().unwrap();
+        assert!(!settings.is_empty(), "{rule}");
+        let mut decoding = json!({"accept_rule": rule["name"]});
+        for setting in settings {
+            decoding[setting.as_str().unwrap()] = json!(1);
+        }
+        let body = json!({"prompt": "I am", "max_tokens": 4, "decoding": decoding});
+        let answer = server.post("/v1/completions", &body);
+        assert_eq!(answer.status, 200, "{rule}: {}", answer.body);
+    }
 }
 
 #[test]
@@ -436,6 +456,28 @@ fn health_ready_version_and_the_page_answer() {
 }
 
 #[test]
+fn every_module_that_the_page_imports_is_served() {
+    let server = tiny();
+    let mut found = vec!["/playground.js".to_owned()];
+    let mut next = 0;
+    while let Some(path) = found.get(next).cloned() {
+        let answer = server.get(&path);
+        assert_eq!(answer.status, 200, "{path}");
+        assert!(answer.header("content-type").unwrap().starts_with("text/javascript"), "{path}");
+        let folder = &path[..path.rfind('/').unwrap()];
+        for import in answer.body.lines().filter(|line| line.starts_with("import ")) {
+            let imported = import.split('"').nth(1).unwrap().trim_start_matches('.');
+            let imported = format!("{folder}{imported}");
+            if !found.contains(&imported) {
+                found.push(imported);
+            }
+        }
+        next += 1;
+    }
+    assert!(found.len() > 1, "{found:?}");
+}
+
+#[test]
 fn admin_routes_tell_the_engines_own_word() {
     let server = tiny();
     assert_eq!(server.post("/flush_cache", &json!({})).status, 200);
@@ -452,7 +494,7 @@ fn a_key_is_asked_for_where_it_is_set() {
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/").status, 200);
     let with = |header: &str| {
-        server.send(&format!("GET /v1/models HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{header}\r\n\r\n"))
+        server.send(&format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{header}\r\n\r\n"))
     };
     assert_eq!(with("authorization: Bearer secret").status, 200);
     assert_eq!(with("x-api-key: secret").status, 200);
@@ -466,12 +508,12 @@ fn a_key_is_asked_for_where_it_is_set() {
 fn a_page_of_another_origin_may_send_its_key_and_read_when_to_come_again() {
     let server = Server::start(&["--cors-origin", "https://a.example"]);
     let asked = server.send(
-        "OPTIONS /v1/models HTTP/1.1\r\nhost: t\r\nconnection: close\r\norigin: https://a.example\r\n\
+        "OPTIONS /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\norigin: https://a.example\r\n\
          access-control-request-method: POST\r\naccess-control-request-headers: authorization,content-type\r\n\r\n",
     );
     assert_eq!(asked.header("access-control-allow-headers"), Some("authorization,content-type"));
-    let answer =
-        server.send("GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\norigin: https://a.example\r\n\r\n");
+    let answer = server
+        .send("GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\norigin: https://a.example\r\n\r\n");
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://a.example"));
     assert_eq!(answer.header("access-control-expose-headers"), Some("*"));
 }

@@ -15,15 +15,6 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn a_taken_port_is_told_before_the_model_loads() {
-    let server = Server::launch(&[]);
-    let port = server.address.rsplit(':').next().unwrap();
-    let output = run(&["--port", port, "--model", "/nowhere"]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("cannot listen on"), "{}", stderr(&output));
-}
-
-#[test]
 fn a_folder_that_is_none_ends_with_a_reason() {
     let output = run(&["--port", "0", "--model", "/nowhere"]);
     assert_eq!(output.status.code(), Some(1));

@@ -1,46 +1,19 @@
 //! What happens when things go wrong: nobody waits for ever, nothing leaks, service comes back.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use diffulex_protocol::{ErrorCode, EventBatch, ServingError, ServingEvent};
-use diffulex_server::link::zmq::{ZmqWorker, bind};
+use diffulex_server::link::address::Address;
+use diffulex_server::link::zmq::{self as zmq_link, ZmqContext, ZmqWorker};
 use diffulex_server::link::{EventReceiver, Received, WorkerLink};
 
 use crate::harness::{Answer, Server, frames, kill, unchunk, wait_until};
-
-/// A stream that takes long enough to be interrupted.
-fn long_stream(mode: &str) -> Value {
-    json!({"prompt": [5, 6, 7], "max_tokens": 1900, "ignore_eos": true, "stream": true, "stream_mode": mode})
-}
-
-/// Reads until the first frame is there.
-fn read_some(socket: &mut TcpStream) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut buffer = [0; 4096];
-    while !String::from_utf8_lossy(&bytes).contains("data: ") {
-        let n_bytes = socket.read(&mut buffer).unwrap();
-        assert!(n_bytes > 0, "the stream ended before its first frame");
-        bytes.extend_from_slice(&buffer[..n_bytes]);
-    }
-    bytes
-}
-
-fn read_rest(mut bytes: Vec<u8>, mut socket: TcpStream) -> Answer {
-    let _ = socket.read_to_end(&mut bytes);
-    Answer::parse(&bytes)
-}
-
-fn idle(server: &Server) -> bool {
-    let free = server.metric("kv_pages_free");
-    server.metric("num_requests_in_flight") == 0.0
-        && server.metric("num_requests_running") == 0.0
-        && free == server.metric("kv_pages_total")
-}
+use crate::harness::{idle, long_stream, read_rest, read_some};
 
 #[test]
 fn a_killed_worker_ends_every_stream_with_an_error_and_comes_back() {
@@ -202,24 +175,29 @@ fn the_worker_dies_with_the_front_end() {
 
 #[test]
 fn garbage_frames_are_counted_and_nothing_else() {
-    let server = Server::start(&[]);
+    let events = format!("tcp://127.0.0.1:{}", crate::link::free_port());
+    let server = Server::start(&["--zmq-event-addr", &events, "--allow-shared-zmq"]);
     let private = std::fs::read_dir(server.folder.path()).unwrap().flatten().next().expect("a private folder").path();
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&private).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o700);
     let context = zmq::Context::new();
     let socket = context.socket(zmq::PUSH).unwrap();
     socket.set_linger(5000).unwrap();
-    socket.connect(&format!("ipc://{}", private.join("events-1.ipc").display())).unwrap();
+    socket.connect(&events).unwrap();
     for index in 0..10_000_u32 {
         let frame: Vec<u8> = (0..index % 64).map(|byte| (byte.wrapping_mul(index) >> 3) as u8).collect();
         socket.send(frame, 0).unwrap();
     }
-    // A whole, well-formed batch of an earlier start.
-    let stale =
-        diffulex_protocol::EventBatch { incarnation: 0, events: vec![diffulex_protocol::ServingEvent::Goodbye] };
-    socket.send(diffulex_protocol::codec::encode_batch(&stale).unwrap(), 0).unwrap();
+    // Whole, well-formed batches of starts that somebody guessed.
+    for incarnation in 0..3 {
+        let forged = EventBatch {
+            incarnation,
+            events: vec![ServingEvent::Fatal { message: "forged".to_owned(), backtrace: None }],
+        };
+        socket.send(diffulex_protocol::codec::encode_batch(&forged).unwrap(), 0).unwrap();
+    }
     wait_until("ten thousand", || {
-        server.metric("malformed_frames_total") >= 9_900.0 && server.metric("stale_events_total") == 1.0
+        server.metric("malformed_frames_total") >= 9_900.0 && server.metric("stale_events_total") == 3.0
     });
     assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
     assert_eq!(server.metric("worker_restarts_total"), 0.0);
@@ -303,11 +281,11 @@ fn an_abort_ends_all_choices() {
 #[test]
 fn events_that_are_more_than_a_message_carries_travel_in_several() {
     let folder = tempfile::tempdir().unwrap();
-    let address = |name: &str| format!("ipc://{}/{name}", folder.path().display());
-    let context = zmq::Context::new();
-    let sockets = bind(&context, &address("commands"), &address("events")).unwrap();
+    let address = |name: &str| Address::Ipc(folder.path().join(name));
+    let context = ZmqContext::new().unwrap();
+    let sockets = zmq_link::open(&context, &address("commands"), &address("events")).unwrap();
     let (_commands, mut events) = sockets.into_ends(None);
-    let mut worker = ZmqWorker::connect(&context, &address("commands"), &address("events")).unwrap();
+    let mut worker = ZmqWorker::open(&context, &address("commands"), &address("events")).unwrap();
     let error = |rid: &str| {
         let message = "x".repeat(6 * 1024 * 1024);
         ServingEvent::Error(ServingError { rid: rid.to_owned(), message, code: ErrorCode::EngineFailed, param: None })
@@ -332,7 +310,10 @@ fn slow_bodies_are_cut_off() {
     let server = Server::start(&["--header-timeout-seconds", "0.3"]);
     let mut socket = server.connect();
     socket
-        .write_all(b"POST /generate HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 50\r\n\r\n{")
+        .write_all(
+            b"POST /generate HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                    content-length: 50\r\n\r\n{",
+        )
         .unwrap();
     assert_eq!(Answer::read(socket).status, 408);
 }

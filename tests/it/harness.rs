@@ -8,11 +8,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Longest wait for anything. Generous, as the machine may be busy; nothing takes this long.
 pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Name of a server's log in its folder.
+const LOG: &str = "server.log";
 
 const POLL: Duration = Duration::from_millis(10);
 
@@ -35,11 +38,20 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// What a client does after its last byte.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Ending {
+    Waits,
+    HalfClosed,
+}
+
 pub struct Server {
     process: Child,
     pub address: String,
     /// Its TMPDIR, where the private folder lies.
     pub folder: TempDir,
+    /// Where it reports lost workers, to be removed with it.
+    _state: TempDir,
     lines: Receiver<String>,
 }
 
@@ -61,16 +73,39 @@ impl Server {
         Self::launch_of(&golden_model(), arguments)
     }
 
-    fn launch_of(model: &Path, arguments: &[&str]) -> Self {
+    /// A server that takes requests and keeps its log in a file ([`Self::log`]); the demo model's unless `arguments` name one.
+    pub fn logged(level: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut process = program()
-            .args(["--port", "0", "--log-level", "warn", "--model"])
-            .arg(model)
-            .args(arguments)
-            .env("TMPDIR", folder.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let log = std::fs::File::create(folder.path().join(LOG)).unwrap();
+        let mut command = program();
+        command.args(["--port", "0", "--log-level", level]).args(arguments).env("TMPDIR", folder.path()).stderr(log);
+        let server = Self::spawn(folder, command);
+        wait_until("a ready server", || server.get("/ready").status == 200);
+        server
+    }
+
+    /// What a server started by [`Self::logged`] has logged.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join(LOG)).unwrap()
+    }
+
+    fn launch_of(model: &Path, arguments: &[&str]) -> Self {
+        let mut command = program();
+        command.args(["--port", "0", "--log-level", "warn", "--model"]).arg(model).args(arguments);
+        Self::of_command(command)
+    }
+
+    /// A server that listens, of a whole command line.
+    pub fn of_command(mut command: Command) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        command.env("TMPDIR", folder.path());
+        Self::spawn(folder, command)
+    }
+
+    fn spawn(folder: TempDir, mut command: Command) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        command.env("XDG_STATE_HOME", state.path());
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let (sender, lines) = channel();
         let stdout = process.stdout.take().unwrap();
         std::thread::spawn(move || {
@@ -82,11 +117,20 @@ impl Server {
         });
         let first = lines.recv_timeout(DEADLINE).expect("the address is announced");
         let address = first.split("http://").nth(1).unwrap_or_else(|| panic!("no address in {first:?}")).to_owned();
-        Self { process, address, folder, lines }
+        Self { process, address, folder, _state: state, lines }
     }
 
     pub fn announced(&self) -> String {
         self.lines.recv_timeout(DEADLINE).expect("a line")
+    }
+
+    /// What it writes to standard error, where that is a pipe.
+    pub fn take_stderr(&mut self) -> std::process::ChildStderr {
+        self.process.stderr.take().expect("a pipe")
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_none()
     }
 
     pub fn pid(&self) -> u32 {
@@ -95,12 +139,23 @@ impl Server {
 
     /// The worker's process id: the only child.
     pub fn worker_pid(&self) -> Option<u32> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
+        self.children().first().copied()
+    }
+
+    /// Process ids of its children, those that have ended and were not waited for included.
+    pub fn children(&self) -> Vec<u32> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         tasks
             .flatten()
             .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
             .flat_map(|children| children.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
-            .find_map(|pid| pid.parse().ok())
+            .filter_map(|pid| pid.parse().ok())
+            .collect()
+    }
+
+    /// Files and sockets that the front end has open.
+    pub fn n_descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -119,6 +174,19 @@ impl Server {
         }
     }
 
+    /// Threads of the front end.
+    pub fn n_threads(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().count()
+    }
+
+    /// Processor time that the front end has taken.
+    pub fn processor_time(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        // utime and stime in ticks of 1/100 s, which is Linux's USER_HZ everywhere.
+        Duration::from_millis(10 * (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()))
+    }
+
     /// Resident memory of the front end in bytes.
     pub fn resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
@@ -127,7 +195,7 @@ impl Server {
     }
 
     pub fn get(&self, path: &str) -> Answer {
-        self.send(&format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n"))
+        self.send(&format!("GET {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", self.address))
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Answer {
@@ -136,8 +204,9 @@ impl Server {
 
     pub fn post_text(&self, path: &str, content_type: &str, body: &str) -> Answer {
         self.send(&format!(
-            "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: {content_type}\r\n\
+            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: {content_type}\r\n\
              content-length: {}\r\n\r\n{body}",
+            self.address,
             body.len()
         ))
     }
@@ -146,6 +215,19 @@ impl Server {
         let mut socket = self.connect();
         socket.write_all(request.as_bytes()).unwrap();
         Answer::read(socket)
+    }
+
+    /// Sends bytes as they are, and reads what comes until the connection ends: nothing, where it was just closed.
+    pub fn raw(&self, bytes: &[u8], ending: Ending) -> Vec<u8> {
+        let mut socket = self.connect();
+        // A server that has heard enough may close while it is sent to.
+        let _ = socket.write_all(bytes);
+        if ending == Ending::HalfClosed {
+            let _ = socket.shutdown(std::net::Shutdown::Write);
+        }
+        let mut answer = Vec::new();
+        let _ = socket.read_to_end(&mut answer);
+        answer
     }
 
     pub fn connect(&self) -> TcpStream {
@@ -159,8 +241,9 @@ impl Server {
         let mut socket = self.connect();
         let body = body.to_string();
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n\
+            "POST {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\ncontent-type: application/json\r\n\
              content-length: {}\r\n\r\n{body}",
+            self.address,
             body.len()
         );
         socket.write_all(request.as_bytes()).unwrap();
@@ -185,6 +268,15 @@ impl Drop for Server {
 
 pub fn kill(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+}
+
+/// Stops a process, which SIGCONT lets go on, and waits until it stands still.
+pub fn stop(pid: u32) {
+    kill(pid, Signal::STOP);
+    wait_until("a process that stands still", || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.lines().any(|line| line.starts_with("State:\tT"))
+    });
 }
 
 /// A whole answer.
@@ -261,4 +353,39 @@ pub fn unchunk(mut raw: &[u8]) -> Vec<u8> {
 /// A string field of each frame, joined.
 pub fn joined(frames: &[Value], pointer: &str) -> String {
     frames.iter().filter_map(|frame| frame.pointer(pointer)?.as_str()).collect()
+}
+
+/// A stream that takes long enough to be interrupted.
+pub fn long_stream(mode: &str) -> Value {
+    json!({"prompt": [5, 6, 7], "max_tokens": 1900, "ignore_eos": true, "stream": true, "stream_mode": mode})
+}
+
+/// Reads until the first frame is there.
+pub fn read_some(socket: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    while !String::from_utf8_lossy(&bytes).contains("data: ") {
+        let n_bytes = socket.read(&mut buffer).unwrap();
+        assert!(n_bytes > 0, "the stream ended before its first frame");
+        bytes.extend_from_slice(&buffer[..n_bytes]);
+    }
+    bytes
+}
+
+/// Reads to the end of the connection, within the deadline: comments keep a stream open that has no end.
+pub fn read_rest(mut bytes: Vec<u8>, mut socket: TcpStream) -> Answer {
+    let deadline = Instant::now() + DEADLINE;
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(n_bytes @ 1..) = socket.read(&mut buffer) {
+        bytes.extend_from_slice(&buffer[..n_bytes]);
+        assert!(Instant::now() < deadline, "the stream does not end");
+    }
+    Answer::parse(&bytes)
+}
+
+pub fn idle(server: &Server) -> bool {
+    let free = server.metric("kv_pages_free");
+    server.metric("num_requests_in_flight") == 0.0
+        && server.metric("num_requests_running") == 0.0
+        && free == server.metric("kv_pages_total")
 }

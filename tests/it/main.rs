@@ -6,10 +6,21 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
 
+mod access;
 mod adapters;
 mod api;
 mod command_line;
 mod engine_loop;
 mod faults;
+mod field_values;
 mod harness;
+mod hostile;
+mod hostile_clients;
 mod infilling;
+mod link;
+mod log_sinks;
+mod lost_engine;
+mod signals;
+mod terminal;
+mod wire;
+mod wire_faults;

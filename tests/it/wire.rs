@@ -1,0 +1,76 @@
+//! A worker by itself: commands that are not quite as they should be, and its place in the machine.
+
+use std::time::Duration;
+
+use diffulex_engine::{Engine, EngineOptions, ModelFiles};
+use diffulex_protocol::{ErrorCode, ServingEvent};
+use diffulex_server::link::address::Address;
+use diffulex_server::link::zmq::{ZmqContext, ZmqWorker};
+use diffulex_server::panics::LastPanic;
+use diffulex_server::worker::{self, WorkerOptions};
+use serde_json::json;
+
+use crate::harness::{Server, golden_model};
+
+#[test]
+fn a_command_that_cannot_be_read_ends_its_request_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = |name: &str| Address::Ipc(folder.path().join(name));
+    let context = zmq::Context::new();
+    let commands = context.socket(zmq::PUSH).unwrap();
+    let events = context.socket(zmq::PULL).unwrap();
+    commands.connect(&address("commands").to_string()).unwrap();
+    events.connect(&address("events").to_string()).unwrap();
+    events.set_rcvtimeo(20_000).unwrap();
+    let worker_context = ZmqContext::new().unwrap();
+    let mut link = ZmqWorker::open(&worker_context, &address("commands"), &address("events")).unwrap();
+    let worker = std::thread::spawn(move || {
+        let files = ModelFiles::folder(golden_model()).unwrap();
+        let mut engine = Engine::load(&files, &EngineOptions::default(), &mut |_| {}).unwrap();
+        // A silence so long that nothing but the error itself can wake the loop.
+        let options = WorkerOptions {
+            incarnation: 1,
+            pid: 0,
+            heartbeat_interval: Duration::from_secs(600),
+            last_panic: LastPanic::default(),
+        };
+        worker::run(&mut engine, &mut link, &options).unwrap();
+    });
+    let send = |command: serde_json::Value| {
+        commands.send(rmp_serde::to_vec_named(&command).unwrap(), 0).unwrap();
+    };
+    let generate = |rid: &str, params: serde_json::Value| {
+        send(json!({"type": "generate", "rid": rid, "input": {"type": "prompt", "prompt": [5, 6]},
+                    "sampling_params": params}));
+    };
+    let next_end = || loop {
+        let batch = diffulex_protocol::codec::decode_batch(&events.recv_bytes(0).unwrap()).unwrap();
+        if let Some(end) = batch.events.into_iter().find(ServingEvent::is_terminal) {
+            return end;
+        }
+    };
+    generate("bad", json!({"decoding": {"from_the_future": 1}}));
+    match next_end() {
+        ServingEvent::Error(error) => {
+            assert_eq!((error.rid.as_str(), error.code), ("bad", ErrorCode::InvalidRequest));
+            assert_eq!(error.param.as_deref(), Some("decoding.from_the_future"), "{}", error.message);
+        }
+        other => panic!("{other:?}"),
+    }
+    generate("good", json!({"max_tokens": 4, "from_the_future": 1}));
+    assert!(matches!(next_end(), ServingEvent::Reply(reply) if reply.rid == "good"));
+    send(json!({"type": "shutdown"}));
+    worker.join().unwrap();
+}
+
+#[test]
+fn the_kernel_is_to_end_the_worker_rather_than_the_front_end() {
+    let adjustment = |pid: &str| -> i32 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+        text.trim().parse().unwrap()
+    };
+    let server = Server::start(&[]);
+    let worker = server.worker_pid().expect("a worker").to_string();
+    // The front end has what it was started with.
+    assert_eq!(adjustment(&worker), (adjustment("self") + 500).min(1000));
+}
