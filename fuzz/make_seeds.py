@@ -1,0 +1,240 @@
+"""Makes seeds/ out of the goldens: `python3 make_seeds.py`. Small, so that a mutation is likely to hit something that matters."""
+
+import json
+import struct
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GOLDEN = HERE.parent / "tests/golden"
+TOKENIZER = GOLDEN / "tokenizer"
+
+
+def seed(target: str, name: str, *parts: bytes) -> None:
+    folder = HERE / "seeds" / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(b"\xff".join(parts))
+
+
+def compact(value) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# The wire: every message that Diffulex itself wrote.
+for vector in json.loads((GOLDEN / "protocol/diffulex.json").read_text()):
+    seed("codec", vector["name"], bytes.fromhex(vector["msgpack"]))
+
+# HTTP: route, what the worker answers (6 and more: a reply), body or path.
+REPLY, LATE_FAILURE = b"\x07", b"\x42"
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+BODIES = {
+    "generate": (0, {"prompt": "hi", "max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1}),
+    "generate_stream": (0, {"prompt": [1, 2], "stream": True, "snapshot": "full", "stop": ["a"], "seed": -1, "n": 1}),
+    "generate_gap": (0, {"prompt": "a", "suffix": "b", "ignore_eos": True, "max_nfe": 3, "max_repetition_run": 2}),
+    "chat": (1, {"model": "fuzz", "messages": CHAT, "n": 2, "logprobs": True, "user": "u", "tools": []}),
+    "chat_stream": (1, {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True}),
+    "chat_denoise": (1, {"messages": CHAT, "stream": True, "stream_mode": "denoise", "max_completion_tokens": 3}),
+    "completions": (2, {"prompt": [[1, 500]], "logprobs": 1, "stop_token_ids": [7], "response_format": {"type": "text"}}),
+    "completions_stream": (2, {"prompt": ["a"], "stream": True, "decoding": {"accept_threshold": 0.9, "cfg_scale": 1}}),
+    "tokenize": (3, {"messages": CHAT}),
+    "detokenize": (4, {"tokens": [1, 2, 300]}),
+    "abort": (5, {"rid": "chatcmpl-x"}),
+    "flush": (6, {}),
+    "load": (7, {"lora_name": "a", "lora_path": "b"}),
+    "unload": (8, {"lora_name": "a"}),
+    "profile": (9, {"run_id": "r"}),
+    "profile_stop": (10, {}),
+}
+for name, (route, body) in BODIES.items():
+    (HERE / "seeds/http").mkdir(parents=True, exist_ok=True)
+    (HERE / "seeds/http" / name).write_bytes(bytes([route]) + REPLY + compact(body))
+(HERE / "seeds/http/stream_fails").write_bytes(b"\x00" + LATE_FAILURE + compact(BODIES["generate_stream"][1]))
+for name, path in [("models", "/v1/models/fuzz"), ("metrics", "/metrics"), ("page", "/?x=1"), ("ready", "/ready")]:
+    (HERE / "seeds/http" / f"get_{name}").write_bytes(bytes([15]) + REPLY + path.encode())
+
+# Chat templates: the golden one, and what others are made of. Behind it roles and contents.
+MESSAGES = [b"user", b"Hi", b"assistant", b"<think>a</think>b", b"user", "ö".encode()]
+TEMPLATES = {
+    "golden": (TOKENIZER / "chat_template.jinja").read_text(),
+    "none": "",
+    "filters": "{{ bos_token }}{% for m in messages %}{{ m['content']|trim|upper|replace('a','b')|tojson(indent=2) }}"
+    "{{ m.role.split('s')[0].title() }}{% endfor %}{{ messages|map(attribute='role')|join(',') }}",
+    "macros": "{% macro w(x, n=2) %}{{ x * n }}{% endmacro %}{% set ns = namespace(i=0) %}{% for m in messages %}"
+    "{% set ns.i = ns.i + 1 %}{% if loop.index0 % 2 == 1 %}{% continue %}{% endif %}{{ w(m.content) }}{% endfor %}",
+    "calls": "{{ raise_exception('no') if messages[0]['role'] != 'user' else range(3)|list|length }}"
+    "{{ 'a,b'.split(',')|last }}{{ {'a': [1, 2.5, none, true]}|tojson }}{{ '%s'|format(messages|length) }}",
+    "blocks": "{#- c -#}{%- set x = messages[1:]|selectattr('role','equalto','user')|list -%}{{- x[0].content.strip() -}}"
+    "{% raw %}{{ }}{% endraw %}{% filter lower %}A{% endfilter %}{% with y = 1 %}{{ y ~ 'z' }}{% endwith %}",
+}
+for name, template in TEMPLATES.items():
+    seed("chat_template", name, template.encode(), *MESSAGES)
+
+# Tokenizers: a text, then the files.
+BYTES = {"Ġ": 0, "H": 1, "i": 2, "Hi": 3, "Ã": 4, "¶": 5, "Ċ": 6, "a": 7}
+ADDED = {"id": 8, "content": "<|x|>", "single_word": False, "lstrip": True, "rstrip": False, "normalized": False, "special": True}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPLIT = {"type": "Split", "pattern": {"Regex": "[0-9]| ?[^ a-z]+|[\\r\\n]+(?!a)"}, "behavior": "Isolated", "invert": False}
+TOKENIZERS = {
+    "bpe": {
+        "version": "1.0",
+        "added_tokens": [ADDED],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, BYTE_LEVEL]},
+        "post_processor": BYTE_LEVEL,
+        "decoder": BYTE_LEVEL,
+        "model": {"type": "BPE", "vocab": BYTES, "merges": [["H", "i"]]},
+    },
+    "sentencepiece": {
+        "added_tokens": [{**ADDED, "id": 5}],
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True, "vocab": {"<unk>": 0, "▁": 1, "H": 2, "<0xC3>": 3, "<0xB6>": 4}, "merges": []},
+    },
+    "unigram": {
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["▁H", -1.5], ["i", -2.0]], "byte_fallback": False},
+    },
+    "wordpiece": {
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[C]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {"[C]": {"id": "[C]", "ids": [2], "tokens": ["[C]"]}}},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": "[U]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100, "vocab": {"[U]": 0, "h": 1, "[C]": 2, "##i": 3}},
+    },
+    "words": {
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 1},
+        "padding": {"strategy": {"Fixed": 3}, "direction": "Left", "pad_to_multiple_of": 2, "pad_id": 0, "pad_type_id": 0, "pad_token": "u"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}, {"type": "Digits", "individual_digits": True}, {"type": "Punctuation", "behavior": "MergedWithNext"}]},
+        "decoder": {"type": "CTC", "pad_token": "u", "word_delimiter_token": "|", "cleanup": True},
+        "model": {"type": "WordLevel", "vocab": {"u": 0, "Hi": 1}, "unk_token": "u"},
+    },
+}
+TEXT = "Hi ö 1\n\n a<|x|>".encode()
+CONFIG = compact({"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|x|>", "mask_token": {"content": "Hi"}, "added_tokens_decoder": {"8": {k: v for k, v in ADDED.items() if k != "id"}}})
+for name, tokenizer in TOKENIZERS.items():
+    seed("tokenizer", name, TEXT, compact(tokenizer))
+seed("tokenizer", "merges", TEXT, b"", CONFIG, compact(BYTES), b"#version: 0.2\nH i\n")
+seed("tokenizer", "added", TEXT, b"", compact({"tokenizer_class": "Qwen2Tokenizer"}), compact(BYTES), b"H i\n", compact({"<|x|>": 8}))
+seed("tokenizer", "golden", "Hello wörld, 你好 👋\t<|im_end|>\r\n 123".encode())
+
+
+def tensors(shapes: dict[str, list[int]], dtype: str = "F32", size: int = 4) -> bytes:
+    """A safetensors file of zeros."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        n_bytes = size
+        for n in shape:
+            n_bytes *= n
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + n_bytes]}
+        end += n_bytes
+    text = compact(header)
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + bytes(end)
+
+
+HIDDEN, VOCAB = 4, 6
+DENSE = {
+    "model.embed_tokens.weight": [VOCAB, HIDDEN],
+    "model.layers.0.input_layernorm.weight": [HIDDEN],
+    "model.layers.0.self_attn.q_proj.weight": [4, HIDDEN],
+    "model.layers.0.self_attn.k_proj.weight": [2, HIDDEN],
+    "model.layers.0.self_attn.v_proj.weight": [2, HIDDEN],
+    "model.layers.0.self_attn.o_proj.weight": [HIDDEN, 4],
+    "model.layers.0.post_attention_layernorm.weight": [HIDDEN],
+    "model.layers.0.mlp.gate_proj.weight": [3, HIDDEN],
+    "model.layers.0.mlp.up_proj.weight": [3, HIDDEN],
+    "model.layers.0.mlp.down_proj.weight": [HIDDEN, 3],
+    "model.norm.weight": [HIDDEN],
+    "lm_head.weight": [VOCAB, HIDDEN],
+}
+NORMS = {"model.layers.0.self_attn.q_norm.weight": [2], "model.layers.0.self_attn.k_norm.weight": [2]}
+BIASES = {f"model.layers.0.self_attn.{part}_proj.bias": [n] for part, n in [("q", 4), ("k", 2), ("v", 2)]}
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 2,
+         "intermediate_size": 3, "vocab_size": VOCAB, "rms_norm_eps": 1e-6, "rope_theta": 10000, "max_position_embeddings": 64}
+SDAR = compact({"architectures": ["SDARForCausalLM"], "block_size": 4, "mask_token_id": 5, "hidden_act": "silu", **SIZES})
+seed("safetensors", "sdar", SDAR, tensors({**DENSE, **NORMS}))
+seed("safetensors", "sdar_bf16", SDAR, tensors({**DENSE, **NORMS}, "BF16", 2))
+seed("safetensors", "dream", compact({"architectures": ["DreamModel"], **SIZES}), tensors({**DENSE, **BIASES}, "F16", 2))
+LLADA_NAMES = {"q_proj": [4, 4], "k_proj": [4, 4], "v_proj": [4, 4], "attn_out": [4, 4], "ff_proj": [3, 4], "up_proj": [3, 4],
+               "ff_out": [4, 3], "attn_norm": [4], "ff_norm": [4]}
+LLADA = {"model.transformer.wte.weight": [VOCAB, 4], "model.transformer.ln_f.weight": [4], "model.transformer.ff_out.weight": [VOCAB, 4],
+         **{f"model.transformer.blocks.0.{name}.weight": shape for name, shape in LLADA_NAMES.items()}}
+seed("safetensors", "llada", compact({"architectures": ["LLaDAModelLM"], "d_model": 4, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 3,
+     "vocab_size": VOCAB, "rope_theta": 1e4, "rms_norm_eps": 1e-5, "max_sequence_length": 64, "rope": True}), tensors(LLADA))
+MOE = {name: shape for name, shape in DENSE.items() if ".mlp." not in name} | NORMS | {"model.layers.0.mlp.gate.weight": [2, HIDDEN]}
+for expert in range(2):
+    MOE |= {f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight": [4, 3] if part == "down" else [3, 4] for part in ["gate", "up", "down"]}
+seed("safetensors", "sdar_moe", compact({"architectures": ["SDARMoeForCausalLM"], **SIZES, "moe_intermediate_size": 3, "num_experts": 2,
+     "num_experts_per_tok": 1, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}), tensors(MOE))
+ADAPTER = {"peft_type": "LORA", "r": 1, "lora_alpha": 2, "target_modules": ["q_proj"], "bias": "none", "task_type": "CAUSAL_LM"}
+LOW_RANK = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{side}.weight": shape for side, shape in [("A", [1, 4]), ("B", [4, 1])]}
+seed("safetensors", "adapter", SDAR, tensors({**DENSE, **NORMS}), compact(ADAPTER), tensors(LOW_RANK))
+INDEX = compact({"weight_map": {"lm_head.weight": "model.safetensors"}})
+seed("safetensors", "index", SDAR, tensors({**DENSE, **NORMS}), b"{}", b"", INDEX)
+
+
+def gguf(architecture: str, keys: dict, shapes: dict[str, list[int]], type_id: int = 0) -> bytes:
+    """A GGUF file of zeros."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def value(value) -> bytes:
+        match value:
+            case bool():
+                return struct.pack("<I?", 7, value)
+            case int():
+                return struct.pack("<II", 4, value)
+            case float():
+                return struct.pack("<If", 6, value)
+            case str():
+                return struct.pack("<I", 8) + text(value)
+            case [str(), *_]:
+                return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+            case list():
+                return struct.pack("<IIQ", 9, 5, len(value)) + struct.pack(f"<{len(value)}i", *value)
+
+    tokens = ["Ġ", "H", "i", "Hi", "Ã", "<|x|>"]
+    pairs = {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in keys.items()},
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1, 1, 1, 1, 1, 3],
+        "tokenizer.ggml.merges": ["H i"],
+        "tokenizer.ggml.eos_token_id": 5,
+        "tokenizer.ggml.mask_token_id": 5,
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(pairs))
+    head += b"".join(text(key) + value(given) for key, given in pairs.items())
+    offset = 0
+    for name, shape in shapes.items():
+        # A Q8_0 block is of 32 values in 34 bytes.
+        n_bytes = 4 if type_id == 0 else 34 / 32
+        for n in shape:
+            n_bytes *= n
+        head += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), type_id, offset)
+        offset += -(-int(n_bytes) // 32) * 32
+    return head + bytes(-len(head) % 32) + bytes(offset)
+
+
+SIZES = {"embedding_length": 4, "block_count": 1, "attention.head_count": 2, "attention.head_count_kv": 1, "attention.key_length": 2,
+         "feed_forward_length": 3, "context_length": 64, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 10000.0}
+PARTS = {"attn_norm.weight": [4], "attn_q.weight": [4, 4], "attn_k.weight": [2, 4], "attn_v.weight": [2, 4], "attn_output.weight": [4, 4],
+         "ffn_norm.weight": [4], "ffn_gate.weight": [3, 4], "ffn_up.weight": [3, 4], "ffn_down.weight": [4, 3]}
+OUTER = {"token_embd.weight": [VOCAB, 4], "output_norm.weight": [4], "output.weight": [VOCAB, 4]}
+QWEN3 = PARTS | {"attn_q_norm.weight": [2], "attn_k_norm.weight": [2]}
+seed("gguf", "qwen3", gguf("qwen3", SIZES, OUTER | {f"blk.0.{name}": shape for name, shape in QWEN3.items()}))
+BIASED = PARTS | {"attn_q.bias": [4], "attn_k.bias": [2], "attn_v.bias": [2]}
+seed("gguf", "dream", gguf("dream", SIZES, OUTER | {f"blk.0.{name}": shape for name, shape in BIASED.items()}))
+LLADA = PARTS | {"attn_k.weight": [4, 4], "attn_v.weight": [4, 4]}
+SMALL = {key: value for key, value in SIZES.items() if key not in ("attention.head_count_kv", "attention.key_length")}
+seed("gguf", "llada", gguf("llada", SMALL, OUTER | {f"blk.0.{name}": shape for name, shape in LLADA.items()}))
+MOE = {name: shape for name, shape in QWEN3.items() if "ffn_" not in name} | {"ffn_norm.weight": [4], "ffn_gate_inp.weight": [2, 4],
+       "ffn_gate_exps.weight": [2, 3, 4], "ffn_up_exps.weight": [2, 3, 4], "ffn_down_exps.weight": [2, 4, 3]}
+EXPERTS = SIZES | {"expert_feed_forward_length": 3, "expert_count": 2, "expert_used_count": 1}
+seed("gguf", "qwen3moe", gguf("qwen3moe", EXPERTS, OUTER | {f"blk.0.{name}": shape for name, shape in MOE.items()}))
+Q8 = {"token_embd.weight": [VOCAB, 32], "output_norm.weight": [32], "output.weight": [VOCAB, 32]}
+seed("gguf", "blocks", gguf("qwen3", SIZES | {"embedding_length": 32}, Q8, 8))

@@ -1,0 +1,344 @@
+//! The HTTP routes: every answer has a status, a shape and an end that docs/http-api.md names.
+//!
+//! The product's router and front end, whole; behind them a worker that answers at once, as the input's second byte says.
+//! The first byte is the route, what follows the body, or the path.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::{Method, Request, Response, StatusCode, Uri, header};
+use diffulex_engine::{ModelFiles, TextModel};
+use diffulex_protocol::{
+    ErrorCode, EventBatch, FinishReason, ModelCard, PROTOCOL_VERSION, Ready, ServingBufferSnapshot, ServingCommand,
+    ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode,
+};
+use diffulex_server::frontend::{Frontend, FrontendOptions, WorkerHandle, WorkerParts, WorkerStarter};
+use diffulex_server::http::{BodyLimits, HttpOptions, router};
+use diffulex_server::link::channel::{self, ChannelWorker};
+use diffulex_server::link::{CommandSender, LinkError, WorkerLink};
+use diffulex_server::telemetry::Telemetry;
+use serde_json::Value;
+use tower::ServiceExt;
+
+/// Routes with a body. Of all other first bytes the rest is a path.
+const POST: [&str; 11] = [
+    "/generate",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+    "/abort_request",
+    "/flush_cache",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/start_profile",
+    "/stop_profile",
+];
+
+const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::DELETE];
+
+/// What the worker can say instead of an answer.
+const ERRORS: [ErrorCode; 6] = [
+    ErrorCode::InvalidRequest,
+    ErrorCode::TooLarge,
+    ErrorCode::EngineFailed,
+    ErrorCode::EngineLost,
+    ErrorCode::ShuttingDown,
+    ErrorCode::Timeout,
+];
+
+/// More than any answer takes.
+const MAX_ANSWER_BYTES: usize = 1 << 20;
+
+/// Sends the input as a request, and judges the answer.
+pub fn run(input: &[u8]) {
+    static STAGE: LazyLock<Stage> = LazyLock::new(Stage::new);
+    let [route, answer, rest @ ..] = input else { return };
+    let Some(request) = request(*route, rest) else { return };
+    STAGE.answer.store(*answer, Ordering::Relaxed);
+    let (status, content_type, body) = STAGE.runtime.block_on(async {
+        let response: Response<Body> =
+            STAGE.router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
+        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
+        let status = response.status();
+        let body = axum::body::to_bytes(response.into_body(), MAX_ANSWER_BYTES).await.expect("the answer is whole");
+        (status, content_type, body)
+    });
+    let content_type = content_type.as_ref().map_or("", |value| value.to_str().expect("a content type is text"));
+    if content_type.starts_with("text/event-stream") {
+        assert_eq!(status, StatusCode::OK);
+        return judge_stream(&body);
+    }
+    if status.is_client_error() || status.is_server_error() {
+        judge_error(status, &body, *answer);
+    }
+}
+
+fn request(route: u8, rest: &[u8]) -> Option<Request<Body>> {
+    // What a browser and curl send.
+    let request = Request::builder().header(header::HOST, "127.0.0.1:8000");
+    if let Some(path) = POST.get(usize::from(route)) {
+        let request = request.method(Method::POST).uri(*path).header(header::CONTENT_TYPE, "application/json");
+        return request.body(Body::from(Bytes::copy_from_slice(rest))).ok();
+    }
+    let method = METHODS[usize::from(route) % METHODS.len()].clone();
+    let uri = Uri::try_from(rest).ok().filter(|uri| uri.path().starts_with('/'))?;
+    request.method(method).uri(uri).body(Body::empty()).ok()
+}
+
+/// Frames of JSON, and one end: `[DONE]` or an error.
+fn judge_stream(body: &[u8]) {
+    let body = std::str::from_utf8(body).expect("a stream is text");
+    let mut is_over = false;
+    for frame in body.lines().filter_map(|line| line.strip_prefix("data:")) {
+        assert!(!is_over, "a frame follows the end: {frame}");
+        let frame = frame.trim();
+        is_over = frame == "[DONE]" || {
+            let frame: Value = serde_json::from_str(frame).unwrap_or_else(|error| panic!("{frame}: {error}"));
+            frame.get("error").is_some()
+        };
+    }
+    assert!(is_over, "the stream has no end");
+}
+
+/// The error body, and a code that the documentation has for the status.
+fn judge_error(status: StatusCode, body: &[u8], answer: u8) {
+    if body.is_empty() {
+        // The answer to HEAD has none.
+        return;
+    }
+    let shown = String::from_utf8_lossy(body);
+    let body: Value = serde_json::from_slice(body).unwrap_or_else(|error| panic!("{status} {shown}: {error}"));
+    let error = &body["error"];
+    let code = error["code"].as_str().unwrap_or_else(|| panic!("{status} {shown}: no code"));
+    assert!(error["message"].is_string() && error["type"].is_string() && body["detail"].is_string(), "{shown}");
+    static DOCUMENTED: LazyLock<BTreeSet<(u16, String)>> = LazyLock::new(documented);
+    assert!(DOCUMENTED.contains(&(status.as_u16(), code.to_owned())), "{status} {code} is not documented: {shown}");
+    let is_asked = matches!(
+        error_of(answer),
+        Some(ErrorCode::EngineFailed | ErrorCode::EngineLost | ErrorCode::ShuttingDown | ErrorCode::Timeout)
+    );
+    assert!(!status.is_server_error() || is_asked, "a client alone made a {status}: {shown}");
+}
+
+/// Every status with its codes in docs/http-api.md: the rows of its table of errors, and what it says of routes.
+fn documented() -> BTreeSet<(u16, String)> {
+    let page = include_str!("../../docs/http-api.md");
+    let mut pairs = BTreeSet::new();
+    let (routes, errors) = page.split_once("\n## Errors\n").expect("the page has a section on errors");
+    for row in errors.lines().filter_map(|line| line.strip_prefix("| ")) {
+        let cells: Vec<&str> = row.split('|').collect();
+        let statuses = cells[0].split(',').filter_map(|status| status.trim().parse::<u16>().ok());
+        for status in statuses {
+            pairs.extend(cells.iter().flat_map(|cell| quoted(cell)).map(|code| (status, code)));
+        }
+    }
+    let words: Vec<&str> = routes.split_whitespace().collect();
+    for pair in words.windows(2) {
+        if let (Ok(status), Some(code)) = (pair[0].parse::<u16>(), quoted(pair[1]).next()) {
+            pairs.insert((status, code));
+        }
+    }
+    pairs
+}
+
+fn quoted(text: &str) -> impl Iterator<Item = String> {
+    text.split('`').skip(1).step_by(2).map(str::to_owned)
+}
+
+/// Set in the answer's byte: an error comes behind some progress.
+const LATE: u8 = 0x40;
+
+fn error_of(answer: u8) -> Option<ErrorCode> {
+    ERRORS.get(usize::from(answer & !LATE)).copied()
+}
+
+/// The routes, and what stands behind them.
+struct Stage {
+    runtime: tokio::runtime::Runtime,
+    router: Router,
+    answer: Arc<AtomicU8>,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokenizer");
+        let text = ModelFiles::folder(folder).and_then(|files| TextModel::load(&files)).expect("the golden tokenizer");
+        let telemetry = Arc::new(Telemetry::default());
+        let answer = Arc::new(AtomicU8::new(0));
+        let options = FrontendOptions {
+            max_in_flight: 64,
+            request_timeout: None,
+            startup_timeout: Duration::from_secs(60),
+            heartbeat_timeout: Duration::MAX,
+            watchdog_timeout: None,
+            crash_reports: None,
+            max_loaded_loras: 64,
+            adapters: Vec::new(),
+        };
+        let starter = Box::new(Script { answer: Arc::clone(&answer) });
+        let frontend = Frontend::start(text, options, Arc::clone(&telemetry), starter).expect("a thread");
+        runtime.block_on(frontend.ready()).expect("the script takes requests");
+        let options = HttpOptions {
+            model_name: "fuzz".to_owned(),
+            model_aliases: Vec::new(),
+            model_place: "nowhere".to_owned(),
+            default_temperature: 1.0,
+            started_at: 0,
+            api_key: None,
+            cors_origin: None,
+            allowed_hosts: Vec::new(),
+            is_exposed: false,
+            body: BodyLimits { max_bytes: 1 << 20, timeout: Duration::from_secs(60) },
+        };
+        let router = router(frontend, telemetry, options).expect("the options are right");
+        Self { runtime, router, answer }
+    }
+}
+
+/// A worker that computes nothing.
+#[derive(Clone)]
+struct Script {
+    answer: Arc<AtomicU8>,
+}
+
+impl WorkerStarter for Script {
+    fn start(&mut self, incarnation: u64) -> Result<WorkerParts, String> {
+        let (_, events, worker) = channel::link();
+        let script = ScriptedLink { answer: Arc::clone(&self.answer), incarnation, worker: Mutex::new(worker) };
+        let model = ModelCard {
+            architecture: "script".to_owned(),
+            block_size: 8,
+            mask_token_id: Some(500),
+            max_model_len: 1024,
+            vocab_size: 512,
+            ..ModelCard::default()
+        };
+        let ready =
+            Ready { protocol_version: PROTOCOL_VERSION, build: String::new(), pid: 0, boot_nonce: incarnation, model };
+        script.tell(vec![ServingEvent::Ready(Box::new(ready))]).map_err(|error| error.to_string())?;
+        Ok(WorkerParts { commands: Arc::new(script), events: Box::new(events), handle: Box::new(self.clone()) })
+    }
+}
+
+impl WorkerHandle for Script {
+    fn can_end(&self) -> bool {
+        true
+    }
+
+    fn end(self: Box<Self>) -> String {
+        "the script ended".to_owned()
+    }
+}
+
+/// Takes commands and answers them in the same breath.
+struct ScriptedLink {
+    answer: Arc<AtomicU8>,
+    incarnation: u64,
+    worker: Mutex<ChannelWorker>,
+}
+
+impl ScriptedLink {
+    fn tell(&self, events: Vec<ServingEvent>) -> Result<(), LinkError> {
+        let mut worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
+        worker.send(EventBatch { incarnation: self.incarnation, events })
+    }
+}
+
+impl CommandSender for ScriptedLink {
+    fn send(&self, command: ServingCommand) -> Result<(), LinkError> {
+        let no = || Some("no".to_owned());
+        let events = match command {
+            ServingCommand::Generate(request) => answer(&request, self.answer.load(Ordering::Relaxed)),
+            ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
+                vec![ServingEvent::ProfileReply { ok: false, message: no(), paths: Vec::new() }]
+            }
+            // Few names, so that what is loaded does not add up.
+            ServingCommand::LoadAdapter(source) if source.name.len() == 1 => {
+                vec![ServingEvent::AdapterReply { name: source.name, ok: true, message: None }]
+            }
+            ServingCommand::LoadAdapter(source) => {
+                vec![ServingEvent::AdapterReply { name: source.name, ok: false, message: no() }]
+            }
+            ServingCommand::UnloadAdapter { name } => {
+                vec![ServingEvent::AdapterReply { name, ok: true, message: None }]
+            }
+            ServingCommand::Abort { .. } | ServingCommand::FlushCache | ServingCommand::Shutdown { .. } => {
+                return Ok(());
+            }
+        };
+        self.tell(events)
+    }
+
+    fn wait_connected(&self, _within: Duration) -> Result<(), LinkError> {
+        Ok(())
+    }
+}
+
+/// What becomes of a request.
+fn answer(request: &ServingGenerate, answer: u8) -> Vec<ServingEvent> {
+    let rid = request.rid.clone();
+    let mut events = Vec::new();
+    if request.stream && (error_of(answer).is_none() || answer & LATE != 0) {
+        events.push(progress(request));
+    }
+    if let Some(code) = error_of(answer) {
+        events.push(ServingEvent::Error(ServingError { rid, message: "scripted".to_owned(), code, param: None }));
+        return events;
+    }
+    let token_ids = vec![5; usize::from(answer % 8)];
+    let reasons = FinishReason::ALL;
+    events.push(ServingEvent::Reply(Box::new(ServingReply {
+        rid,
+        text: "\u{e9}\u{fffd}\"\n".to_owned(),
+        confidences: if request.sampling_params.logprobs { vec![0.5; token_ids.len()] } else { Vec::new() },
+        full_text: String::new(),
+        full_token_ids: token_ids.clone(),
+        token_ids,
+        nfe: 4,
+        finish_reason: reasons[usize::from(answer) % reasons.len()],
+        engine_decode_time_s: 0.0,
+        engine_decode_tokens: 0,
+        engine_decode_tps: None,
+        finished: true,
+        prompt_tokens: 4,
+        given_tokens: 0,
+        cached_tokens: 0,
+        nfe_counts: Default::default(),
+        queue_time_s: 0.0,
+        seed: request.sampling_params.seed,
+        preemptions: 0,
+    })));
+    events
+}
+
+fn progress(request: &ServingGenerate) -> ServingEvent {
+    let rid = request.rid.clone();
+    match request.stream_mode {
+        StreamMode::BlockAppend => ServingEvent::Delta(ServingDelta {
+            rid,
+            text: "\u{e9}".to_owned(),
+            token_ids: vec![5],
+            confidences: vec![0.5],
+            ..ServingDelta::default()
+        }),
+        StreamMode::Denoise => ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
+            rid,
+            absolute_end: 2,
+            text: "\u{e9}\u{2591}".to_owned(),
+            token_ids: vec![5, 500],
+            committed_len: 1,
+            committed_text: "\u{e9}".to_owned(),
+            mask_positions: vec![1],
+            pieces: vec![Some("\u{e9}".into()), None],
+            confidences: vec![0.5, 0.0],
+            block_size: 8,
+            ..ServingBufferSnapshot::default()
+        })),
+    }
+}
