@@ -153,12 +153,18 @@ impl Strategy {
     }
 }
 
+/// The settings of all strategies and accept rules. One that several of them read comes up once for each.
+fn all_settings() -> impl Iterator<Item = &'static Setting> {
+    let own = StrategyKind::ALL.iter().flat_map(|kind| kind.settings());
+    AcceptRule::all_settings().chain(own.copied())
+}
+
 /// The settings of all strategies and accept rules, each once.
 pub fn settings() -> Vec<&'static Setting> {
-    let mut settings = AcceptRule::all_settings();
-    for own in StrategyKind::ALL.iter().flat_map(|kind| kind.settings()) {
-        if !settings.contains(own) {
-            settings.push(own);
+    let mut settings = Vec::new();
+    for setting in all_settings() {
+        if !settings.contains(&setting) {
+            settings.push(setting);
         }
     }
     settings
@@ -166,8 +172,7 @@ pub fn settings() -> Vec<&'static Setting> {
 
 /// Refuses unknown names and values out of range, as far as they can be told without a model.
 pub fn check_settings<'a>(values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Result<(), SettingError> {
-    let known = settings();
-    values.into_iter().try_for_each(|(name, value)| match known.iter().find(|setting| setting.name == name) {
+    values.into_iter().try_for_each(|(name, value)| match all_settings().find(|setting| setting.name == name) {
         Some(setting) => setting.check(value),
         None => Err(SettingError::unknown(name)),
     })

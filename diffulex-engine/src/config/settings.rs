@@ -26,6 +26,9 @@ pub fn check(settings: &DecodingSettings) -> Result<(), SettingError> {
 
 /// `base` with what a request sets.
 pub(crate) fn for_request(base: &Strategy, settings: &DecodingSettings) -> Result<Strategy, RequestError> {
+    if settings.is_empty() {
+        return Ok(base.clone());
+    }
     base.with(values_of(settings)).map_err(|error| {
         let param = format!("decoding.{}", error.name);
         let message = format!("{param} {}", error.what);

@@ -66,7 +66,7 @@ fn settings_of(strategy: &str) -> Vec<(&'static str, Vec<Value>)> {
         }
     };
     let own = StrategyKind::of_name(strategy).unwrap().settings();
-    let all = AcceptRule::all_settings().into_iter().chain(own.iter().copied());
+    let all = AcceptRule::all_settings().chain(own.iter().copied());
     all.map(|setting| (setting.name, values_of(setting.values))).collect()
 }
 

@@ -168,15 +168,10 @@ impl AcceptRule {
         rule.rule_mut().fields().into_iter().map(|(setting, _)| setting).collect()
     }
 
-    /// The settings of all rules, each once.
-    pub fn all_settings() -> Vec<&'static Setting> {
-        let mut settings: Vec<&'static Setting> = vec![&ACCEPT_RULE];
-        for setting in Self::NAMES.iter().filter_map(|name| Self::of_name(name)).flat_map(|rule| rule.settings()) {
-            if !settings.contains(&setting) {
-                settings.push(setting);
-            }
-        }
-        settings
+    /// The settings of all rules. One that several rules read comes up once for each.
+    pub fn all_settings() -> impl Iterator<Item = &'static Setting> {
+        let rules = Self::NAMES.iter().filter_map(|name| Self::of_name(name));
+        std::iter::once(&ACCEPT_RULE).chain(rules.flat_map(|rule| rule.settings()))
     }
 
     fn values(&self) -> Vec<(&'static str, Value<'static>)> {
@@ -216,7 +211,7 @@ impl AcceptRule {
         for setting in COMMON {
             overrides.take(setting)?;
         }
-        match Self::all_settings().into_iter().find(|setting| overrides.has(setting)) {
+        match Self::all_settings().find(|setting| overrides.has(setting)) {
             Some(other) => {
                 Err(SettingError::refused(other.name, format!("does not apply to the accept rule {}", self.name())))
             }
