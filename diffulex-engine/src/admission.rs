@@ -43,6 +43,13 @@ pub(crate) struct Admitted {
     pub(crate) adapter: Option<AdapterId>,
 }
 
+/// Refuses token ids in the field `param` that are not below `vocab_size`.
+pub fn check_ids(param: &'static str, ids: &[u32], vocab_size: u32) -> Result<(), RequestError> {
+    let Some(id) = ids.iter().find(|id| **id >= vocab_size) else { return Ok(()) };
+    let message = format!("{param} holds token id {id}, which is outside the vocabulary of {vocab_size}");
+    Err(RequestError::invalid(param, message))
+}
+
 impl Admission<'_> {
     /// The sequence of `request`, whose seed is set.
     pub(crate) fn admit(&self, request: &mut ServingGenerate) -> Result<Admitted, RequestError> {
@@ -55,7 +62,7 @@ impl Admission<'_> {
             ServingInput::Prompt { prompt } => self.ids_of(prompt)?,
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
         };
-        self.check_ids("prompt", &prompt)?;
+        check_ids("prompt", &prompt, self.vocab_size)?;
         let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let is_d2f = adapter.is_some_and(|adapter| adapter.is_d2f);
         let mut decoding = params.decoding.clone();
@@ -91,16 +98,6 @@ impl Admission<'_> {
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id) })
     }
 
-    fn check_ids(&self, param: &'static str, ids: &[u32]) -> Result<(), RequestError> {
-        let vocab_size = self.vocab_size;
-        match ids.iter().find(|id| **id >= vocab_size) {
-            Some(id) => {
-                Err(RequestError::invalid(param, format!("token id {id} is outside the vocabulary of {vocab_size}")))
-            }
-            None => Ok(()),
-        }
-    }
-
     fn ids_of(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
         match prompt {
             Prompt::Ids(ids) => Ok(ids.clone()),
@@ -117,7 +114,7 @@ impl Admission<'_> {
             );
             return Err(RequestError::invalid("suffix", message));
         }
-        self.check_ids("suffix", &ids)?;
+        check_ids("suffix", &ids, self.vocab_size)?;
         Ok(ids)
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use diffulex_engine::{RequestError, TextModel};
+use diffulex_engine::{RequestError, TextModel, check_ids};
 use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
 
 use super::permit::Permit;
@@ -346,19 +346,12 @@ fn check_prompt(
     if ids.is_empty() {
         return Err(RequestError::invalid(field, format!("{field} must not be empty")));
     }
-    check_ids(field, ids, card)?;
+    check_ids(field, ids, card.vocab_size)?;
     // Masks are places of the answer already.
     if masked.is_empty() {
         check_length(field, ids, 1, card)?;
     }
-    check_ids("stop_token_ids", &params.stop_token_ids, card)
-}
-
-/// Refuses ids that the model does not have.
-pub(crate) fn check_ids(field: &'static str, ids: &[u32], card: &ModelCard) -> Result<(), RequestError> {
-    let Some(id) = ids.iter().find(|id| **id >= card.vocab_size) else { return Ok(()) };
-    let message = format!("{field} holds token id {id}, the model's ids end at {}", card.vocab_size.saturating_sub(1));
-    Err(RequestError::invalid(field, message))
+    check_ids("stop_token_ids", &params.stop_token_ids, card.vocab_size)
 }
 
 /// Request ids and seeds: a keyed hash of a count, which costs no system call and which nobody without the key guesses.

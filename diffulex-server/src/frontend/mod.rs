@@ -28,7 +28,6 @@ use tokio::sync::watch;
 pub use adapters::AdapterOutcome;
 use adapters::AdapterRegistry;
 use admission::Draws;
-pub(crate) use admission::check_ids;
 pub use admission::{Submission, SubmitError};
 pub use crash_report::CrashReports;
 use quarantine::Quarantine;

@@ -5,6 +5,7 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
+use diffulex_engine::check_ids;
 use diffulex_protocol::{Prompt, ServingInput};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -14,7 +15,6 @@ use super::body::{self, Dialect, Read};
 use super::error::ApiError;
 use super::request::GenerationBody;
 use super::{App, asked_model};
-use crate::frontend::check_ids;
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
@@ -54,7 +54,7 @@ struct DetokenizeBody {
 pub(super) async fn detokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let decode = |app: &App, body: DetokenizeBody| {
         if let Some(card) = app.frontend.card() {
-            check_ids("tokens", &body.tokens, &card)?;
+            check_ids("tokens", &body.tokens, card.vocab_size)?;
         }
         Ok(app.frontend.text().decode(&body.tokens))
     };
