@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::Checkpoint;
 use super::checkpoint::ADAPTER_WEIGHTS;
-use super::decoder::unknown_switch;
+use super::config_fields::unknown_switch;
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 use crate::kernels::WeightData;

@@ -20,9 +20,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{
-    Decoder, DecoderConfig, MLP_NAMES, Names, QkvNames, check_sizes, load_dense_mlp, parse, refuse, refuse_switches,
-};
+use super::config_fields::{check_sizes, parse, refuse, refuse_switches};
+use super::decoder::{Decoder, DecoderConfig, MLP_NAMES, Names, QkvNames, load_dense_mlp};
 use super::families::Family;
 use super::loader::Loader;
 use crate::error::LoadError;

@@ -25,9 +25,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{
-    ExpertShape, MLP_NAMES, check_positive, check_sizes, load_experts, load_mlp, parse, refuse, refuse_switches,
-};
+use super::config_fields::{check_positive, check_sizes, parse, refuse, refuse_switches};
+use super::decoder::{ExpertShape, MLP_NAMES, load_experts, load_mlp};
 use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::Adapters;

@@ -19,9 +19,10 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::config_fields::{check_positive, check_sizes, parse, refuse, refuse_switches};
 use super::decoder::{
-    Decoder, DecoderConfig, ExpertShape, Experts, FeedForward, MLP_NAMES, Names, QkvNames, check_positive, check_sizes,
-    load_dense_mlp, load_experts, load_mlp, parse, refuse, refuse_switches,
+    Decoder, DecoderConfig, ExpertShape, Experts, FeedForward, MLP_NAMES, Names, QkvNames, load_dense_mlp,
+    load_experts, load_mlp,
 };
 use super::families::Family;
 use super::loader::Loader;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::Checkpoint;
 use super::adapter::Adapter;
-use super::decoder::parse;
+use super::config_fields::parse;
 use super::low_rank::Site;
 use crate::error::LoadError;
 use crate::kernels::routing::Routing;

@@ -7,6 +7,7 @@
 
 mod adapter;
 mod checkpoint;
+mod config_fields;
 mod decoder;
 mod dense;
 mod diffusion_gemma;
@@ -246,7 +247,7 @@ fn boxed<O: Ops + 'static>(
 
 /// Refuses, by name, what no network here computes.
 fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(), LoadError> {
-    let refuse = |what: String| Err(decoder::refuse(what));
+    let refuse = |what: String| Err(config_fields::refuse(what));
     let given = |field: &str| config.get(field).filter(|value| !value.is_null());
     if let Some(activation) = given("hidden_act")
         && activation != "silu"

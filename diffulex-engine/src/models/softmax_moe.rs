@@ -15,9 +15,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::config_fields::{check_sizes, parse, refuse};
 use super::decoder::{
-    Decoder, DecoderConfig, ExpertShape, Experts, FeedForward, MLP_NAMES, check_sizes, load_dense_mlp, load_experts,
-    load_mlp, parse, refuse,
+    Decoder, DecoderConfig, ExpertShape, Experts, FeedForward, MLP_NAMES, load_dense_mlp, load_experts, load_mlp,
 };
 use super::dense::NAMES;
 use super::families::Family;

@@ -6,9 +6,8 @@
 use std::fmt;
 
 use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
-
-use super::request::ContentPart;
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 /// A prompt as text or as ids.
 #[derive(Debug)]
@@ -35,6 +34,15 @@ enum Element {
 pub(super) enum ContentField {
     Text(String),
     Parts(Vec<ContentPart>),
+}
+
+/// A part of a message.
+#[derive(Debug, Deserialize)]
+pub(super) struct ContentPart {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    #[serde(default)]
+    pub(super) text: Option<String>,
 }
 
 /// One of an enum's names, or nothing.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::fields::{ContentField, PromptField, by_name};
+use super::fields::{ContentField, ContentPart, PromptField, by_name};
 use super::other_fields::{IgnoredFieldLog, OtherFields, Screened, is_empty};
 use super::{App, AskedModel, asked_model};
 use crate::frontend::Submission;
@@ -140,14 +140,6 @@ pub(super) struct MessageField {
     content: Option<ContentField>,
     #[serde(default)]
     tool_calls: Option<Value>,
-}
-
-#[derive(Debug, Deserialize)]
-pub(super) struct ContentPart {
-    #[serde(rename = "type")]
-    kind: String,
-    #[serde(default)]
-    text: Option<String>,
 }
 
 impl Order {
