@@ -134,27 +134,7 @@ pub(super) struct Names {
     pub(super) head: &'static str,
 }
 
-/// `x W^T`, which adapters may change.
-struct Projection<O: Ops> {
-    weight: O::Matrix,
-    site: usize,
-}
-
-impl<O: Ops> Projection<O> {
-    fn apply(
-        &self,
-        ops: &O,
-        step: &O::Step<'_>,
-        x: &O::Tensor,
-        adapters: &Adapters<'_, O>,
-    ) -> Result<O::Tensor, StepError> {
-        let mut product = ops.linear(x, &self.weight, None)?;
-        adapters.add(ops, step, self.site, x, &mut product)?;
-        Ok(product)
-    }
-}
-
-/// `x W^T + b` of several matrices, each of which adapters may change.
+/// `x W^T + b` of `N` matrices, each of which adapters may change.
 struct Projections<O: Ops, const N: usize> {
     group: O::Group<N>,
     sites: [usize; N],
@@ -179,7 +159,7 @@ impl<O: Ops, const N: usize> Projections<O, N> {
 /// An MLP whose projections adapters may change.
 pub(super) struct DenseMlp<O: Ops> {
     gate_up: Projections<O, 2>,
-    down: Projection<O>,
+    down: Projections<O, 1>,
 }
 
 /// The part of a layer after attention.
@@ -210,7 +190,8 @@ impl<O: Ops> FeedForward<O> {
         match self {
             Self::Mlp(DenseMlp { gate_up, down }) => {
                 let [gate, up] = gate_up.apply(ops, step, x, adapters)?;
-                down.apply(ops, step, &ops.gate(gate, &up, Activation::Silu)?, adapters)
+                let [sum] = down.apply(ops, step, &ops.gate(gate, &up, Activation::Silu)?, adapters)?;
+                Ok(sum)
             }
             Self::Experts(Experts { router, experts, shared }) => {
                 let mut sum = ops.routed(x, &ops.linear(x, router, None)?, experts)?;
@@ -228,7 +209,7 @@ struct Layer<O: Ops> {
     qkv: Projections<O, 3>,
     q_norm: Option<O::Vector>,
     k_norm: Option<O::Vector>,
-    o: Projection<O>,
+    o: Projections<O, 1>,
     post_attention_norm: O::Vector,
     feed_forward: FeedForward<O>,
 }
@@ -332,15 +313,26 @@ fn weight(name: &str) -> String {
     format!("{name}.weight")
 }
 
+/// The matrix `name`, and its site.
+fn adaptable<O: Ops>(
+    loader: &mut Loader<'_, O>,
+    name: &str,
+    n_out: usize,
+    n_in: usize,
+) -> Result<(O::Matrix, usize), LoadError> {
+    let matrix = loader.matrix(name, n_out, n_in)?;
+    Ok((matrix, loader.site(name, n_out, n_in, 0..n_out)))
+}
+
 /// The projection `name`, without bias.
 fn projection<O: Ops>(
     loader: &mut Loader<'_, O>,
     name: &str,
     n_out: usize,
     n_in: usize,
-) -> Result<Projection<O>, LoadError> {
-    let weight = loader.matrix(name, n_out, n_in)?;
-    Ok(Projection { weight, site: loader.site(name, n_out, n_in, 0..n_out) })
+) -> Result<Projections<O, 1>, LoadError> {
+    let (matrix, site) = adaptable(loader, name, n_out, n_in)?;
+    Ok(Projections { group: loader.group(name, [(matrix, None)])?, sites: [site] })
 }
 
 /// q, k and v of one layer.
@@ -355,7 +347,7 @@ fn qkv<O: Ops>(
     match names.qkv {
         QkvNames::Split { q, k, v } => {
             let mut one = |part: &str, n_out: usize| -> Result<(Weighted<O>, usize), LoadError> {
-                let Projection { weight, site } = projection(loader, &format!("{layer}.{part}.weight"), n_out, hidden)?;
+                let (weight, site) = adaptable(loader, &format!("{layer}.{part}.weight"), n_out, hidden)?;
                 let bias =
                     if family.qkv_bias { Some(loader.vector(&format!("{layer}.{part}.bias"), n_out)?) } else { None };
                 Ok(((weight, bias), site))
@@ -405,11 +397,11 @@ pub(super) fn load_dense_mlp<O: Ops>(
     width: usize,
     hidden: usize,
 ) -> Result<FeedForward<O>, LoadError> {
-    let gate = projection(loader, &format!("{prefix}.{gate}.weight"), width, hidden)?;
-    let up = projection(loader, &format!("{prefix}.{up}.weight"), width, hidden)?;
-    let sites = [gate.site, up.site];
+    let (gate, gate_site) = adaptable(loader, &format!("{prefix}.{gate}.weight"), width, hidden)?;
+    let (up, up_site) = adaptable(loader, &format!("{prefix}.{up}.weight"), width, hidden)?;
+    let sites = [gate_site, up_site];
     Ok(FeedForward::Mlp(DenseMlp {
-        gate_up: Projections { group: loader.group(prefix, [(gate.weight, None), (up.weight, None)])?, sites },
+        gate_up: Projections { group: loader.group(prefix, [(gate, None), (up, None)])?, sites },
         down: projection(loader, &format!("{prefix}.{down}.weight"), hidden, width)?,
     }))
 }
@@ -486,7 +478,8 @@ impl<O: Ops> Network<O> for Decoder<O> {
             // Stored before anything attends, so that rows of this forward see each other through the cache.
             ops.store(cache, index, &k, &v, step)?;
             let attended = ops.attend(&q, cache, index, attention, step)?;
-            ops.add(&mut x, &layer.o.apply(ops, step, &attended, adapters)?)?;
+            let [mixed] = layer.o.apply(ops, step, &attended, adapters)?;
+            ops.add(&mut x, &mixed)?;
 
             let normed = ops.rms_norm(&x, &layer.post_attention_norm, self.eps)?;
             ops.add(&mut x, &layer.feed_forward.apply(ops, step, &normed, adapters)?)?;
