@@ -115,7 +115,7 @@ fn add_rows(
     for block in sequence.denoised(&blocks).filter(|_| !is_unguided) {
         let start = sequence.block_range(block).start;
         for position in sequence.undecided(block) {
-            let row = first_row + sequence.speaker(position) - positions.start;
+            let row = first_row + sequence.predicting_position(position) - positions.start;
             let guidance = unguided.map(|(scale, n_rows)| Guidance { unguided_row: (row + n_rows) as u32, scale });
             owners.push(Wanted { ticket, block, row: position - start });
             let recipe = sampler::recipe(sequence, position, row as u32, frame.vocabulary, frame.randomness);

@@ -54,8 +54,8 @@ impl Sequence {
                 step: self.blocks[*index].steps,
                 full_steps: self.blocks[*index].full_steps,
                 unchanged_steps: self.blocks[*index].unchanged_steps,
-                last_confidences: &self.last_confidences[self.block_range(*index)],
-                written_confidences: &self.written_confidences[self.block_range(*index)],
+                last_confidences: &self.positions.last_confidences[self.block_range(*index)],
+                written_confidences: &self.positions.written_confidences[self.block_range(*index)],
                 candidates,
             };
             proposals.push((*index, self.strategy.step(&view)));
@@ -77,11 +77,11 @@ impl Sequence {
         for (index, proposal) in &proposals {
             let was_full = self.progress(*index).is_complete();
             let range = self.block_range(*index);
-            let before = self.tokens[range.clone()].to_vec();
+            let before = self.positions.tokens[range.clone()].to_vec();
             for edit in &proposal.edits {
                 self.apply(*index, *edit, &mut change)?;
             }
-            let is_unchanged = was_full && before == self.tokens[range];
+            let is_unchanged = was_full && before == self.positions.tokens[range];
             let block = &mut self.blocks[*index];
             block.steps += 1;
             block.full_steps += usize::from(was_full);
@@ -97,7 +97,7 @@ impl Sequence {
         for BlockCandidates { block, candidates } in candidates {
             let start = self.block_start(*block);
             for candidate in candidates {
-                self.last_confidences[start + candidate.row] = candidate.confidence;
+                self.positions.last_confidences[start + candidate.row] = candidate.confidence;
             }
         }
     }
@@ -116,7 +116,7 @@ impl Sequence {
                     let restored = self.restored(index).map(<[Input]>::to_vec);
                     n_changes += usize::from(restored.is_some());
                     if self.focus(index).forwarded.len() == range.len() {
-                        let written = restored.unwrap_or_else(|| self.inputs[range].to_vec());
+                        let written = restored.unwrap_or_else(|| self.positions.inputs[range].to_vec());
                         self.blocks[index].scratch = Scratch::Kept(written);
                     }
                 }
@@ -131,12 +131,13 @@ impl Sequence {
         if self.declared.kv_reuse == KvReuse::None {
             return 0;
         }
-        let Some(block) = self.first_open().filter(|_| self.rows_of(blocks).len() == self.tokens.len()) else {
+        let Some(block) = self.first_open().filter(|_| self.rows_of(blocks).len() == self.positions.tokens.len())
+        else {
             return 0;
         };
         let lost = self.lost_context().map(<[Input]>::to_vec);
         let n_changes = usize::from(lost.is_some());
-        self.context = Context::Kept { block, inputs: lost.unwrap_or_else(|| self.inputs.clone()) };
+        self.context = Context::Kept { block, inputs: lost.unwrap_or_else(|| self.positions.inputs.clone()) };
         n_changes
     }
 
@@ -164,15 +165,15 @@ impl Sequence {
         };
         let range = self.block_range(index);
         let position = range.start + row;
-        if !range.contains(&position) || self.states[position].is_decided() {
+        if !range.contains(&position) || self.positions.states[position].is_decided() {
             return Err(RequestError::engine(format!("illegal edit: position {position} may not be written")));
         }
-        self.states[position] = state;
-        self.tokens[position] = token;
-        self.inputs[position] = input;
-        self.confidences[position] = confidence;
+        self.positions.states[position] = state;
+        self.positions.tokens[position] = token;
+        self.positions.inputs[position] = input;
+        self.positions.confidences[position] = confidence;
         if state != PositionState::Masked {
-            self.written_confidences[position] = confidence;
+            self.positions.written_confidences[position] = confidence;
         }
         change.is_visible |= position < self.limits.end;
         if state == PositionState::Filled {
@@ -183,7 +184,7 @@ impl Sequence {
 
     fn count_filled(&self, position: usize, change: &mut StepChange) {
         if position < self.limits.end {
-            change.filled.push(self.confidences[position]);
+            change.filled.push(self.positions.confidences[position]);
         }
     }
 
@@ -224,9 +225,9 @@ impl Sequence {
     /// Drafts of block `index` are decided as they are.
     fn decide_drafts(&mut self, index: usize, change: &mut StepChange) {
         for position in self.block_range(index) {
-            if self.states[position] == PositionState::Draft {
-                self.states[position] = PositionState::Filled;
-                self.inputs[position] = Input::Token(self.tokens[position]);
+            if self.positions.states[position] == PositionState::Draft {
+                self.positions.states[position] = PositionState::Filled;
+                self.positions.inputs[position] = Input::Token(self.positions.tokens[position]);
                 self.count_filled(position, change);
                 change.is_visible |= position < self.limits.end;
             }
@@ -235,21 +236,16 @@ impl Sequence {
 
     /// Looks for the first end token, and drops the blocks behind it.
     fn note_stop(&mut self) {
-        let generated = self.stops_from..self.states.len().min(self.limits.end);
+        let generated = self.stops_from..self.positions.states.len().min(self.limits.end);
         self.first_stop = generated.clone().find(|position| {
-            self.states[*position] == PositionState::Filled && self.stop_ids.contains(&self.tokens[*position])
+            self.positions.states[*position] == PositionState::Filled
+                && self.stop_ids.contains(&self.positions.tokens[*position])
         });
         match (self.first_stop, self.layout()) {
             (Some(stop), Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases) => {
                 let last = self.block_of(stop);
                 self.blocks.truncate(last + 1);
-                let end = self.block_start(last + 1);
-                self.tokens.truncate(end);
-                self.states.truncate(end);
-                self.inputs.truncate(end);
-                self.confidences.truncate(end);
-                self.written_confidences.truncate(end);
-                self.last_confidences.truncate(end);
+                self.positions.truncate(self.block_start(last + 1));
             }
             // Under attention to the whole answer its masks count although they will never be read.
             (Some(_), Layout::WholeAnswer) | (None, _) => {}
@@ -265,7 +261,8 @@ impl Sequence {
         let Some(index) = self.first_open().filter(|_| self.layout() == Layout::WholeAnswer) else { return };
         let Some(n_steps) = rule.denoising_steps() else { return };
         let range = self.block_range(index);
-        let n_to_fill = self.states[range.clone()].iter().filter(|state| **state != PositionState::Prompt).count();
+        let n_to_fill =
+            self.positions.states[range.clone()].iter().filter(|state| **state != PositionState::Prompt).count();
         let masked = self.undecided(index);
         let step = self.blocks[index].steps;
         // A step that is about a part of the block follows no schedule.

@@ -33,21 +33,21 @@ impl Sequence {
                     }
                     None => start..start,
                 };
-                // What speaks of a mask in the first row goes along, with the K/V it has already.
-                let is_masked = self.states.get(rows.start) == Some(&PositionState::Masked);
-                let lead = if is_masked { rows.start - self.speaker(rows.start) } else { 0 };
+                // Shifted logits: the row that predicts a mask in the first row is forwarded, too, with the K/V it has.
+                let is_masked = self.positions.states.get(rows.start) == Some(&PositionState::Masked);
+                let lead = if is_masked { rows.start - self.predicting_position(rows.start) } else { 0 };
                 rows.start - lead..rows.end
             }
             Layout::WholeAnswer => match &self.context {
                 Context::Kept { block, .. } if Some(*block) == self.first_open() => {
                     let block = self.block_range(*block);
                     match self.declared.kv_reuse {
-                        KvReuse::None => 0..self.tokens.len(),
-                        KvReuse::Prefix => block.start..self.tokens.len(),
+                        KvReuse::None => 0..self.positions.tokens.len(),
+                        KvReuse::Prefix => block.start..self.positions.tokens.len(),
                         KvReuse::Dual => block,
                     }
                 }
-                Context::Never | Context::Kept { .. } | Context::Lost { .. } => 0..self.tokens.len(),
+                Context::Never | Context::Kept { .. } | Context::Lost { .. } => 0..self.positions.tokens.len(),
             },
         }
     }
@@ -65,11 +65,11 @@ impl Sequence {
         }
     }
 
-    /// The position in whose row the logits of `position` stand, which was not given by the client.
-    pub fn speaker(&self, position: usize) -> usize {
+    /// The position whose row of logits predicts `position`, which was not given by the client.
+    pub fn predicting_position(&self, position: usize) -> usize {
         match self.alignment {
             LogitAlignment::Same => position,
-            // Dream lets the first position speak of itself.
+            // In Dream the first row predicts its own position.
             LogitAlignment::Next => position.saturating_sub(1),
         }
     }
@@ -80,7 +80,7 @@ impl Sequence {
             return inputs.to_vec();
         }
         let rows = self.rows_of(blocks);
-        let mut inputs = self.inputs[rows.clone()].to_vec();
+        let mut inputs = self.positions.inputs[rows.clone()].to_vec();
         for index in blocks.clone() {
             if let Some(written) = self.restored(index) {
                 let start = self.block_start(index) - rows.start;
@@ -102,7 +102,7 @@ impl Sequence {
     }
 
     fn strategy_focus(&self, index: usize) -> Focus {
-        let states = &self.states[self.block_range(index)];
+        let states = &self.positions.states[self.block_range(index)];
         let masked: Vec<bool> = states.iter().map(|state| *state == PositionState::Masked).collect();
         self.strategy.focus(&masked, self.blocks[index].scratch != Scratch::Never)
     }
@@ -124,7 +124,7 @@ impl Sequence {
             Layout::BlockCausal | Layout::PromptFirst => self.block_start(block + 1),
             Layout::Canvases if self.is_canvas(block) => self.block_start(block + 1),
             Layout::Canvases => position + 1,
-            Layout::WholeAnswer => self.tokens.len(),
+            Layout::WholeAnswer => self.positions.tokens.len(),
         }
     }
 
@@ -191,7 +191,7 @@ impl Sequence {
         let start = self.block_start(index);
         let decided = self.focus(index).decided;
         let positions = start + decided.start..start + decided.end;
-        positions.filter(|position| !self.states[*position].is_decided()).collect()
+        positions.filter(|position| !self.positions.states[*position].is_decided()).collect()
     }
 
     /// The purpose of a forward over `blocks`.

@@ -25,6 +25,7 @@ pub use block::{Block, BlockStatus, Scratch};
 pub use forward::ForwardKind;
 use geometry::Geometry;
 pub use position::PositionState;
+use position::Positions;
 
 /// Limits of one request, checked when it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,15 +68,7 @@ pub struct Sequence {
     strategy: Strategy,
     declared: Declared,
     alignment: LogitAlignment,
-    tokens: Vec<u32>,
-    states: Vec<PositionState>,
-    /// The network's inputs.
-    inputs: Vec<Input>,
-    confidences: Vec<f32>,
-    /// Of each position, the confidence with which a token was last written there, and that of its last candidate; see
-    /// [`diffulex_strategies::BlockView`].
-    written_confidences: Vec<f32>,
-    last_confidences: Vec<f32>,
+    positions: Positions,
     blocks: Vec<Block>,
     context: Context,
     /// Blocks before this one were cached once and lost.
@@ -120,12 +113,7 @@ impl Sequence {
             declared,
             strategy,
             alignment,
-            tokens: prompt.to_vec(),
-            states: vec![PositionState::Prompt; prompt.len()],
-            inputs: prompt.iter().copied().map(Input::Token).collect(),
-            confidences: vec![1.0; prompt.len()],
-            written_confidences: vec![0.0; prompt.len()],
-            last_confidences: vec![0.0; prompt.len()],
+            positions: Positions::given(prompt),
             blocks: Vec::new(),
             context: Context::Never,
             rebuild_end: 0,
@@ -143,7 +131,7 @@ impl Sequence {
                 }
             }
             Layout::WholeAnswer => {
-                while sequence.tokens.len() < limits.end {
+                while sequence.positions.tokens.len() < limits.end {
                     sequence.open_block();
                 }
             }
@@ -158,10 +146,7 @@ impl Sequence {
         assert!(given.is_empty() || self.layout() == Layout::WholeAnswer, "not all of the answer is there");
         for (position, token) in (self.geometry.prompt_len..).zip(given) {
             if let Some(token) = *token {
-                self.tokens[position] = token;
-                self.inputs[position] = Input::Token(token);
-                self.states[position] = PositionState::Prompt;
-                self.confidences[position] = 1.0;
+                self.positions.give(position, token);
                 self.stops_from = position + 1;
             }
         }
@@ -173,12 +158,7 @@ impl Sequence {
     #[must_use]
     pub fn followed_by(mut self, suffix: &[u32]) -> Self {
         assert!(suffix.is_empty() || self.layout() == Layout::WholeAnswer, "nothing sees what follows");
-        self.tokens.extend(suffix);
-        self.inputs.extend(suffix.iter().copied().map(Input::Token));
-        self.states.resize(self.tokens.len(), PositionState::Prompt);
-        self.confidences.resize(self.tokens.len(), 1.0);
-        self.written_confidences.resize(self.tokens.len(), 0.0);
-        self.last_confidences.resize(self.tokens.len(), 0.0);
+        self.positions.extend_given(suffix);
         self
     }
 
@@ -196,9 +176,10 @@ impl Sequence {
     pub fn penalty(&self, position: usize) -> Option<(u32, f32)> {
         let penalty = Some(self.declared.penalty_lambda).filter(|penalty| *penalty > 0.0)?;
         let is_first = position == self.block_range(self.block_of(position)).start;
-        let before =
-            position.checked_sub(1).filter(|before| !is_first && self.states[*before] != PositionState::Masked)?;
-        Some((self.tokens[before], penalty))
+        let before = position
+            .checked_sub(1)
+            .filter(|before| !is_first && self.positions.states[*before] != PositionState::Masked)?;
+        Some((self.positions.tokens[before], penalty))
     }
 
     /// How many of the likeliest tokens of a position its strategy looks at.
@@ -242,7 +223,7 @@ impl Sequence {
 
     /// Tokens that the client gave at `positions`.
     pub fn n_given(&self, positions: Range<usize>) -> usize {
-        self.states[positions].iter().filter(|state| **state == PositionState::Prompt).count()
+        self.positions.states[positions].iter().filter(|state| **state == PositionState::Prompt).count()
     }
 
     /// Parameters of the request.
@@ -257,7 +238,7 @@ impl Sequence {
 
     /// Tokens of every opened position; the mask where nothing is decided.
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.positions.tokens
     }
 
     /// The token that stands where nothing is decided.
@@ -267,12 +248,12 @@ impl Sequence {
 
     /// State of every opened position.
     pub fn states(&self) -> &[PositionState] {
-        &self.states
+        &self.positions.states
     }
 
     /// Probability of every token when it was written, 1 in the prompt, 0 where masked.
     pub fn confidences(&self) -> &[f32] {
-        &self.confidences
+        &self.positions.confidences
     }
 
     /// Opened blocks.
@@ -322,8 +303,8 @@ impl Sequence {
 
     /// First position after the prompt that is not decided.
     pub fn frontier(&self) -> usize {
-        let open = self.states[self.geometry.prompt_len..].iter().position(|state| !state.is_decided());
-        open.map_or(self.states.len(), |offset| self.geometry.prompt_len + offset)
+        let open = self.positions.states[self.geometry.prompt_len..].iter().position(|state| !state.is_decided());
+        open.map_or(self.positions.states.len(), |offset| self.geometry.prompt_len + offset)
     }
 
     /// End of the text that can no longer change: the frontier, cut where the answer ends.
@@ -337,7 +318,7 @@ impl Sequence {
     }
 
     fn progress(&self, index: usize) -> Progress {
-        let states = &self.states[self.block_range(index)];
+        let states = &self.positions.states[self.block_range(index)];
         let count = |wanted| states.iter().filter(|state| **state == wanted).count();
         Progress {
             n_filled: states.len() - count(PositionState::Masked),
@@ -352,18 +333,13 @@ impl Sequence {
             Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => Input::Token(self.mask_token_id),
             Layout::Canvases => Input::Noise,
         };
-        self.inputs.resize(end, input);
-        self.tokens.resize(end, self.mask_token_id);
-        self.states.resize(end, PositionState::Masked);
-        self.confidences.resize(end, 0.0);
-        self.written_confidences.resize(end, 0.0);
-        self.last_confidences.resize(end, 0.0);
+        self.positions.extend_masked(end, self.mask_token_id, input);
         self.blocks.push(Block::new(BlockStatus::Active));
     }
 
     /// The draft at `position`, if there is one.
     pub fn draft(&self, position: usize) -> Option<u32> {
-        (self.states[position] == PositionState::Draft).then(|| self.tokens[position])
+        (self.positions.states[position] == PositionState::Draft).then(|| self.positions.tokens[position])
     }
 
     /// Marks the first `n_blocks`, and no others, as found in the prefix cache. Only before the first step, or after a
@@ -399,7 +375,9 @@ impl Sequence {
         if self.frontier() >= self.answer_end() {
             return Some(match self.first_stop {
                 // A stop id of the client's own counts as its stop string does.
-                Some(stop) if self.params.stop_token_ids.contains(&self.tokens[stop]) => FinishReason::StopString,
+                Some(stop) if self.params.stop_token_ids.contains(&self.positions.tokens[stop]) => {
+                    FinishReason::StopString
+                }
                 Some(_) => FinishReason::EosTokenGenerated,
                 None => self.limits.reason,
             });
@@ -415,15 +393,15 @@ impl Sequence {
 
     /// Equal tokens at the end of the text that is final.
     fn repetition_run(&self) -> usize {
-        let done = &self.tokens[self.geometry.prompt_len..self.final_end()];
+        let done = &self.positions.tokens[self.geometry.prompt_len..self.final_end()];
         done.last().map_or(0, |last| done.iter().rev().take_while(|token| *token == last).count())
     }
 
     /// Everything decided of the answer, what lies behind an end token included.
     pub fn full_answer(&self) -> Vec<u32> {
-        (self.geometry.prompt_len..self.states.len().min(self.limits.end))
-            .filter(|position| self.states[*position].is_decided())
-            .map(|position| self.tokens[position])
+        (self.geometry.prompt_len..self.positions.states.len().min(self.limits.end))
+            .filter(|position| self.positions.states[*position].is_decided())
+            .map(|position| self.positions.tokens[position])
             .collect()
     }
 }

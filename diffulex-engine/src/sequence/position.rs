@@ -1,13 +1,15 @@
-//! A position of a sequence: given, masked, a draft or decided.
+//! The positions of a sequence: given, masked, drafts or decided.
+
+use diffulex_strategies::Input;
 
 /// State of a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionState {
     /// Given by the client; never written.
     Prompt,
-    /// Nothing stands there.
+    /// Undecided, without a token.
     Masked,
-    /// A token stands there that may still be replaced.
+    /// Has a token that may still be replaced.
     Draft,
     /// Decided.
     Filled,
@@ -17,5 +19,70 @@ impl PositionState {
     /// Whether it can change no more.
     pub fn is_decided(self) -> bool {
         matches!(self, Self::Prompt | Self::Filled)
+    }
+}
+
+/// All opened positions, one entry of each vector per position.
+#[derive(Debug, Default)]
+pub(super) struct Positions {
+    /// The mask where nothing is decided.
+    pub(super) tokens: Vec<u32>,
+    pub(super) states: Vec<PositionState>,
+    /// The network's inputs.
+    pub(super) inputs: Vec<Input>,
+    /// Probability of the token when it was written, 1 where given, 0 where masked.
+    pub(super) confidences: Vec<f32>,
+    /// Confidence with which a token was last written here; see [`diffulex_strategies::BlockView`].
+    pub(super) written_confidences: Vec<f32>,
+    /// Confidence of the last candidate; see [`diffulex_strategies::BlockView`].
+    pub(super) last_confidences: Vec<f32>,
+}
+
+impl Positions {
+    /// Those of `tokens`, which the client gave.
+    pub(super) fn given(tokens: &[u32]) -> Self {
+        let mut positions = Self::default();
+        positions.extend_given(tokens);
+        positions
+    }
+
+    /// Adds `tokens`, which the client gave.
+    pub(super) fn extend_given(&mut self, tokens: &[u32]) {
+        self.tokens.extend(tokens);
+        self.inputs.extend(tokens.iter().copied().map(Input::Token));
+        self.resize_others(PositionState::Prompt, 1.0);
+    }
+
+    /// Adds masked positions before `end`, whose tokens are `mask` and which the network reads as `input`.
+    pub(super) fn extend_masked(&mut self, end: usize, mask: u32, input: Input) {
+        self.tokens.resize(end, mask);
+        self.inputs.resize(end, input);
+        self.resize_others(PositionState::Masked, 0.0);
+    }
+
+    fn resize_others(&mut self, state: PositionState, confidence: f32) {
+        let end = self.tokens.len();
+        self.states.resize(end, state);
+        self.confidences.resize(end, confidence);
+        self.written_confidences.resize(end, 0.0);
+        self.last_confidences.resize(end, 0.0);
+    }
+
+    /// The client gave `token` at `position`.
+    pub(super) fn give(&mut self, position: usize, token: u32) {
+        self.tokens[position] = token;
+        self.inputs[position] = Input::Token(token);
+        self.states[position] = PositionState::Prompt;
+        self.confidences[position] = 1.0;
+    }
+
+    /// Drops those from `end` on.
+    pub(super) fn truncate(&mut self, end: usize) {
+        self.tokens.truncate(end);
+        self.states.truncate(end);
+        self.inputs.truncate(end);
+        self.confidences.truncate(end);
+        self.written_confidences.truncate(end);
+        self.last_confidences.truncate(end);
     }
 }
