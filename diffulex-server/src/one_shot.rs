@@ -7,7 +7,7 @@ use std::io::{IsTerminal, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use diffulex_engine::{LoadError, TextModel};
+use diffulex_engine::{EngineOptions, ModelFiles, TextModel};
 use diffulex_protocol::{
     ChatMessage, FinishReason, SamplingParams, ServingError, ServingInput, ServingReply, StreamMode,
 };
@@ -17,27 +17,16 @@ use tokio::time::{Instant, sleep_until};
 use crate::banner::counted;
 use crate::cli::GenerateArgs;
 use crate::config::{ServerConfig, engine_options};
-use crate::config_error::ConfigError;
 use crate::engine_loop::{EngineFactory, EngineLoop, EngineLoopError};
 use crate::frontend::{EventStream, StreamEvent, Submission, SubmitError};
 use crate::launch::LaunchError;
-use crate::log::LogError;
 use crate::terminal::{Abilities, Screen};
 use crate::{demo, launch, log};
 
 /// An answer that was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// A flag is wrong.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The log cannot begin.
-    #[error(transparent)]
-    Log(#[from] LogError),
-    /// The model's files are not what they should be.
-    #[error(transparent)]
-    Load(#[from] LoadError),
-    /// The threads cannot be started.
+    /// What a server needs, too, is wrong or missing.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The engine cannot be started.
@@ -62,15 +51,13 @@ pub enum GenerateError {
 
 /// Writes one answer.
 pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
-    let _log = log::init(&args.log_level)?;
+    let _log = log::init(&args.log_level).map_err(LaunchError::from)?;
     let prompt = prompt_of(args)?;
     launch::runtime()?.block_on(run(args, prompt))
 }
 
 async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
-    let files = demo::model_files(args.engine.model.as_deref())?;
-    let options = engine_options(&args.engine)?;
-    let text = TextModel::load(&files)?;
+    let Model { files, options, text } = model_of(args)?;
     let config = ServerConfig { engine: options.clone(), request_timeout_seconds: 0.0, ..ServerConfig::default() };
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, launch::frontend_options(&config)).await?;
@@ -86,6 +73,19 @@ async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
     print_figures(&reply, finished - started);
     engine.stop(Duration::ZERO).await;
     Ok(())
+}
+
+struct Model {
+    files: ModelFiles,
+    options: EngineOptions,
+    text: TextModel,
+}
+
+fn model_of(args: &GenerateArgs) -> Result<Model, LaunchError> {
+    let files = demo::model_files(args.engine.model.as_deref())?;
+    let options = engine_options(&args.engine)?;
+    let text = TextModel::load(&files)?;
+    Ok(Model { files, options, text })
 }
 
 fn submission(args: &GenerateArgs, prompt: String, is_shown: bool) -> Submission {
