@@ -103,38 +103,50 @@ fn a_private_folder_that_was_deleted_is_made_again() {
     assert_eq!(std::fs::read_dir(server.folder.path()).unwrap().count(), 0);
 }
 
+/// A temporary folder that is moved away, so that no worker can start.
+struct MovedFolder {
+    folder: PathBuf,
+    away: PathBuf,
+}
+
+impl MovedFolder {
+    /// Moves the folder of `server` away, kills its worker, and waits until two more failed to start.
+    fn of(server: &Server) -> Self {
+        let folder = server.folder.path().to_owned();
+        let away = folder.with_extension("away");
+        std::fs::rename(&folder, &away).unwrap();
+        // A file in its place, so that it cannot be made again.
+        std::fs::write(&folder, "").unwrap();
+        kill(server.worker_pid().expect("a worker"), Signal::KILL);
+        wait_until("two failed starts", || server.metric("worker_restarts_total") >= 2.0);
+        Self { folder, away }
+    }
+
+    /// Moves it back.
+    fn restore(&self) {
+        std::fs::remove_file(&self.folder).unwrap();
+        std::fs::rename(&self.away, &self.folder).unwrap();
+    }
+}
+
 #[test]
 fn a_temporary_folder_that_was_away_is_taken_again() {
     let mut server = Server::start(&[]);
-    let folder = server.folder.path().to_owned();
-    let away = folder.with_extension("away");
-    std::fs::rename(&folder, &away).unwrap();
-    // Neither there nor makeable: a file stands in its place.
-    std::fs::write(&folder, "").unwrap();
-    kill(server.worker_pid().expect("a worker"), Signal::KILL);
-    wait_until("two failed starts", || server.metric("worker_restarts_total") >= 2.0);
-    std::fs::remove_file(&folder).unwrap();
-    std::fs::rename(&away, &folder).unwrap();
+    MovedFolder::of(&server).restore();
     wait_until("service again", || server.get("/ready").status == 200);
     assert!(is_answering(&server));
     server.signal(Signal::TERM);
     assert!(server.ended(DEADLINE).success());
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(server.folder.path()).unwrap().count(), 0);
 }
 
 #[test]
 fn sigterm_ends_a_server_that_cannot_start_workers() {
     let mut server = Server::start(&[]);
-    let folder = server.folder.path().to_owned();
-    let away = folder.with_extension("away");
-    std::fs::rename(&folder, &away).unwrap();
-    std::fs::write(&folder, "").unwrap();
-    kill(server.worker_pid().expect("a worker"), Signal::KILL);
-    wait_until("two failed starts", || server.metric("worker_restarts_total") >= 2.0);
+    let moved = MovedFolder::of(&server);
     server.signal(Signal::TERM);
     let status = server.ended(Duration::from_secs(5));
-    std::fs::remove_file(&folder).unwrap();
-    std::fs::rename(&away, &folder).unwrap();
+    moved.restore();
     assert!(status.success(), "{status}");
 }
 
