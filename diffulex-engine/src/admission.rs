@@ -57,7 +57,7 @@ impl Admission<'_> {
         let seed = request.sampling_params.seed_or(|| RandomState::new().hash_one(&request.rid));
         request.sampling_params.seed = Some(seed);
         let params = &request.sampling_params;
-        params.validate().map_err(|(param, message)| RequestError::invalid(param, message))?;
+        params.validate().map_err(|error| RequestError::invalid(error.field, error.to_string()))?;
         let prompt = match &request.input {
             ServingInput::Prompt { prompt } => self.ids_of(prompt)?,
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,

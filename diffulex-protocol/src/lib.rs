@@ -24,6 +24,6 @@ pub use event::{
     ServingReply,
 };
 pub use messagepack::FieldVisitor;
-pub use params::SamplingParams;
+pub use params::{ParamError, ParamProblem, SamplingParams};
 pub use report::{EngineStats, Histogram, ModelCard, NfeCountsTotal, OfferedRule, Ready};
 pub use settings::{DecodingSettings, SettingValue};

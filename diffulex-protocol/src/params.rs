@@ -83,8 +83,9 @@ impl SamplingParams {
     /// Longest stop string in bytes; chosen by us: text is held back by up to this much while it may still match.
     pub const MAX_STOP_BYTES: usize = 1024;
 
-    /// Checks every range but those of `decoding`; the error is `(field, message)`.
-    pub fn validate(&self) -> Result<(), (&'static str, String)> {
+    /// Checks every range but those of `decoding`.
+    pub fn validate(&self) -> Result<(), ParamError> {
+        let stop = |problem| Err(ParamError { field: "stop", problem });
         within("temperature", Some(self.temperature), 0.0, Self::MAX_TEMPERATURE, false)?;
         at_least_one("max_tokens", Some(self.max_tokens))?;
         at_least_one("max_nfe", self.max_nfe)?;
@@ -93,44 +94,86 @@ impl SamplingParams {
         at_least_one("top_k", self.top_k)?;
         within("min_p", self.min_p, 0.0, 1.0, false)?;
         if self.stop.len() > Self::MAX_STOPS {
-            return Err(("stop", format!("stop takes at most {} strings, got {}", Self::MAX_STOPS, self.stop.len())));
+            return stop(ParamProblem::TooManyStops(self.stop.len()));
         }
         if self.stop.iter().any(|stop| stop.is_empty()) {
-            return Err(("stop", "stop strings must not be empty".to_owned()));
+            return stop(ParamProblem::EmptyStop);
         }
-        if let Some(long) = self.stop.iter().find(|stop| stop.len() > Self::MAX_STOP_BYTES) {
-            return Err((
-                "stop",
-                format!("a stop string takes at most {} bytes, got {}", Self::MAX_STOP_BYTES, long.len()),
-            ));
+        match self.stop.iter().find(|stop| stop.len() > Self::MAX_STOP_BYTES) {
+            Some(long) => stop(ParamProblem::LongStop(long.len())),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
-fn within(
-    name: &'static str,
-    value: Option<f32>,
-    low: f32,
-    high: f32,
-    low_is_open: bool,
-) -> Result<(), (&'static str, String)> {
-    let Some(value) = value else { return Ok(()) };
-    let above = if low_is_open { value > low } else { value >= low };
+/// A parameter out of range.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamError {
+    /// The parameter, by the name that the message gives it.
+    pub field: &'static str,
+    /// The fault of its value.
+    pub problem: ParamProblem,
+}
+
+/// The fault of a parameter's value.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ParamProblem {
+    /// Not a number between two others.
+    OutOfRange {
+        /// Smallest value.
+        low: f32,
+        /// Largest value.
+        high: f32,
+        /// `low` itself is out of range.
+        low_is_open: bool,
+        /// As it was sent.
+        got: f32,
+    },
+    /// 0 where at least 1 is needed.
+    Zero,
+    /// So many stop strings, more than [`SamplingParams::MAX_STOPS`].
+    TooManyStops(usize),
+    /// A stop string is empty.
+    EmptyStop,
+    /// A stop string has so many bytes, more than [`SamplingParams::MAX_STOP_BYTES`].
+    LongStop(usize),
+}
+
+impl std::fmt::Display for ParamError {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { field, problem } = self;
+        match problem {
+            ParamProblem::OutOfRange { low, high, low_is_open, got } => {
+                let bracket = if *low_is_open { "(" } else { "[" };
+                // Debug, so that a tiny or huge number is not written out in forty digits.
+                write!(out, "{field} must be in {bracket}{low}, {high}], got {got:?}")
+            }
+            ParamProblem::Zero => write!(out, "{field} must be at least 1, got 0"),
+            ParamProblem::TooManyStops(n) => {
+                write!(out, "{field} takes at most {} strings, got {n}", SamplingParams::MAX_STOPS)
+            }
+            ParamProblem::EmptyStop => write!(out, "{field} strings must not be empty"),
+            ParamProblem::LongStop(n_bytes) => {
+                write!(out, "a {field} string takes at most {} bytes, got {n_bytes}", SamplingParams::MAX_STOP_BYTES)
+            }
+        }
+    }
+}
+
+impl std::error::Error for ParamError {}
+
+fn within(field: &'static str, value: Option<f32>, low: f32, high: f32, low_is_open: bool) -> Result<(), ParamError> {
+    let Some(got) = value else { return Ok(()) };
+    let above = if low_is_open { got > low } else { got >= low };
     // Written so that NaN is refused.
-    if above && value <= high {
+    if above && got <= high {
         return Ok(());
     }
-    let bracket = if low_is_open { "(" } else { "[" };
-    // Debug, so that what is tiny or huge is not written out in forty digits.
-    Err((name, format!("{name} must be in {bracket}{low}, {high}], got {value:?}")))
+    Err(ParamError { field, problem: ParamProblem::OutOfRange { low, high, low_is_open, got } })
 }
 
-fn at_least_one(name: &'static str, value: Option<u32>) -> Result<(), (&'static str, String)> {
-    match value {
-        Some(0) => Err((name, format!("{name} must be at least 1, got 0"))),
-        _ => Ok(()),
-    }
+fn at_least_one(field: &'static str, value: Option<u32>) -> Result<(), ParamError> {
+    if value == Some(0) { Err(ParamError { field, problem: ParamProblem::Zero }) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -159,7 +202,7 @@ mod tests {
             ("stop", SamplingParams { stop: vec!["x".to_owned(); 17], ..base() }),
         ];
         for (field, params) in wrong {
-            assert_eq!(params.validate().map_err(|(name, _)| name), Err(field), "{params:?}");
+            assert_eq!(params.validate().map_err(|error| error.field), Err(field), "{params:?}");
         }
     }
 }

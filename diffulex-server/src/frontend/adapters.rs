@@ -19,8 +19,13 @@ use super::{Frontend, Shared, SubmitError};
 /// of a large model on a CPU may take this long.
 const CONTROL_DEADLINE: Duration = Duration::from_secs(120);
 
-/// Why the worker would not.
-pub type AdapterOutcome = Result<(), String>;
+/// The worker's refusal of a command about an adapter, in its words.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct AdapterRefusal(pub String);
+
+/// The worker's answer to a command about an adapter.
+pub type AdapterOutcome = Result<(), AdapterRefusal>;
 
 /// A command about an adapter that is not sent.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -96,8 +101,8 @@ impl AdapterRegistry {
     pub(super) fn settle(&self, name: &str, outcome: AdapterOutcome) {
         let Some((command, waiter)) = super::lock(&self.pending).remove(name) else {
             // A worker that was started again was told what it had missed; what it refuses now is gone.
-            if let Err(message) = outcome {
-                tracing::warn!(name, message, "an adapter could not be restored and is no longer served");
+            if let Err(refusal) = outcome {
+                tracing::warn!(name, message = refusal.0, "an adapter could not be restored and is no longer served");
                 super::lock(&self.served).remove(name);
             }
             return;
@@ -209,13 +214,13 @@ mod tests {
         }
         let mut refused = registry.expect("refused", load("refused", "/r")).expect("the only one");
         assert!(registry.expect("refused", load("refused", "/another")).is_err());
-        registry.settle("refused", Err("no".to_owned()));
-        assert_eq!(refused.try_recv(), Ok(Err("no".to_owned())));
+        registry.settle("refused", Err(AdapterRefusal("no".to_owned())));
+        assert_eq!(refused.try_recv(), Ok(Err(AdapterRefusal("no".to_owned()))));
         assert!(!registry.is_served("refused"));
         let want = vec![unload("dropped"), unload("moved"), load("added", "/a"), load("moved", "/elsewhere")];
         assert_eq!(registry.missed(), want);
         // A folder that is gone by then.
-        registry.settle("added", Err("no folder".to_owned()));
+        registry.settle("added", Err(AdapterRefusal("no folder".to_owned())));
         assert!(!registry.is_served("added"));
     }
 

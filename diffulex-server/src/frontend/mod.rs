@@ -25,8 +25,8 @@ use diffulex_engine::TextModel;
 use diffulex_protocol::{AdapterSource, EngineStats, ModelCard, ServingCommand};
 use tokio::sync::watch;
 
-pub use adapters::AdapterOutcome;
 use adapters::AdapterRegistry;
+pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
 pub use admission::{Submission, SubmitError};
 pub use crash_report::CrashReports;

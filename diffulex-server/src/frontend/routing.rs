@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use diffulex_protocol::{ErrorCode, EventBatch, ServingCommand, ServingEvent, ServingGenerate};
 
+use super::adapters::AdapterRefusal;
 use super::admission::unavailable;
 use super::quarantine::REFUSED_FOR;
 use super::request_state::{RequestSize, RequestState};
@@ -182,7 +183,8 @@ impl Shared {
                         None
                     }
                     ServingEvent::AdapterReply { name, ok, message } => {
-                        self.adapters.settle(&name, if ok { Ok(()) } else { Err(message.unwrap_or_default()) });
+                        let refusal = AdapterRefusal(message.unwrap_or_default());
+                        self.adapters.settle(&name, if ok { Ok(()) } else { Err(refusal) });
                         None
                     }
                     // The supervisor has read these before it let the batch come here.

@@ -114,15 +114,50 @@ enum Ended {
     Lost(Loss),
 }
 
+/// Why a worker is no longer of use.
+#[derive(Debug, thiserror::Error)]
+enum LossReason {
+    /// It could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// It reported that it gives up.
+    #[error("{message}")]
+    Fatal {
+        message: String,
+        /// The place of the failure, if the worker knows it.
+        backtrace: Option<String>,
+    },
+    /// It is of another build.
+    #[error("the worker (build {build}) uses protocol {protocol}, this front end {PROTOCOL_VERSION}")]
+    OtherProtocol { build: String, protocol: u32 },
+    /// It answers for another start.
+    #[error("the worker has boot nonce {found}, expected {expected}")]
+    OtherNonce { found: u64, expected: u64 },
+    /// It cannot be sent commands.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// It left, and was not asked to.
+    #[error("the worker left without a shutdown")]
+    LeftUnasked,
+    /// Its link ended, in the words of the link.
+    #[error("{0}")]
+    LinkEnded(String),
+    /// It did not become ready in time.
+    #[error("the model did not load within {0:?}")]
+    SlowLoad(Duration),
+    /// It does not answer, so it will not end by itself.
+    #[error("it was silent for {0:.1?}, longer than --watchdog-timeout allows")]
+    Silent(Duration),
+    /// It was told to leave.
+    #[error("it was told to")]
+    Asked,
+}
+
 /// A worker that is lost, and how.
 struct Loss {
-    reason: String,
-    /// Where it failed, if it could tell.
-    backtrace: Option<String>,
+    reason: LossReason,
     /// It had been loaded.
     was_ready: bool,
-    /// It does not answer, so it will not end by itself.
-    is_stuck: bool,
     /// `None` if it could not be started at all.
     handle: Option<Box<dyn WorkerHandle>>,
 }
@@ -157,9 +192,7 @@ fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Re
                 Ended::Asked => return Ok(()),
                 Ended::Lost(loss) => loss,
             },
-            Err(error) => {
-                Loss { reason: error.to_string(), backtrace: None, was_ready: false, is_stuck: false, handle: None }
-            }
+            Err(error) => Loss { reason: error.into(), was_ready: false, handle: None },
         };
         let has_served = shared.worker_view().card.is_some();
         if is_stopping(shared) || !has_served {
@@ -182,7 +215,7 @@ fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Re
 /// that this one cannot be ended.
 fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
     shared.worker_view_mut().commands = None;
-    shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.clone() });
+    shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.to_string() });
     let ran = shared.sort_lost_requests();
     // A worker that is lost in a trial is what the trial is for.
     let is_trying = super::lock(&shared.quarantine).is_trying();
@@ -193,10 +226,15 @@ fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -
         view.expected = Some(Instant::now() + pause + view.loading);
     }
     shared.telemetry.worker_restarts.add(1);
-    let cannot_end = loss.is_stuck && loss.handle.as_ref().is_some_and(|handle| !handle.can_end());
-    let (backtrace, was_ready) = (loss.backtrace.clone(), loss.was_ready);
+    let is_stuck = matches!(loss.reason, LossReason::Silent(_));
+    let cannot_end = is_stuck && loss.handle.as_ref().is_some_and(|handle| !handle.can_end());
+    let was_ready = loss.was_ready;
+    let backtrace = match &loss.reason {
+        LossReason::Fatal { backtrace, .. } => backtrace.clone(),
+        _ => None,
+    };
     // Clients first: reaping a process may take a moment.
-    shared.fail_lost(&ran, &loss.reason);
+    shared.fail_lost(&ran, &loss.reason.to_string());
     let end = out_of_service(shared, loss);
     tracing::error!(reason = end, ?pause, "the engine was lost and is started again");
     // Failed starts would push out the report of what led to them.
@@ -213,7 +251,7 @@ fn out_of_service(shared: &Shared, loss: Loss) -> String {
     shared.adapters.worker_lost();
     match loss.handle.map(|handle| handle.end()) {
         Some(end) if !end.is_empty() => format!("{} ({end})", loss.reason),
-        Some(_) | None => loss.reason,
+        Some(_) | None => loss.reason.to_string(),
     }
 }
 
@@ -223,8 +261,6 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
     let started = Instant::now();
     let mut ready_deadline = Some(started + shared.options.startup_timeout);
     let mut next_orders = started + ORDERS_INTERVAL;
-    let mut backtrace = None;
-    let mut is_stuck = false;
     let reason = loop {
         match events.receive(ORDERS_INTERVAL) {
             Received::Batch(batch) if batch.incarnation != incarnation => {
@@ -233,9 +269,8 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
             Received::Batch(mut batch) => {
                 let notices = worker_notices(&mut batch);
                 if let Some(fatal) = notices.fatal {
-                    // What else it says is that its requests failed, which they learn from us: with a retry.
-                    backtrace = fatal.backtrace;
-                    break fatal.message;
+                    // The rest of the batch fails its requests, which the front end does itself: with a retry.
+                    break fatal;
                 }
                 if let Some(ready) = notices.ready {
                     match welcome(shared, incarnation, &ready, &commands, started) {
@@ -248,7 +283,7 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
                     if is_stopping(shared) {
                         return leave(shared, handle);
                     }
-                    break "the worker left without a shutdown".to_owned();
+                    break LossReason::LeftUnasked;
                 }
             }
             Received::Malformed(reason) => {
@@ -260,7 +295,7 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
                 }
             }
             Received::Quiet => {}
-            Received::Lost(reason) => break reason,
+            Received::Lost(reason) => break LossReason::LinkEnded(reason),
         }
         let now = Instant::now();
         if now >= next_orders {
@@ -270,27 +305,22 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
                 return leave(shared, handle);
             }
             if ready_deadline.is_some_and(|deadline| now >= deadline) {
-                break format!("the model did not load within {:?}", shared.options.startup_timeout);
+                break LossReason::SlowLoad(shared.options.startup_timeout);
             }
             if let Some(silence) = overdue_silence(shared, ready_deadline.is_none()) {
-                is_stuck = true;
-                break format!("it was silent for {silence:.1?}, longer than --watchdog-timeout allows");
+                break LossReason::Silent(silence);
             }
             shared.advance_trials();
         }
     };
-    Ended::Lost(Loss { reason, backtrace, was_ready: ready_deadline.is_none(), is_stuck, handle: Some(handle) })
+    Ended::Lost(Loss { reason, was_ready: ready_deadline.is_none(), handle: Some(handle) })
 }
 
 /// Ends a worker that is to leave; whoever still waits is told.
 fn leave(shared: &Shared, handle: Box<dyn WorkerHandle>) -> Ended {
     shared.worker_view_mut().commands = None;
     shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
-    let reason = "it was told to".to_owned();
-    let end = out_of_service(
-        shared,
-        Loss { reason, backtrace: None, was_ready: false, is_stuck: false, handle: Some(handle) },
-    );
+    let end = out_of_service(shared, Loss { reason: LossReason::Asked, was_ready: false, handle: Some(handle) });
     tracing::debug!(end, "the worker left");
     Ended::Asked
 }
@@ -306,14 +336,8 @@ fn overdue_silence(shared: &Shared, is_loaded: bool) -> Option<Duration> {
 #[derive(Default)]
 struct WorkerNotices {
     ready: Option<Box<Ready>>,
-    fatal: Option<Fatal>,
+    fatal: Option<LossReason>,
     goodbye: bool,
-}
-
-/// Why a worker gives up.
-struct Fatal {
-    message: String,
-    backtrace: Option<String>,
 }
 
 fn worker_notices(batch: &mut EventBatch) -> WorkerNotices {
@@ -322,7 +346,7 @@ fn worker_notices(batch: &mut EventBatch) -> WorkerNotices {
         match event {
             ServingEvent::Ready(ready) => notices.ready = Some(ready.clone()),
             ServingEvent::Fatal { message, backtrace } => {
-                notices.fatal = Some(Fatal { message: message.clone(), backtrace: backtrace.clone() });
+                notices.fatal = Some(LossReason::Fatal { message: message.clone(), backtrace: backtrace.clone() });
             }
             ServingEvent::Goodbye => notices.goodbye = true,
             ServingEvent::Delta(_)
@@ -344,19 +368,16 @@ fn welcome(
     ready: &Ready,
     commands: &Arc<dyn CommandSender>,
     started: Instant,
-) -> Result<(), String> {
+) -> Result<(), LossReason> {
     if ready.protocol_version != PROTOCOL_VERSION {
-        return Err(format!(
-            "the worker (build {}) uses protocol {}, this front end {PROTOCOL_VERSION}",
-            ready.build, ready.protocol_version
-        ));
+        return Err(LossReason::OtherProtocol { build: ready.build.clone(), protocol: ready.protocol_version });
     }
     if ready.boot_nonce != incarnation {
-        return Err(format!("the worker has boot nonce {}, expected {incarnation}", ready.boot_nonce));
+        return Err(LossReason::OtherNonce { found: ready.boot_nonce, expected: incarnation });
     }
-    commands.wait_connected(CONNECT_DEADLINE).map_err(|error| error.to_string())?;
+    commands.wait_connected(CONNECT_DEADLINE)?;
     for command in shared.adapters.missed() {
-        commands.send(command).map_err(|error| error.to_string())?;
+        commands.send(command)?;
     }
     {
         let mut view = shared.worker_view_mut();

@@ -75,9 +75,9 @@ pub(super) async fn load_adapter(State(app): State<App>, request: Request) -> Re
         return Err(refused(message, "lora_name"));
     }
     let outcome = app.frontend.load_adapter(AdapterSource { name: name.clone(), path }).await?;
-    outcome.map_err(|message| {
+    outcome.map_err(|refusal| {
         // Whoever may ask is not told what the machine's folders hold.
-        tracing::warn!(name, message, "an adapter was refused");
+        tracing::warn!(name, message = refusal.0, "an adapter was refused");
         refused(format!("no adapter {name:?} could be loaded from lora_path; the server's log says why"), "lora_path")
     })?;
     Ok(Json(json!({"status": "ok", "lora_name": name})).into_response())
@@ -92,8 +92,8 @@ struct UnloadAdapterBody {
 pub(super) async fn unload_adapter(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body: UnloadAdapterBody = body::plain_json(&app, request, body::Dialect::OpenAi).await?;
     let name = body.lora_name;
-    app.frontend.unload_adapter(name.clone()).await?.map_err(|message| {
-        ApiError::new(StatusCode::NOT_FOUND, "adapter_not_found", message).with_param("lora_name")
+    app.frontend.unload_adapter(name.clone()).await?.map_err(|refusal| {
+        ApiError::new(StatusCode::NOT_FOUND, "adapter_not_found", refusal.to_string()).with_param("lora_name")
     })?;
     Ok(Json(json!({"status": "ok", "lora_name": name})).into_response())
 }

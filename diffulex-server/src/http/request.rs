@@ -4,7 +4,7 @@
 //! the routes' replies.
 
 use diffulex_protocol::{
-    ChatMessage, DecodingSettings, Prompt, SamplingParams, ServingInput, SnapshotSpan, StreamMode,
+    ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, SnapshotSpan, StreamMode,
 };
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -200,12 +200,11 @@ impl GenerationBody {
             logprobs: self.wants_logprobs(),
             decoding: self.decoding.take().unwrap_or_default(),
         };
-        params.validate().map_err(|(field, message)| match (field, self.max_completion_tokens) {
+        params.validate().map_err(|error| {
             // By the name that the client used.
-            ("max_tokens", Some(_)) => {
-                ApiError::invalid("max_completion_tokens", message.replace(field, "max_completion_tokens"))
-            }
-            _ => ApiError::invalid(field, message),
+            let is_renamed = error.field == "max_tokens" && self.max_completion_tokens.is_some();
+            let field = if is_renamed { "max_completion_tokens" } else { error.field };
+            ApiError::invalid(field, ParamError { field, ..error }.to_string())
         })?;
         diffulex_engine::check_settings(&params.decoding)?;
         Ok(params)
