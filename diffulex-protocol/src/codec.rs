@@ -134,11 +134,6 @@ fn decode_batch_plain(bytes: &[u8]) -> Result<EventBatch, CodecError> {
     }
 }
 
-/// One event as bytes, the form Diffulex's worker sends.
-pub fn encode_event(event: &ServingEvent) -> Result<Vec<u8>, CodecError> {
-    encode(event)
-}
-
 fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     let bytes = rmp_serde::to_vec_named(message)?;
     if bytes.len() > MAX_FRAME_BYTES {
