@@ -16,7 +16,7 @@ use crate::error::RequestError;
 use crate::sequence::{Limits, Sequence};
 use crate::text::TextModel;
 
-/// Where an answer goes.
+/// The place of an answer among the tokens of its sequence.
 struct Place {
     /// Tokens before it.
     prompt: Vec<u32>,
@@ -72,7 +72,7 @@ impl Admission<'_> {
         let fits_a_block = (1..=declared.block_size).contains(&request.masked.len());
         let timed = declared.accept.filter(|rule| rule.may_pause() && rule.denoising_steps().is_none());
         if fits_a_block && timed.is_some() {
-            // Where nobody says otherwise, a schedule over time has a step for each token.
+            // A schedule over time without a number of steps gets one step per masked token.
             decoding.set(DENOISING_STEPS.name, SettingValue::Integer(request.masked.len() as i64));
             strategy = self.config.strategy_for(is_d2f, &decoding)?;
         }
@@ -86,7 +86,7 @@ impl Admission<'_> {
         let sequence = Sequence::new(
             prompt,
             *limits,
-            // Where there is no mask, nothing is read off it: it only stands where nothing is decided yet.
+            // A model without a mask has canvases: the id only fills undecided positions and is never read.
             self.config.mask_token_id.unwrap_or_default(),
             &self.config.eos_token_ids,
             params.clone(),
@@ -199,7 +199,7 @@ impl Admission<'_> {
         })
     }
 
-    /// Refuses what could never be planned.
+    /// Refuses a request that no plan could ever include.
     fn check_room(&self, strategy: &Strategy, place: &Place) -> Result<(), RequestError> {
         let Place { prompt, limits, suffix, .. } = place;
         let declared = strategy.declared();
@@ -215,7 +215,7 @@ impl Admission<'_> {
             ));
         }
         let budget = self.config.max_num_batched_tokens;
-        // Of the server's own strategy it is known since the start that a forward holds it.
+        // The server's own strategy was checked at the start.
         if declared.layout == Layout::PromptFirst && n_positions + declared.block_size >= budget {
             let least = n_positions + declared.block_size + 1;
             let message = format!(

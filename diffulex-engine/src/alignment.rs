@@ -1,11 +1,11 @@
-//! Which position a row of logits predicts.
+//! Alignment of logits with positions.
 
-/// Which position a row of logits predicts.
+/// The position that a row of logits predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogitAlignment {
-    /// Its own.
+    /// The position of the row.
     Same,
-    /// The next one.
+    /// The position after it: shifted logits.
     Next,
 }

@@ -20,7 +20,7 @@ pub struct Frame<'a> {
     pub vocab_size: usize,
     /// Tokens that may be written.
     pub vocabulary: Vocabulary,
-    /// Draws it.
+    /// Source of the noise and of draws.
     pub randomness: &'a dyn Randomness,
 }
 
@@ -29,7 +29,7 @@ pub struct Frame<'a> {
 pub struct Forward {
     /// Everything but canvases.
     pub text: ModelBatch,
-    /// Canvases, which see what the rows of `text` have written.
+    /// Canvases, which attend to the K/V that the rows of `text` write.
     pub canvases: ModelBatch,
     /// The position of each recipe, those of `text` first.
     pub owners: Vec<Wanted>,
@@ -40,13 +40,13 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Fra
     let mut forward = Forward::default();
     let mut owners_of_canvases = Vec::new();
     for span in plan {
-        // Whoever is planned has a slot.
+        // Every planned request has a slot.
         let Some((request, slot)) = requests.get(&span.ticket).and_then(|request| Some((request, request.slot?)))
         else {
             continue;
         };
         let sequence = &request.sequence;
-        // Strategies of canvases have one at a time, behind everything that is decided.
+        // There is one canvas at a time, after all decided blocks.
         let first_canvas = span.blocks.clone().find(|block| sequence.is_canvas(*block)).unwrap_or(span.blocks.end);
         let text = span.blocks.start..first_canvas;
         if !text.is_empty() {
@@ -101,7 +101,7 @@ fn add_rows(
                 let parts = blend.tokens.into_iter().chain([(sequence.mask_token_id(), blend.mask)]);
                 let parts = parts.filter(|(_, weight)| *weight > 0.0).collect();
                 batch.blends.push(Blend { row, parts, keeps_length: blend.keeps_length });
-                // The blend takes its place.
+                // A placeholder: the blend replaces its embedding.
                 sequence.mask_token_id()
             }
         });
@@ -110,7 +110,7 @@ fn add_rows(
         batch.slots.push(page * page_size as u32 + (position % page_size) as u32);
         visible.push(sequence.visible_from(position) as u32);
     }
-    // The copy without the prompt lies behind the one with it, row for row.
+    // The rows without the prompt follow those with it, in the same order.
     let unguided = sequence.guidance().map(|scale| (scale, positions.len()));
     for block in sequence.denoised(&blocks).filter(|_| !is_unguided) {
         let start = sequence.block_range(block).start;

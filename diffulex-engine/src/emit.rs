@@ -56,7 +56,7 @@ impl Usage {
     }
 }
 
-/// The telling side of one request.
+/// The events of one request.
 pub struct Emitter {
     rid: String,
     /// `None`: only the reply.
@@ -77,7 +77,7 @@ pub struct Emitter {
 }
 
 impl Emitter {
-    /// The telling side of `request`.
+    /// An emitter for `request`.
     pub fn new(request: &ServingGenerate, prompt_len: usize) -> Self {
         Self {
             rid: request.rid.clone(),

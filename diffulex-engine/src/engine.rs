@@ -237,7 +237,7 @@ impl Engine {
             ServingCommand::LoadAdapter(source) => {
                 let message = self.load_adapter(&source).err();
                 if let Some(why) = &message {
-                    // Who asks may not be told what a path holds: the operator is.
+                    // The client must not learn what a path holds; the operator may.
                     tracing::warn!(name = source.name, path = source.path, why, "an adapter was not loaded");
                 }
                 events.push(ServingEvent::AdapterReply { name: source.name, ok: message.is_none(), message });

@@ -60,7 +60,7 @@ impl RequestError {
         Self { message: message.into(), code: ErrorCode::TooLarge, param: Some(param.into()) }
     }
 
-    /// Ours.
+    /// The engine's fault.
     pub fn engine(message: impl Into<String>) -> Self {
         Self { message: message.into(), code: ErrorCode::EngineFailed, param: None }
     }
@@ -118,6 +118,6 @@ pub struct DeviceError {
     pub device: String,
     /// The operation that found out.
     pub operation: &'static str,
-    /// The driver's words.
+    /// The driver's message.
     pub message: String,
 }

@@ -1,16 +1,16 @@
-//! Where chance comes from. All of it is keyed, so that the same request is given the same whatever runs beside it.
+//! Random numbers. Each is keyed, so that a request gets the same numbers in any batch.
 
 use crate::kernels::Draw;
 
 /// A source of random numbers.
 pub trait Randomness: Send {
-    /// How the token of a position is drawn.
+    /// The number that draws the token of a position.
     fn draw(&self, key: DrawKey) -> Draw;
 
-    /// A token below `n_tokens`, each as likely as any other, and independent of what is drawn.
+    /// A token below `n_tokens` for noise, uniformly distributed and independent of the draw.
     fn noise(&self, key: DrawKey, n_tokens: usize) -> u32;
 
-    /// A number in [0, 1) for rules that leave to chance which position is written, independent of both.
+    /// A number in [0, 1) for rules that choose positions at random, independent of both.
     fn chance(&self, key: DrawKey) -> f32 {
         DrawKey { seed: key.seed.wrapping_add(CHANCE), ..key }.uniform() as f32
     }

@@ -8,7 +8,7 @@ use crate::files::ModelFiles;
 use crate::kernels::{CacheShape, ModelBatch, Ops, Scored};
 use crate::models::{self, Adapters, LowRank, ModelSpec, Network};
 
-/// A forward of whatever is loaded, wherever it runs.
+/// Runs forwards of the loaded network on its device.
 pub trait Runner: Send {
     /// The network that is loaded.
     fn spec(&self) -> &ModelSpec;
@@ -30,7 +30,7 @@ pub struct DeviceRunner<O: Ops> {
     network: Box<dyn Network<O>>,
     cache: O::Cache,
     adapters: BTreeMap<AdapterId, LowRank<O>>,
-    /// Of networks that denoise canvases: what the steps of each position go on from.
+    /// Self-conditioning of each position of a canvas, for networks that denoise canvases.
     conditioning: Option<O::Tensor>,
 }
 

@@ -54,8 +54,8 @@ pub fn recipe(
     }
 }
 
-/// Candidates of each request by block, or why it has none: one for each of `owners`, of which those of a block are
-/// neighbours.
+/// Candidates of each request by block, or the error of the request. There is one candidate for each of `owners`, which lists
+/// the positions of a block together.
 pub fn candidates(
     requests: &BTreeMap<Ticket, Scheduled>,
     owners: &[Wanted],

@@ -140,13 +140,13 @@ impl Scheduler {
         self.free_slots.extend(scheduled.slot.take());
     }
 
-    /// The most slots there can be. Requests are admitted in order, and preempted ones come first, so whoever has a slot is
+    /// The most slots there can be. Requests are admitted in order, and preempted ones come first, so every request with a slot is
     /// running when another is given: there are no more than can run at once, each on a page at least.
     pub fn max_slots(config: &EngineConfig) -> usize {
         config.max_num_reqs.min(config.n_pages)
     }
 
-    /// The lowest slot that nobody has.
+    /// The lowest free slot.
     fn take_slot(&mut self) -> u32 {
         self.free_slots.pop_first().unwrap_or_else(|| {
             self.n_slots += 1;

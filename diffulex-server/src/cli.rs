@@ -84,7 +84,7 @@ pub fn command() -> clap::Command {
         .mut_subcommand("generate", |command| of_subcommand(command, &of_generate, GENERATE_EXAMPLES))
 }
 
-/// Flags in the short help: what somebody needs in the first hour, and all of the flags without a heading.
+/// Flags in the short help: those for a first use, and all flags without a heading.
 const COMMON_FLAGS: [&str; 9] =
     ["host", "port", "api_key", "log_level", "model", "lora_path", "quantization", "threads", "max_model_len"];
 

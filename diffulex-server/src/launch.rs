@@ -91,7 +91,7 @@ pub enum LaunchError {
         /// Why not.
         reason: NotServing,
     },
-    /// Nobody can reach the server any more.
+    /// The HTTP side ended, so the server cannot be reached.
     #[error("the HTTP side ended: {}", .0.as_ref().map_or("unasked".to_owned(), ToString::to_string))]
     HttpEnded(Option<tokio::task::JoinError>),
 }
@@ -147,7 +147,7 @@ pub fn load_engine(
     Ok(Box::new(engine))
 }
 
-/// A bar on standard error; invisible where that is no terminal.
+/// A bar on standard error; invisible if that is not a terminal.
 fn loading_bar(n_weights: u64) -> ProgressBar {
     // The template is a constant: if it were malformed, the default one would do.
     let style = ProgressStyle::with_template("loading {bar:40} {human_pos} of {human_len} weights, {eta} left")
@@ -207,7 +207,7 @@ pub async fn serve_with(
     name: String,
     starter: Box<dyn WorkerStarter>,
 ) -> Result<(), LaunchError> {
-    // Before anything is announced: whoever reads the announcement may signal at once.
+    // Before the announcement, after which a signal may come at once.
     let mut signals = Signals::new()?;
     let text = TextModel::load(files)?;
     let telemetry = Arc::new(Telemetry::default());
@@ -243,7 +243,7 @@ pub async fn serve_with(
     let result = tokio::select! {
         result = watch_worker(&frontend, config, &name, address) => result,
         () = signals.next() => Ok(()),
-        // It serves until it is told to stop; without it nobody could reach the server.
+        // It serves until it is told to stop; without it the server cannot be reached.
         ended = &mut http => Err(LaunchError::HttpEnded(ended.err())),
     };
     if result.is_ok() {

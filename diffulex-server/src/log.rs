@@ -27,7 +27,7 @@ const MAX_LINES: usize = 1024;
 /// Bytes of one line at most. Chosen by us: more than a backtrace; what a peer sends may be megabytes.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
-/// How long the end of the program waits for its last lines. Chosen by us: nobody who reads needs as long.
+/// How long the end of the program waits for its last lines. Chosen by us: no reader needs as long.
 const LAST_LINES_DEADLINE: Duration = Duration::from_secs(1);
 
 /// A log that cannot begin.
@@ -82,7 +82,7 @@ pub fn plain(text: &str) -> String {
     plain
 }
 
-/// Writes to standard error, and waits a moment at most for somebody who reads.
+/// Writes to standard error, and waits a moment at most for a reader.
 pub fn write_last_line(text: &str) {
     let bytes = text.as_bytes().to_vec();
     let (done, waiter) = sync_channel(1);
@@ -92,7 +92,7 @@ pub fn write_last_line(text: &str) {
         let _ = done.send(());
     });
     if writing.is_ok() {
-        // Too late: then nobody reads them.
+        // Too late: the lines are lost.
         let _ = waiter.recv_timeout(LAST_LINES_DEADLINE);
     }
 }
@@ -220,7 +220,7 @@ impl std::io::Write for &Queue {
 impl Drop for LogGuard {
     fn drop(&mut self) {
         let (done, waiter) = sync_channel(1);
-        // Full, or nobody reads: the last lines are lost.
+        // Full, or without a reader: the last lines are lost.
         if self.lines.try_send(Handed::End(done)).is_ok() {
             let _ = waiter.recv_timeout(LAST_LINES_DEADLINE);
         }

@@ -2,7 +2,7 @@
 //!
 //! It is done on threads of its own, so that probes and streams are served meanwhile, and by few at a time, so that it
 //! leaves cores to the engine and holds the memory of few. What waits for its turn is given up when its client leaves;
-//! what has begun keeps its turn to its end, whoever still waits for it. Never here: what the work is.
+//! work that has begun runs to its end, even if its client is gone. Never here: what the work is.
 
 use std::sync::Arc;
 

@@ -23,10 +23,10 @@ use crate::launch::LaunchError;
 use crate::terminal::{Abilities, Screen};
 use crate::{demo, launch, log};
 
-/// An answer that was not written.
+/// A failure of the `generate` subcommand.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// What a server needs, too, is wrong or missing.
+    /// Flags, log, model or runtime are wrong or missing, as for a server.
     #[error(transparent)]
     Launch(#[from] LaunchError),
     /// The engine cannot be started.
@@ -162,7 +162,7 @@ async fn show(
     outcome.map(|reply| (reply, finished))
 }
 
-/// The prompt as given, or from standard input where it is `-`, or left out and somebody pipes one.
+/// The prompt as given, or from standard input if it is `-`, or missing and standard input is a pipe.
 fn prompt_of(args: &GenerateArgs) -> Result<String, GenerateError> {
     let prompt = match args.prompt.as_deref() {
         Some("-") => read_prompt(std::io::stdin().lock())?,
@@ -195,14 +195,14 @@ fn read_prompt(input: impl Read) -> Result<String, GenerateError> {
     Ok(prompt)
 }
 
-/// An error of the front end in words for somebody who sent no fields.
+/// An error of the front end without the name of a field, because the user sent none.
 fn without_field_name(error: &SubmitError) -> String {
     let message = error.to_string();
     let rest = ["messages", "prompt"].iter().find_map(|field| message.strip_prefix(field)?.strip_prefix(": "));
     rest.map_or_else(|| message.clone(), |rest| format!("the prompt is too long: {rest}"))
 }
 
-/// Why the answer ends where it does, for people.
+/// The finish reason in words.
 fn reason(finish_reason: FinishReason) -> &'static str {
     match finish_reason {
         FinishReason::EosTokenGenerated => "stopped at its end token",

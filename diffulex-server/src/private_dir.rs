@@ -79,7 +79,7 @@ impl PrivateDir {
 impl Held {
     fn new() -> Result<Self, PrivateDirError> {
         let folder = tempfile::Builder::new().prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir()?;
-        // Under its name only when it is locked, so that nobody takes a folder in the making for a dead one.
+        // It gets its name only when it is locked, so that another server does not remove it as a dead one.
         let unlocked = folder.path().join(".diffulex-server.lock.new");
         let lock = File::create_new(&unlocked)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(std::io::Error::from)?;
@@ -96,7 +96,7 @@ impl Held {
     }
 }
 
-/// Removes the folders of servers that were killed. What cannot be read or removed stays: it is in nobody's way.
+/// Removes the folders of servers that were killed. Folders that cannot be read or removed stay.
 fn sweep(place: &Path) {
     let Ok(entries) = std::fs::read_dir(place) else { return };
     for entry in entries.flatten() {
@@ -121,7 +121,7 @@ fn remove(folder: &Path) -> std::io::Result<()> {
     std::fs::remove_dir(folder)
 }
 
-/// Whether a folder is one of ours, of this user, and its server is dead: nobody holds its lock.
+/// Whether a folder is one of ours, of this user, and its server is dead: its lock is free.
 fn is_dead(folder: &Path) -> bool {
     let Ok(metadata) = std::fs::symlink_metadata(folder) else { return false };
     if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() || metadata.mode() & 0o077 != 0 {

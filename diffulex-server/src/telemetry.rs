@@ -119,7 +119,7 @@ pub struct Telemetry {
     pub frames_sent: ByMode,
     /// Bytes of SSE frames written.
     pub bytes_sent: ByMode,
-    /// Events merged into one that nobody had read yet.
+    /// Events merged into an unread one.
     pub frames_coalesced: Counter,
     /// Times a worker was started again.
     pub worker_restarts: Counter,
@@ -127,7 +127,7 @@ pub struct Telemetry {
     pub malformed_frames: Counter,
     /// Events of an earlier start of the worker.
     pub stale_events: Counter,
-    /// Events of requests that nobody waits for (aborted, timed out).
+    /// Events of requests without a reader (aborted, timed out).
     pub orphan_events: Counter,
 }
 

@@ -66,7 +66,7 @@ impl Screen {
     }
 }
 
-/// Committed text, and behind it what can still change.
+/// Committed text, followed by text that can still change.
 fn drawing(committed: &str, snapshot: &ServingBufferSnapshot, has_colours: bool) -> String {
     let mut drawing = committed.to_owned();
     let mut add = |text: &str, style: &str| {
@@ -101,7 +101,7 @@ fn drawing(committed: &str, snapshot: &ServingBufferSnapshot, has_colours: bool)
 /// The style of masks.
 const DIM: &str = "2";
 
-/// Red to green as the model gets surer; 256-colour codes.
+/// Red to green with the confidence; 256-colour codes.
 fn colour(confidence: f32) -> &'static str {
     match confidence {
         confidence if confidence >= 0.9 => "38;5;114",

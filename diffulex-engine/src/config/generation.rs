@@ -3,8 +3,7 @@
 use diffulex_strategies::{Strategy, Value};
 use serde::Deserialize;
 
-/// Decoding settings of `generation_config.json`, named as in transformers' DiffusionGemma, whose checkpoints alone
-/// say anything of it.
+/// Decoding settings of `generation_config.json`, named as in transformers' DiffusionGemma: only its checkpoints have any.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct GenerationConfig {
@@ -26,7 +25,7 @@ struct SamplerConfig {
 }
 
 impl GenerationConfig {
-    /// `base` with what the file says.
+    /// `base` with the settings of the file.
     pub(super) fn applied(&self, base: &Strategy) -> Result<Strategy, String> {
         const SAMPLER: &str = "EntropyBoundSamplerConfig";
         let here = |message: String| format!("generation_config.json: {message}");

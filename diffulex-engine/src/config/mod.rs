@@ -29,7 +29,7 @@ pub(crate) use settings::offered_rules;
 pub struct EngineConfig {
     /// The strategy with its settings.
     pub strategy: Strategy,
-    /// That of requests with an adapter of D2F's, where the family has any.
+    /// The strategy of requests with a D2F adapter; `None` if there are none for the family.
     pub strategy_with_d2f: Option<Strategy>,
     /// Whether logits are shifted.
     pub alignment: LogitAlignment,
@@ -47,11 +47,11 @@ pub struct EngineConfig {
     pub page_size: usize,
     /// Pages of the pool.
     pub n_pages: usize,
-    /// How they hold K and V.
+    /// Number format of K and V.
     pub kv_type: KvType,
     /// Reuse the K/V of prompts that begin alike.
     pub prefix_caching: bool,
-    /// Ids below this may be sampled: rows of the head that are no token are never drawn.
+    /// Ids below this may be sampled. The head may have more rows than the tokenizer has tokens.
     pub n_sampleable: usize,
 }
 
@@ -74,7 +74,7 @@ impl EngineConfig {
         let strategy = strategy(options, generation, kind, &setup)?;
         let strategy_with_d2f = match options.decoding_strategy {
             _ if !StrategyKind::D2f.fits(&setup) => None,
-            // Who names a strategy means it for everything.
+            // A strategy named by the operator applies to every request.
             Some(_) => Some(strategy.clone()),
             None if kind == StrategyKind::D2f => Some(strategy.clone()),
             None => {
@@ -112,7 +112,7 @@ impl EngineConfig {
         })
     }
 
-    /// The strategy with what one request changes of it; `is_d2f` says that it has an adapter of D2F's.
+    /// The strategy with the settings of one request; `is_d2f` is true if the request has a D2F adapter.
     pub fn strategy_for(&self, is_d2f: bool, settings: &DecodingSettings) -> Result<Strategy, RequestError> {
         let with_d2f = self.strategy_with_d2f.as_ref().filter(|_| is_d2f);
         settings::for_request(with_d2f.unwrap_or(&self.strategy), settings)
@@ -134,7 +134,7 @@ fn setup(options: &EngineOptions, spec: &ModelSpec) -> Result<Setup, String> {
             AttentionKind::Canvas => Attention::Canvas,
         },
         is_shifted: family.alignment == LogitAlignment::Next,
-        // 2.1 was trained to replace its tokens and DMax to read blends; nothing in their files tells them from 2.0.
+        // 2.1 was trained to replace its tokens and DMax to read blends; their files cannot be told from those of 2.0.
         may_edit: family.network == NetworkKind::Llada2,
         // Nobody has trained D2F's adapters for LLaDA-MoE.
         may_have_d2f: family.network != NetworkKind::MoeLlada,
@@ -150,7 +150,7 @@ fn strategy_kind(options: &EngineOptions, spec: &ModelSpec, setup: &Setup) -> Re
     let kinds: Vec<StrategyKind> = StrategyKind::ALL.iter().copied().filter(|kind| kind.fits(setup)).collect();
     let architecture = spec.family.architecture;
     let Some(name) = options.decoding_strategy.as_deref() else {
-        // The only adapters published for these families make another kind of model of them.
+        // The only adapters published for these families are D2F's.
         let is_d2f = spec.is_adapted && kinds.contains(&StrategyKind::D2f);
         let own = if is_d2f { Some(StrategyKind::D2f) } else { kinds.first().copied() };
         return own.ok_or_else(|| format!("no strategy decodes {architecture}"));
@@ -175,7 +175,7 @@ fn check_sizes(options: &EngineOptions, spec: &ModelSpec, kind: StrategyKind, se
         Layout::BlockCausal | Layout::PromptFirst if !(1..=MAX_BLOCK_SIZE).contains(&block_size) => {
             return out_of(MAX_BLOCK_SIZE);
         }
-        // Nothing is aligned to such blocks; LLaDA's own default is 128.
+        // Such blocks need no alignment, so they may be long; LLaDA's own default is 128.
         Layout::WholeAnswer if !(1..=setup.max_model_len).contains(&block_size) => {
             return out_of(setup.max_model_len);
         }
@@ -203,7 +203,7 @@ fn strategy(
     setup: &Setup,
 ) -> Result<Strategy, String> {
     let mut strategy = kind.make(setup);
-    // Its checkpoints alone say anything of decoding.
+    // Only its checkpoints have decoding settings.
     if kind == StrategyKind::CanvasRenoise {
         strategy = generation.applied(&strategy)?;
     }
@@ -248,7 +248,7 @@ fn eos_token_ids(family: &Family, text: &TextModel) -> Vec<u32> {
     ids
 }
 
-/// Refuses a budget of rows that cannot hold what is forwarded whole.
+/// Refuses a row budget smaller than the rows that are always forwarded together.
 fn check_rows(max_num_batched_tokens: usize, max_model_len: usize, declared: &Declared) -> Result<(), String> {
     let Declared { block_size, buffer_size, .. } = *declared;
     let (least, what) = match declared.layout {
@@ -287,7 +287,7 @@ fn n_pages(
 ) -> Result<usize, String> {
     let page_size = options.page_size as usize;
     let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
-    // Blocks that are counted from the prompt's end stick out the most behind the longest prompt.
+    // Blocks counted from the end of the prompt exceed the limit most after the longest prompt.
     let n_positions = declared.layout.extent(max_model_len.saturating_sub(1), max_model_len, declared.block_size);
     let pool = PoolWish {
         page_bytes: (values_of_position * page_size * kv_type.n_bytes()) as u64,

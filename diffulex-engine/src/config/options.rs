@@ -54,7 +54,7 @@ impl std::fmt::Display for DeviceChoice {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum DtypeChoice {
-    /// Weights as the checkpoint has them, K and V as goes with the weights.
+    /// Weights as in the checkpoint, K and V as in [`crate::kernels::WeightType::kv_type`].
     #[default]
     Auto,
     /// 32-bit floats.
@@ -68,7 +68,7 @@ pub enum DtypeChoice {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum Quantization {
-    /// As `dtype` says.
+    /// No: `dtype` applies.
     None,
     /// 8 bits, a scale per output; products with activations of 8 bits.
     Int8,

@@ -1,11 +1,12 @@
-//! Which experts a row goes to and how much each counts: small host arithmetic that every body shares.
+//! Routing: the experts of a row and their weights. Small host arithmetic that all bodies share.
 //!
-//! Covers the three ways of the field as data: softmax with the chosen weights made to add up to 1 (Qwen3-MoE, SDAR-MoE)
-//! (DiffusionGemma too, with a factor per expert) or left as they are (LLaDA-MoE), and sigmoid with a bias for the choice, groups and a scale (DeepSeek-V3, LLaDA2).
+//! A [`Routing`] describes one of three kinds: softmax with the chosen weights normalised to a sum of 1 (Qwen3-MoE, SDAR-MoE,
+//! and DiffusionGemma with a factor per expert), softmax without that (LLaDA-MoE), and sigmoid with a bias for the choice, groups
+//! and a scale (DeepSeek-V3, LLaDA2).
 //!
 //! Never here: the experts themselves.
 
-/// How logits of the router become scores.
+/// The function from logits of the router to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
     /// Over all experts.
@@ -14,7 +15,7 @@ pub enum Scoring {
     Sigmoid,
 }
 
-/// Where a bias per expert counts.
+/// A bias per expert, and its effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ExpertBias {
     /// There is none.

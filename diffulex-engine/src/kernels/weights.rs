@@ -92,8 +92,8 @@ impl WeightType {
         matches!(self, Self::Int8 | Self::Int4 | Self::Blocks(_))
     }
 
-    /// How K and V are held beside weights held so, unless somebody says otherwise: as finely where weights are 32-bit
-    /// floats, and otherwise in half the memory, which attention over a long context reads all of.
+    /// Default format of K and V beside such weights: 32-bit floats for 32-bit weights, and bfloat16 otherwise, because
+    /// attention over a long context reads all of this memory.
     pub fn kv_type(self) -> KvType {
         match self {
             Self::F32 => KvType::F32,

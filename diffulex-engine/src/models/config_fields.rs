@@ -4,16 +4,16 @@
 
 use crate::error::LoadError;
 
-/// A config of a network's own, out of config.json. The error names the field.
+/// Reads a network's own fields of config.json. The error names the field.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(config: &serde_json::Value) -> Result<T, LoadError> {
     serde_path_to_error::deserialize(config).map_err(refuse)
 }
 
-/// The largest size that is believed: four times the largest vocabulary. Chosen by us; products of three do not overflow,
-/// and what is made before a tensor is asked for stays small.
+/// Maximum of a size: four times the largest vocabulary. Chosen by us: products of three do not overflow, and allocations made
+/// before the first tensor is read stay small.
 const MAX_SIZE: usize = 1 << 20;
 
-/// Refuses the first of some fields, each with what it says, that is no size.
+/// Fails for the first of these fields and values that is out of range.
 pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), LoadError> {
     match sizes.iter().find(|(_, size)| !(1..=MAX_SIZE).contains(size)) {
         Some((field, size)) => Err(refuse(format!("{field} is {size}; it must be in 1..={MAX_SIZE}"))),
@@ -21,7 +21,7 @@ pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), LoadError> {
     }
 }
 
-/// Refuses what a field says if it is not above zero and finite.
+/// Fails unless the value of `field` is above zero and finite.
 pub(super) fn check_positive(field: &str, number: f64) -> Result<(), LoadError> {
     if number > 0.0 && number.is_finite() {
         return Ok(());
@@ -29,12 +29,12 @@ pub(super) fn check_positive(field: &str, number: f64) -> Result<(), LoadError> 
     Err(refuse(format!("{field} is {number}; it must be above 0")))
 }
 
-/// config.json says `what`.
+/// An error about config.json.
 pub(super) fn refuse(what: impl std::fmt::Display) -> LoadError {
     LoadError::of("config.json", what)
 }
 
-/// Refuses a field that is neither absent nor null nor the one value that is known.
+/// Fails for the first field that is neither absent nor null nor its one supported value.
 pub(super) fn refuse_switches(
     config: &serde_json::Value,
     known: &[(&str, serde_json::Value)],
@@ -42,7 +42,7 @@ pub(super) fn refuse_switches(
     unknown_switch(config, known).map_or(Ok(()), |what| Err(refuse(what)))
 }
 
-/// The first field that is neither absent nor null nor its one known value, and its value.
+/// The first field that is neither absent nor null nor its one supported value, in words for an error.
 pub(super) fn unknown_switch(config: &serde_json::Value, known: &[(&str, serde_json::Value)]) -> Option<String> {
     known.iter().find_map(|(field, known)| {
         let value = config.get(field).filter(|value| !value.is_null() && *value != known)?;

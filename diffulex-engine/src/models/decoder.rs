@@ -475,7 +475,7 @@ impl<O: Ops> Network<O> for Decoder<O> {
             let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
             ops.norm_rope(&mut q, q_norm, &self.rope, step)?;
             ops.norm_rope(&mut k, k_norm, &self.rope, step)?;
-            // Stored before anything attends, so that rows of this forward see each other through the cache.
+            // Stored before anything attends, so that rows of this forward attend to each other through the cache.
             ops.store(cache, index, &k, &v, step)?;
             let attended = ops.attend(&q, cache, index, attention, step)?;
             let [mixed] = layer.o.apply(ops, step, &attended, adapters)?;

@@ -1,9 +1,9 @@
 //! DiffusionGemma: a text encoder and a canvas denoiser that share all weights but one number a layer.
 //!
 //! [`Network::hidden`] is the encoder's pass: causal, its K/V stay. [`CanvasNetwork::denoise`] is the decoder's: every row
-//! of a canvas sees the encoded context and the whole canvas; the K/V it writes at the canvas' own places are for this
-//! pass alone, and the encoder's pass over the finished canvas replaces them. Sliding layers see, from the encoder, the
-//! last `sliding_window` positions; from the canvas, all of it and the last `sliding_window - 1` before it.
+//! of a canvas attends to the encoded context and the whole canvas; the K/V it writes at the canvas' own places are for this
+//! pass alone, and the encoder's pass over the finished canvas replaces them. Sliding layers attend, from the encoder, to
+//! the last `sliding_window` positions; from the canvas, to all of it and the last `sliding_window - 1` before it.
 //!
 //! A layer is attention and, side by side, an MLP and routed experts, each between norms of its own. Full layers have
 //! wider heads and no value projection: the values are the keys before norm and rotation. Reference: transformers'
@@ -493,7 +493,7 @@ fn scalar<O: Ops>(loader: &mut Loader<'_, O>, name: &str) -> Result<f32, LoadErr
     values.first().copied().ok_or_else(|| LoadError::of(name, "is empty"))
 }
 
-/// A vector that stands in no file.
+/// A vector that is not in the checkpoint.
 fn upload<O: Ops>(loader: &Loader<'_, O>, values: &[f32]) -> Result<O::Vector, LoadError> {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     loader.ops.vector(WeightData::F32(&bytes)).map_err(|error| LoadError::of("a vector", error))
@@ -536,7 +536,7 @@ impl<O: Ops> CanvasNetwork<O> for DiffusionGemma<O> {
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {
         let mut x = self.embed(ops, step)?;
-        // A first step has nothing to add; the norm behind the sum is there in any case.
+        // A first step has nothing to add, but the norm after the sum still applies.
         if !canvases.conditioned.is_empty() {
             let from = ops.select(conditioning, step, RowList::Conditioning)?;
             let normed = ops.rms_norm(&from, &self.conditioning_norm, self.eps)?;

@@ -1,6 +1,6 @@
-//! The families that are known, by `architectures[0]`, and what their checkpoints do not say themselves.
+//! The supported families by `architectures[0]`, with the facts that their checkpoints leave out.
 //!
-//! The only table of its kind: which network computes a family, what its rows see, how its logits are aligned, the
+//! The only table of its kind: the network of a family, the positions its rows attend to, the alignment of its logits, the
 //! block its authors decode with, and the ids its config may leave out. A config or a tokenizer that says otherwise
 //! wins. The name decides, never `model_type`: `Dream` and `llada` name two networks each, `llama` hides one.
 //!
@@ -8,7 +8,7 @@
 
 use crate::alignment::LogitAlignment;
 
-/// Which positions a row sees in the network's training, and so must see in decoding.
+/// The positions that a row attends to, in training and so in decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {
     /// All of its own block and of the blocks before; blocks are counted from position 0.
@@ -53,7 +53,7 @@ pub struct Family {
     pub attention: AttentionKind,
     /// The position that a row of logits predicts.
     pub alignment: LogitAlignment,
-    /// Positions of a block where config.json does not tell.
+    /// Positions of a block if config.json does not name them.
     pub block_size: usize,
     /// The mask of the released checkpoints, where there is one; holds only where the tokenizer has a token of that meaning there.
     pub mask_token_id: Option<u32>,

@@ -25,7 +25,7 @@ pub(super) struct Loader<'a, O: Ops> {
     pub(super) declared: Declared,
     /// Projections that adapters may change, in the order in which they were loaded.
     pub(super) sites: Vec<Site>,
-    /// Added to the weights it speaks of.
+    /// The adapter that is merged into the weights.
     pub(super) adapter: Option<Adapter>,
 }
 

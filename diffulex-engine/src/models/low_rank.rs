@@ -1,7 +1,7 @@
 //! Low-rank adapters (LoRA) that work on some rows of a batch and not on others.
 //!
 //! A network counts its projections as it loads them: each is a [`Site`]. An adapter has a pair `A [r, in]`, `B [out, r]`
-//! for some sites, and where it works a row gets `B A x`, scaled, beside `W x`. The rows of an adapter are computed by
+//! for some sites, and its rows get `W x` plus the scaled `B A x`. The rows of an adapter are computed by
 //! themselves, so a request is answered the same whatever adapters its neighbours have.
 //!
 //! Never here: whose rows they are, files (see `adapter`).

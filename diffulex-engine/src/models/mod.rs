@@ -1,7 +1,7 @@
 //! Networks: one file each, written once against [`crate::kernels::Ops`], chosen by `architectures[0]`.
 //!
 //! A network is a function of a [`ModelBatch`]: it owns weights and nothing else. The KV cache belongs to the engine,
-//! which passes it in. What a family's files leave out stands in [`families`].
+//! which passes it in. [`families`] has the facts that a family's files leave out.
 //!
 //! Never here: requests, schedulers, strategies, messages.
 
@@ -49,9 +49,9 @@ pub struct ModelSpec {
     pub dtype: WeightType,
     /// An adapter was added to the weights.
     pub is_adapted: bool,
-    /// Positions of a block it was trained with, where its config tells.
+    /// Positions of a block it was trained with, if its config has them.
     pub block_size: Option<usize>,
-    /// The mask token, where its config tells.
+    /// The mask token, if its config names one.
     pub mask_token_id: Option<u32>,
 }
 
@@ -88,8 +88,8 @@ pub trait Network<O: Ops>: Send + Sync {
         &[]
     }
 
-    /// The residual stream behind the last layer, of every row. Writes the K/V of every row. `observe` sees the stream
-    /// behind the embedding and behind each layer.
+    /// The residual stream of every row after the last layer. Writes the K/V of every row. `observe` is called with the stream
+    /// after the embedding and after each layer.
     fn hidden(
         &self,
         ops: &O,
@@ -133,7 +133,7 @@ pub trait Network<O: Ops>: Send + Sync {
         ops.host(&self.head().logits(ops, &ops.select(&x, &step, RowList::Logits)?)?)
     }
 
-    /// The residual stream behind the embedding and behind each layer, for tests.
+    /// The residual stream after the embedding and after each layer, for tests.
     fn hidden_states(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<Vec<f32>>, StepError> {
         let mut states = Vec::new();
         self.hidden(ops, &ops.begin(batch)?, &Adapters::none(), cache, &mut |x| {
@@ -146,7 +146,7 @@ pub trait Network<O: Ops>: Send + Sync {
 
 /// A network that denoises a canvas of tokens, none of which is a mask, over a context that [`Network::hidden`] encoded.
 pub trait CanvasNetwork<O: Ops>: Network<O> {
-    /// The residual stream behind the last layer, of the rows of whole canvases, each of which attends to the context and all
+    /// The residual stream after the last layer, of the rows of whole canvases, each of which attends to the context and all
     /// of its canvas; `step` has the rows of `canvases`. Writes the rows' K/V, which are good for this call only.
     /// `conditioning` is the buffer that earlier steps wrote to.
     fn denoise(
@@ -186,7 +186,7 @@ pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::V
 }
 
 /// Loads the network of `files` onto the device of `ops`, with the adapter of `merged`, or else the one among `files`,
-/// added to its weights. `progress` hears of weights done and in all.
+/// added to its weights. `progress` is called with the weights loaded so far and the total.
 pub fn load<O: Ops + 'static>(
     files: &ModelFiles,
     merged: Option<&ModelFiles>,
@@ -245,7 +245,7 @@ fn boxed<O: Ops + 'static>(
     Ok(Box::new(network?))
 }
 
-/// Refuses, by name, what no network here computes.
+/// Fails for fields that no network here supports, and names them.
 fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(), LoadError> {
     let refuse = |what: String| Err(config_fields::refuse(what));
     let given = |field: &str| config.get(field).filter(|value| !value.is_null());
@@ -285,7 +285,7 @@ fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(),
             return refuse(format!("{field} is on; this network does not have it"));
         }
     }
-    // Only the converter to GGUF tells.
+    // Only the converter to GGUF writes this field.
     if let Some(is_shifted) = given("shift_logits")
         && *is_shifted != (family.alignment == LogitAlignment::Next)
     {

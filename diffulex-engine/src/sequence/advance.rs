@@ -92,7 +92,7 @@ impl Sequence {
         Ok(change)
     }
 
-    /// Takes note of how confident the network is now, for the next step to compare with.
+    /// Records the confidences of this step, for the next step to compare with.
     fn note_confidences(&mut self, candidates: &[BlockCandidates]) {
         for BlockCandidates { block, candidates } in candidates {
             let start = self.block_start(*block);
@@ -102,7 +102,7 @@ impl Sequence {
         }
     }
 
-    /// Takes note of the K/V that a forward over `blocks` wrote. Returns how many blocks are nearer to their end by that.
+    /// Records the K/V that a forward over `blocks` wrote. Returns the number of blocks that progressed by it.
     fn note_written(&mut self, blocks: Range<usize>) -> usize {
         let mut n_changes = self.note_context(&blocks);
         for index in blocks {
@@ -126,7 +126,7 @@ impl Sequence {
         n_changes
     }
 
-    /// Takes note of a forward over everything that the next steps go on from. Returns 1 if it was made a second time.
+    /// Records a forward over all positions whose K/V the next steps reuse. Returns 1 if it restored lost K/V.
     fn note_context(&mut self, blocks: &Range<usize>) -> usize {
         if self.declared.kv_reuse == KvReuse::None {
             return 0;
@@ -193,7 +193,7 @@ impl Sequence {
     fn settle(&mut self, proposals: &[(usize, Proposal)], change: &mut StepChange) {
         let (_, active) = match self.layout() {
             Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => self.window(),
-            // No K/V are kept, so a decided block is only looked at no more.
+            // No K/V are kept, so a decided block needs no further forward.
             Layout::WholeAnswer => {
                 for (index, proposal) in proposals {
                     if proposal.settles && self.progress(*index).is_complete() {
@@ -213,7 +213,7 @@ impl Sequence {
                 break;
             }
             self.decide_drafts(index, change);
-            // Where this forward read what now stands for good, behind final K/V, what it wrote is final.
+            // The K/V are final if this forward read the final tokens and all K/V before it were final.
             let is_final =
                 proposal.is_some_and(|proposal| proposal.edits.is_empty()) && self.n_cached_blocks() == index;
             self.blocks[index].status = if is_final { BlockStatus::Cached } else { BlockStatus::Ready };
@@ -222,7 +222,7 @@ impl Sequence {
         }
     }
 
-    /// Drafts of block `index` are decided as they are.
+    /// Decides the drafts of block `index` as they are.
     fn decide_drafts(&mut self, index: usize, change: &mut StepChange) {
         for position in self.block_range(index) {
             if self.positions.states[position] == PositionState::Draft {
@@ -234,7 +234,7 @@ impl Sequence {
         }
     }
 
-    /// Looks for the first end token, and drops the blocks behind it.
+    /// Finds the first end token and drops the blocks after its own.
     fn note_stop(&mut self) {
         let generated = self.stops_from..self.positions.states.len().min(self.limits.end);
         self.first_stop = generated.clone().find(|position| {
@@ -247,15 +247,14 @@ impl Sequence {
                 self.blocks.truncate(last + 1);
                 self.positions.truncate(self.block_start(last + 1));
             }
-            // Under attention to the whole answer its masks count although they will never be read.
+            // Positions attend to the whole answer, so the masks after the end token stay.
             (Some(_), Layout::WholeAnswer) | (None, _) => {}
         }
     }
 
-    /// Passes over the steps that write nothing whatever a forward says, where all of the answer is there from the start and
-    /// more steps were asked for than there are positions to fill: the forwards of such steps read what the one before read.
-    /// So no more forwards are made than there are positions to fill, and what is written is what would have been. `chance`
-    /// tells what is drawn for a position at a step of its block.
+    /// Skips steps that write nothing whatever the network predicts, under [`Layout::WholeAnswer`] with more steps than positions
+    /// to fill. Their forwards would read the same inputs as the one before, so the answer does not change, and there are no more
+    /// forwards than positions to fill. `chance` is the number drawn for a position at a step of its block.
     pub fn pass_idle_steps(&mut self, chance: impl Fn(usize, usize) -> f32) {
         let Some(rule) = self.declared.accept.filter(|rule| rule.may_pause()) else { return };
         let Some(index) = self.first_open().filter(|_| self.layout() == Layout::WholeAnswer) else { return };
@@ -265,7 +264,7 @@ impl Sequence {
             self.positions.states[range.clone()].iter().filter(|state| **state != PositionState::Prompt).count();
         let masked = self.undecided(index);
         let step = self.blocks[index].steps;
-        // A step that is about a part of the block follows no schedule.
+        // Steps over a part of the block follow no schedule.
         if n_steps <= n_to_fill || self.focus(index).decided.len() < range.len() {
             return;
         }

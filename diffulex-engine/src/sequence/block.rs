@@ -1,11 +1,11 @@
-//! A block of a sequence, and where it is on its way into the KV cache.
+//! A block of a sequence and its status in the KV cache.
 
 use diffulex_strategies::Input;
 
-/// Where a block is on its way into the cache.
+/// The status of a block in the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockStatus {
-    /// Has masks or drafts, or stands behind a block that has.
+    /// Has masks or drafts, or follows a block that has.
     Active,
     /// Decided; a forward has to write its K/V.
     Ready,
@@ -18,16 +18,16 @@ pub enum BlockStatus {
 pub enum Scratch {
     /// Its rows were never forwarded together.
     Never,
-    /// They were, from these inputs, and that is what the cache has of all but the part forwarded since.
+    /// They were, from these inputs; the cache holds that K/V, except for the part forwarded since.
     Kept(Vec<Input>),
-    /// That went with the pages; the inputs tell how to write it again.
+    /// That K/V was lost with the pages and can be written again from these inputs.
     Lost(Vec<Input>),
 }
 
 /// A block that has been opened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Where it is on its way.
+    /// Its status in the KV cache.
     pub status: BlockStatus,
     /// Denoise steps it took.
     pub steps: usize,

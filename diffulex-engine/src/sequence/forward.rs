@@ -1,4 +1,4 @@
-//! The next forward of a sequence: the window, which of its rows are forwarded, and what the network reads in them.
+//! The next forward of a sequence: the window, which of its rows are forwarded, and their inputs.
 
 use std::ops::Range;
 
@@ -90,12 +90,12 @@ impl Sequence {
         inputs
     }
 
-    /// Which rows of block `index` the next step is about.
+    /// The rows of block `index` that the next step forwards and decides.
     pub(super) fn focus(&self, index: usize) -> Focus {
         let whole = Focus::whole(self.block_range(index).len());
         match self.blocks[index].status {
             BlockStatus::Ready | BlockStatus::Cached => Focus { decided: 0..0, ..whole },
-            // What the strategy goes on from has to be there first.
+            // The K/V that the strategy reuses must be written first.
             BlockStatus::Active if self.restored(index).is_some() => Focus { decided: 0..0, ..whole },
             BlockStatus::Active => self.strategy_focus(index),
         }
@@ -117,7 +117,7 @@ impl Sequence {
         }
     }
 
-    /// How many positions from 0 on `position` sees.
+    /// Number of positions, from 0 on, that `position` attends to.
     pub fn visible_from(&self, position: usize) -> usize {
         let block = self.block_of(position);
         match self.layout() {
@@ -128,7 +128,7 @@ impl Sequence {
         }
     }
 
-    /// Blocks of `blocks` that are up for a decision in this step.
+    /// Blocks of `blocks` that this step denoises.
     pub fn denoised(&self, blocks: &Range<usize>) -> Range<usize> {
         match self.layout() {
             Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
@@ -174,11 +174,11 @@ impl Sequence {
     fn open_block_if_due(&mut self) {
         let next = self.blocks.len();
         let starts_below_end = self.block_start(next) < self.answer_end();
-        // An end token closes the window for every block behind its own.
+        // No block opens after the one with an end token.
         if !starts_below_end || self.first_stop.is_some() {
             return;
         }
-        // What was cached once is not in flight, even while it is written again.
+        // Blocks that were cached once are not in flight, even while they are written again.
         let live = self.n_cached_blocks().max(self.n_prompt_blocks()).max(self.rebuild_end)..next;
         let newest = live.clone().next_back().map(|index| self.progress(index));
         if self.strategy.opens_block(live.len(), newest, self.n_cached_blocks() == next) {
@@ -186,7 +186,7 @@ impl Sequence {
         }
     }
 
-    /// Positions of block `index` that are not decided and that the next step is about.
+    /// Undecided positions of block `index` that the next step may decide.
     pub fn undecided(&self, index: usize) -> Vec<usize> {
         let start = self.block_start(index);
         let decided = self.focus(index).decided;

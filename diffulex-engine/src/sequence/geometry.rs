@@ -1,4 +1,4 @@
-//! Where the blocks of a sequence lie.
+//! Positions of the blocks of a sequence.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
-//! One request as the engine holds it: tokens, what is known of each position, blocks, limits.
+//! One request inside the engine: tokens, position states, blocks, limits.
 //!
-//! Positions are absolute: the prompt's first token is 0. Where blocks lie is the strategy's [`Layout`]. What is masked
-//! is a fact of its own and never read off a token id. A block goes
+//! Positions are absolute: the prompt's first token is 0. The strategy's [`Layout`] places the blocks. Whether
+//! a position is masked is stored, never inferred from its token id. A block goes
 //! `Active` (not all of it is decided) -> `Ready` (decided, its K/V not final) -> `Cached` (a forward wrote its final
 //! K/V), and back to `Ready` when the request loses its pages.
 //!
@@ -36,7 +36,7 @@ pub struct Limits {
     pub reason: FinishReason,
 }
 
-/// Where all of the answer stands from the start: the forward over everything whose K/V the steps of a block go on from.
+/// The forward over all positions whose K/V the steps of a block reuse, under [`Layout::WholeAnswer`].
 #[derive(Clone, Debug, PartialEq)]
 enum Context {
     /// There is none.
@@ -73,7 +73,7 @@ pub struct Sequence {
     context: Context,
     /// Blocks before this one were cached once and lost.
     rebuild_end: usize,
-    /// Where an end token ends the answer: not before what the client gave of it.
+    /// First position at which an end token ends the answer: after the last token that the client gave.
     stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
@@ -139,8 +139,7 @@ impl Sequence {
         sequence
     }
 
-    /// With what the client gave of the answer, position by position; the rest is masked. Only where all of the answer is
-    /// there from the start.
+    /// With the positions of the answer that the client gave; the others are masked. Only under [`Layout::WholeAnswer`].
     #[must_use]
     pub fn holding(mut self, given: &[Option<u32>]) -> Self {
         assert!(given.is_empty() || self.layout() == Layout::WholeAnswer, "not all of the answer is there");
@@ -153,8 +152,8 @@ impl Sequence {
         self
     }
 
-    /// With `suffix` behind the answer's last position, where every position sees it and nothing is written. Only where all
-    /// of the answer is there from the start.
+    /// With `suffix` after the answer: every position attends to it, and it is never written. Only under
+    /// [`Layout::WholeAnswer`].
     #[must_use]
     pub fn followed_by(mut self, suffix: &[u32]) -> Self {
         assert!(suffix.is_empty() || self.layout() == Layout::WholeAnswer, "nothing sees what follows");
@@ -167,7 +166,7 @@ impl Sequence {
         self.geometry.block_size
     }
 
-    /// How its blocks lie.
+    /// The layout of its blocks.
     pub fn layout(&self) -> Layout {
         self.geometry.layout
     }
@@ -241,7 +240,7 @@ impl Sequence {
         &self.positions.tokens
     }
 
-    /// The token that stands where nothing is decided.
+    /// The token at masked positions.
     pub fn mask_token_id(&self) -> u32 {
         self.mask_token_id
     }
@@ -266,12 +265,12 @@ impl Sequence {
         self.nfe
     }
 
-    /// How far its logits are moved on from those without the prompt, if they are.
+    /// Scale of classifier-free guidance, if it is on.
     pub fn guidance(&self) -> Option<f32> {
         self.declared.guidance
     }
 
-    /// How often its rows are forwarded: with guidance once more, without the prompt, on pages of their own.
+    /// Copies of its rows in a forward: 2 with guidance, whose second copy is without the prompt and on pages of its own.
     pub fn n_copies(&self) -> usize {
         self.declared.n_copies()
     }
@@ -291,7 +290,7 @@ impl Sequence {
         self.blocks.iter().take_while(|block| block.status == BlockStatus::Cached).count()
     }
 
-    /// Where the positions end whose K/V are in the cache for good.
+    /// End of the positions whose final K/V are in the cache.
     pub fn cached_end(&self) -> usize {
         self.block_start(self.n_cached_blocks())
     }
@@ -370,7 +369,7 @@ impl Sequence {
         }
     }
 
-    /// Why the request is finished, if it is. Stop strings are not looked at here: they are a matter of text.
+    /// The reason why the request is finished, if it is. Stop strings are handled with the text, in `emit`.
     pub fn finished(&self) -> Option<FinishReason> {
         if self.frontier() >= self.answer_end() {
             return Some(match self.first_stop {
@@ -397,7 +396,7 @@ impl Sequence {
         done.last().map_or(0, |last| done.iter().rev().take_while(|token| *token == last).count())
     }
 
-    /// Everything decided of the answer, what lies behind an end token included.
+    /// All decided tokens of the answer, including those after an end token.
     pub fn full_answer(&self) -> Vec<u32> {
         (self.geometry.prompt_len..self.positions.states.len().min(self.limits.end))
             .filter(|position| self.positions.states[*position].is_decided())

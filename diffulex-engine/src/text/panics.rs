@@ -1,4 +1,4 @@
-//! Panics of the libraries that read what others wrote: an error like any other.
+//! Panics of libraries that parse untrusted input, as errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

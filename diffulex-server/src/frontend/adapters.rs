@@ -114,11 +114,11 @@ impl AdapterRegistry {
                 _ => served.remove(name),
             };
         }
-        // Nobody waits any more: the client left.
+        // An error means that the client left.
         let _ = waiter.send(outcome);
     }
 
-    /// The worker is gone: nobody will answer, which those who wait notice by the drop of the sender.
+    /// The worker is gone: drops the senders, so that waiting requests get an error.
     pub(super) fn worker_lost(&self) {
         super::lock(&self.pending).clear();
     }
@@ -172,7 +172,7 @@ impl Frontend {
 }
 
 impl Shared {
-    /// The engine's word on a command, or why there is none.
+    /// The engine's answer to a command, or the reason why there is none.
     async fn answer_of<T>(&self, outcome: oneshot::Receiver<T>) -> Result<T, SubmitError> {
         match tokio::time::timeout(CONTROL_DEADLINE, outcome).await {
             Ok(Ok(answer)) => Ok(answer),

@@ -1,7 +1,7 @@
-//! Admission: from what a client asks to a registered request, or why it is not taken.
+//! Admission: a submission becomes a registered request, or an error.
 //!
-//! In: a [`Submission`]. Out: one [`EventStream`] per choice, whose command lies in the outbox. Tokenises, checks lengths,
-//! limits what is in flight, and says when to come again. Never here: sending, events.
+//! In: a [`Submission`]. Out: one [`EventStream`] per choice, whose command is in the outbox. Tokenises, checks lengths,
+//! limits the requests in flight, and computes `Retry-After`. Never here: sending, events.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::request_state::{RequestSize, RequestState};
 use super::stream::EventStream;
 use super::{Frontend, Shared, WorkerStatus, WorkerView, lock};
 
-/// How many completions the rate behind `Retry-After` looks back. Chosen by us.
+/// Completions that the rate for `Retry-After` is computed from. Chosen by us.
 const COMPLETIONS_KEPT: usize = 64;
 
 /// Text up to this many bytes is tokenised where it arrives. Chosen by us: it takes some 50 µs, a hop to another thread
@@ -31,7 +31,7 @@ const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
 /// A request as a route hands it to the front end.
 #[derive(Clone, Debug)]
 pub struct Submission {
-    /// Who asks, for the log.
+    /// The route, for the log.
     pub route: &'static str,
     /// Prompt or messages.
     pub input: ServingInput,
@@ -127,7 +127,7 @@ impl Frontend {
         let prompt_field = field_of(&submission.input);
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let ids = self.tokenise(prompt_field, submission.input).await?;
-        // First, so that nobody walks along a list that is refused anyway.
+        // First, because the other checks read the whole list.
         check_length(prompt_field, &ids, 0, &card)?;
         let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
         check_prompt(prompt_field, &ids, &masked, &submission.sampling_params, &card)?;
@@ -187,7 +187,7 @@ impl Frontend {
             let log = RequestLog::new(submission.route, ids.len());
             streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, _permit: permit });
         }
-        // Whoever else is about to send goes first; then one of them sends for all, which wakes ZMQ's thread once.
+        // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;
         self.shared.flush();
         self.shared.advance_trials();
@@ -325,7 +325,7 @@ fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
     (0..).zip(ids).filter(|(_, id)| Some(**id) == card.mask_token_id).map(|(position, _)| position).collect()
 }
 
-/// Refuses what is longer than the model takes, whatever it holds. The places of an answer are `n_more`.
+/// Refuses `ids` that exceed the context length together with `n_more` tokens of answer.
 fn check_length(field: &'static str, ids: &[u32], n_more: usize, card: &ModelCard) -> Result<(), RequestError> {
     if ids.len() + n_more <= card.max_model_len as usize {
         return Ok(());
@@ -354,7 +354,7 @@ fn check_prompt(
     check_ids("stop_token_ids", &params.stop_token_ids, card.vocab_size)
 }
 
-/// Request ids and seeds: a keyed hash of a count, which costs no system call and which nobody without the key guesses.
+/// Request ids and seeds: a keyed hash of a count, which costs no system call and cannot be guessed without the key.
 #[derive(Default)]
 pub(super) struct Draws {
     key: RandomState,

@@ -136,7 +136,7 @@ struct WorkerView {
     last_heard: Instant,
     /// How long the last one took to load.
     loading: Duration,
-    /// When the next one is likely to take requests, while there is none.
+    /// Expected time of the next worker's start, while there is none.
     expected: Option<Instant>,
 }
 
@@ -264,7 +264,7 @@ impl Frontend {
         self.shared.draining.store(true, Ordering::Release);
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         if self.shared.send_control(ServingCommand::Shutdown { grace_ms: Some(grace_ms) }).is_err() {
-            // Nobody to ask: loading, restarting or gone.
+            // No worker: loading, restarting or gone.
             self.shared.stop_now.store(true, Ordering::Release);
         }
         if tokio::time::timeout(grace + MARGIN, self.stopped()).await.is_err() {
@@ -289,7 +289,7 @@ impl Frontend {
             WorkerStatus::Stopped | WorkerStatus::Failed { .. } => true,
             WorkerStatus::Starting | WorkerStatus::Running | WorkerStatus::Restarting { .. } => false,
         };
-        // An error means that the supervisor is gone, which is what is waited for.
+        // An error means that the supervisor has ended, too.
         let _ = self.watch_status().wait_for(is_over).await;
     }
 }

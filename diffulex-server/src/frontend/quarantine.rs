@@ -320,7 +320,7 @@ impl Quarantine {
         drop_oldest(&mut self.suspects, |suspicion| suspicion.since);
     }
 
-    /// Forgets who waits: nobody does any more.
+    /// Forgets trials and the requests that wait for one, after all of them have failed. Suspects and refusals stay.
     pub(super) fn abandon(&mut self) {
         let known = std::mem::take(self);
         self.suspects = known.suspects;

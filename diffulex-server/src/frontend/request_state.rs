@@ -1,7 +1,7 @@
 //! The state of one request: the events that its reader has not taken yet, merged.
 //!
 //! In: events from the receiving thread. Out: [`StreamEvent`]s to one reader. Unread deltas merge. Unread snapshots wait
-//! in a queue of bounded size, so that a reader who is a few steps late still sees every step; beyond it a newer one takes
+//! in a queue of bounded size, so that a reader that is a few steps late still gets every step; beyond it a newer one takes
 //! over the last unread one with its committed text. A slow reader costs memory in the length of its answer, never in the
 //! number of steps. Exactly one end is kept, the first. Never here: frames, sockets.
 
@@ -30,7 +30,7 @@ pub enum StreamEvent {
     Snapshot(Box<ServingBufferSnapshot>),
     /// The answer; the end.
     Reply(Box<ServingReply>),
-    /// Why there is none; the end.
+    /// The error that ends the request.
     Error(ServingError),
 }
 
@@ -130,12 +130,12 @@ impl RequestState {
         self.lock().is_withheld = true;
     }
 
-    /// Lets the reader have what there is, and what is about to come.
+    /// Ends [`Self::withhold`] without waking the reader.
     pub(super) fn end_withholding(&self) {
         self.lock().is_withheld = false;
     }
 
-    /// [`Self::end_withholding`]; who is to be woken to read what there is.
+    /// Ends [`Self::withhold`]; returns the reader's waker.
     pub(super) fn release(&self) -> Option<Waker> {
         let mut pending = self.lock();
         pending.is_withheld = false;
@@ -326,7 +326,7 @@ fn merge_snapshots(older: ServingBufferSnapshot, mut newer: ServingBufferSnapsho
     committed_text.push_str(&newer.committed_text);
     newer.committed_text = committed_text;
 
-    // What lies before the newer window was final when the older one was drawn.
+    // Text before the newer window was final already in the older snapshot.
     let n_kept = newer.token_offset.saturating_sub(older.token_offset) as usize;
     if n_kept == 0 || n_kept > older.token_ids.len() {
         return newer;

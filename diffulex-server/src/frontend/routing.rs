@@ -100,7 +100,7 @@ impl Shared {
         lock(&self.outbox).push(ServingCommand::Generate(generate));
     }
 
-    /// A request's reader is gone or was told: whatever the worker still says about it finds nobody.
+    /// Forgets a request whose reader is gone or was answered; later events about it are dropped.
     pub(super) fn give_up(&self, state: &RequestState) {
         let is_unsent = lock(&self.quarantine).left(state.running());
         if !is_unsent {

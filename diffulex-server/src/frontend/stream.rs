@@ -66,7 +66,7 @@ impl Stream for EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        // An end that came, and that nobody took, has had no line either.
+        // An end that arrived but was not read has not been logged yet.
         self.log.close(&self.state);
         if self.state.is_ended() {
             return;

@@ -99,10 +99,10 @@ pub struct WorkerParts {
 
 /// A hold on the life of a worker.
 pub trait WorkerHandle: Send {
-    /// True if [`Self::end`] ends a worker that does not end by itself.
+    /// True if [`Self::end`] can end a worker that is stuck.
     fn can_end(&self) -> bool;
 
-    /// Ends the worker if it has not ended, and says how it ended; nothing where the worker has said so itself.
+    /// Ends the worker if it has not ended. Returns how it ended; empty if the worker has reported it.
     fn end(self: Box<Self>) -> String;
 }
 
@@ -162,9 +162,9 @@ struct Loss {
     handle: Option<Box<dyn WorkerHandle>>,
 }
 
-/// Keeps workers until the server stops. Whatever ends this is told: nobody waits for a thread that is gone.
+/// Keeps workers until the server stops. Ends every request when it returns or panics, so that none waits forever.
 pub(super) fn supervise(shared: &Arc<Shared>, starter: Box<dyn WorkerStarter>) {
-    // What a panic leaves half-done is not looked at again: the worker is dropped, every request is failed.
+    // Unwind safe: after a panic the worker is dropped and every request fails.
     let failure = match catch_unwind(AssertUnwindSafe(|| keep_workers(shared, starter))) {
         Ok(Ok(())) => {
             shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
@@ -179,10 +179,10 @@ pub(super) fn supervise(shared: &Arc<Shared>, starter: Box<dyn WorkerStarter>) {
     shared.fail_all(ErrorCode::EngineLost, &failure);
 }
 
-/// Returns when the server stops; the error is why there will be no worker any more.
+/// Returns when the server stops. The error is the reason why no worker can be started any more.
 fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Result<(), String> {
     let mut n_failures = 0;
-    // No count: whoever reaches the sockets and guesses the next one could speak for a worker. 0 is nobody's.
+    // Not a count: a process that reaches the sockets must not be able to guess the next number. 0 is never used.
     let key = RandomState::new();
     for incarnation in (0_u64..).map(|start| key.hash_one(start).max(1)) {
         let started = Instant::now();
@@ -197,7 +197,7 @@ fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Re
         let has_served = shared.worker_view().card.is_some();
         if is_stopping(shared) || !has_served {
             let end = out_of_service(shared, loss);
-            // Wrong model, wrong flags: trying again would say the same again.
+            // Wrong model or wrong flags: another start would fail in the same way.
             return if is_stopping(shared) { Ok(()) } else { Err(end) };
         }
         if started.elapsed() >= STABLE_AFTER || shared.n_answered.load(Ordering::Relaxed) > n_answered {
@@ -211,8 +211,8 @@ fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Re
     Ok(())
 }
 
-/// Tells everybody that a worker which had served is lost, and why. Returns the pause before the next one; the error is
-/// that this one cannot be ended.
+/// Fails the requests of a lost worker that had served, and reports it. Returns the pause before the next start. Fails if the
+/// worker cannot be ended.
 fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
     shared.worker_view_mut().commands = None;
     shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.to_string() });
@@ -245,7 +245,7 @@ fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -
     if cannot_end { Err(end) } else { Ok(pause) }
 }
 
-/// Takes a worker out of service and ends it; says how it was lost and how it ended.
+/// Takes a worker out of service and ends it. Returns how it was lost and how it ended.
 fn out_of_service(shared: &Shared, loss: Loss) -> String {
     shared.worker_view_mut().commands = None;
     shared.adapters.worker_lost();
@@ -316,7 +316,7 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
     Ended::Lost(Loss { reason, was_ready: ready_deadline.is_none(), handle: Some(handle) })
 }
 
-/// Ends a worker that is to leave; whoever still waits is told.
+/// Ends a worker that is to leave, and fails the requests that remain.
 fn leave(shared: &Shared, handle: Box<dyn WorkerHandle>) -> Ended {
     shared.worker_view_mut().commands = None;
     shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");

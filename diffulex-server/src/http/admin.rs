@@ -76,7 +76,7 @@ pub(super) async fn load_adapter(State(app): State<App>, request: Request) -> Re
     }
     let outcome = app.frontend.load_adapter(AdapterSource { name: name.clone(), path }).await?;
     outcome.map_err(|refusal| {
-        // Whoever may ask is not told what the machine's folders hold.
+        // The client must not learn what the machine's folders hold.
         tracing::warn!(name, message = refusal.0, "an adapter was refused");
         refused(format!("no adapter {name:?} could be loaded from lora_path; the server's log says why"), "lora_path")
     })?;

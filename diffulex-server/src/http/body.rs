@@ -179,7 +179,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8], dialect: Dialect) -> Result<T, ApiEr
 /// Reads once more for the field at fault, which is looked for only where there is an error.
 fn field_at_fault<T: DeserializeOwned>(bytes: &[u8]) -> Option<String> {
     let error = serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_slice(bytes)).err()?;
-    // What is no JSON at all is nobody's field.
+    // A syntax error belongs to no field.
     if !error.inner().is_data() {
         return None;
     }
@@ -202,7 +202,7 @@ const NAMES_OF_TYPES: [(&str, &str); 4] = [
     ("expected f64", "expected a number"),
 ];
 
-/// A type is asked for: what pages of other origins may send without asking first has another one, or none.
+/// Requires a JSON content type: pages of other origins cannot send one without a preflight request.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
     let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();

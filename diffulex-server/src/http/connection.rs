@@ -98,7 +98,7 @@ impl Trouble {
     }
 }
 
-/// Waits for the shutdown signal. An error means that nobody can ever give it: that is a shutdown, too.
+/// Waits for the shutdown signal. An error means that the sender is gone, which is a shutdown, too.
 async fn signalled(shutdown: &mut watch::Receiver<bool>) {
     let _ = shutdown.wait_for(|stop| *stop).await;
 }
@@ -180,7 +180,7 @@ impl AsyncRead for PeerWatch {
     ) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.socket).poll_read(context, buffer);
         if outcome.is_pending() {
-            // The socket itself tells when the peer leaves.
+            // The socket itself reports when the peer leaves.
             self.unread = None;
         } else if self.unread.is_none() {
             self.unread = Some(Box::pin(tokio::time::sleep(LEAVING_PAUSE)));

@@ -1,4 +1,4 @@
-//! Who may call: whoever has the key; without a key, everybody but pages of other origins.
+//! Access: clients with the key; if the server has no key, all clients except pages of other origins.
 //!
 //! A browser lends a page of any origin its place in the network: to send what forms send, and, where the page's own name is
 //! made to point at this server (DNS rebinding), to read what comes back. So `Host` must be an address or a name of this
@@ -40,7 +40,7 @@ pub(super) fn check_caller(request: &Request, options: &HttpOptions) -> Result<(
     // The browser's own word, which no page can change; older browsers, and pages over plain HTTP, send none.
     let site = text(headers, &SEC_FETCH_SITE);
     let is_own = matches!(site, Some("same-origin" | "none"));
-    // Whoever follows a link gets the page.
+    // A followed link gets the page.
     let is_navigation = request.method() == Method::GET && text(headers, &SEC_FETCH_MODE) == Some("navigate");
     if is_own || is_navigation {
         return Ok(());

@@ -1,4 +1,4 @@
-//! HTTP: the routes, and what stands before all of them.
+//! HTTP: the routes, and the layers before all of them.
 //!
 //! In: a [`Frontend`] and [`HttpOptions`]. Out: a router ([`router`]) that binds nothing and starts nothing, and the loop
 //! that serves it on a listener ([`connection::serve`]). Routes know the front end only. Never here: links, workers.
@@ -124,7 +124,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         Some(cors) => router.layer(cors),
         None => router,
     };
-    // The outermost, so that it sees what any of the others refuses.
+    // The outermost, so that it counts refusals of all others.
     Ok(router.layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals)))
 }
 
@@ -162,8 +162,8 @@ async fn wrong_method(request: Request) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }
 
-/// Lets in who may call: everybody to probes and the page; to the rest who has the key, or where there is none, whoever is
-/// not a page of somebody else.
+/// Admits calls: all to probes and the page; to the other routes those with the key or, if there is no key, those that are not
+/// from a page of another origin.
 async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
     let path = request.uri().path();
     let is_open = matches!(path, "/health" | "/ready") || playground::is_asset(path);

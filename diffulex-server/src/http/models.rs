@@ -79,7 +79,7 @@ pub(super) async fn list(State(app): State<App>) -> Response {
 
 /// One by name or alias.
 pub(super) async fn one(State(app): State<App>, id: Result<Path<String>, PathRejection>) -> Result<Response, ApiError> {
-    // A name that is no UTF-8 is nobody's.
+    // No model has a name that is not UTF-8.
     let Ok(Path(id)) = id else { return Err(unknown_model(&app, "\u{fffd}")) };
     if app.options.is_served(&id) {
         return Ok(Json(model(&app)).into_response());

@@ -1,7 +1,7 @@
 //! Fields of a request that no route reads: one that would change the answer is refused by its name, any other passes with
 //! a warning in the log.
 //!
-//! In: the fields of a body beside those that its struct declares. [`REFUSED`] is the only list of names. Values of other
+//! In: the fields of a body that its struct does not declare. [`REFUSED`] is the only list of names. Values of other
 //! fields are skipped as they are read, so they take no memory. Never here: fields that are supported.
 
 use std::collections::HashSet;
@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::refusals::start_of;
 
-/// Values of a refused field that pass, as they ask for what happens anyway.
+/// Values of a refused field that pass, because they ask for the server's own behaviour.
 #[derive(Clone, Copy)]
 enum Passes {
     /// `null`, `false`, 0 and what is empty.
@@ -170,7 +170,7 @@ impl Passes {
     }
 }
 
-/// True for `null`, `false`, 0 and what is empty: values that ask for nothing.
+/// True for `null`, `false`, 0 and empty values: they change nothing.
 pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

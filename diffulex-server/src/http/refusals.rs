@@ -54,7 +54,7 @@ impl RefusalLog {
     }
 }
 
-/// Stands before everything else, so that it sees what any of it refuses.
+/// The outermost layer, so that it counts the refusals of all others.
 pub(super) async fn log_refusals(State(log): State<Arc<RefusalLog>>, request: Request, next: Next) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
     let response = next.run(request).await;

@@ -17,7 +17,7 @@ const MAX_KEPT: usize = 32;
 /// mapping their memory again. Chosen by us.
 const MAX_KEPT_VALUES: usize = 1 << 24;
 
-/// Buffers nobody uses. Clones share them.
+/// Free buffers. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Buffers {
     kept: Arc<Mutex<Vec<Vec<f32>>>>,
@@ -32,7 +32,7 @@ impl Buffers {
             (0..kept.len()).filter(|index| kept[*index].capacity() >= len).min_by_key(|index| kept[*index].capacity());
         let mut buffer = fit.map_or_else(Vec::new, |index| kept.swap_remove(index));
         drop(kept);
-        // Cleared only where it grows: whoever takes it writes all of it.
+        // Cleared only where it grows: the user writes all of it.
         buffer.truncate(len);
         buffer.resize(len, 0.0);
         buffer
@@ -72,7 +72,7 @@ impl Clone for Rows {
 }
 
 impl Rows {
-    /// Values nobody has set yet, in memory of `buffers`.
+    /// Uninitialised values in memory of `buffers`.
     pub fn new(buffers: &Buffers, n_rows: usize, width: usize) -> Self {
         Self { values: buffers.take(n_rows * width), width, buffers: buffers.clone() }
     }
@@ -91,7 +91,7 @@ impl Rows {
         out
     }
 
-    /// Values nobody has set yet, in memory that comes from where this one's does.
+    /// Uninitialised values in memory of the same buffers.
     pub fn scratch(&self, n_rows: usize, width: usize) -> Self {
         Self::new(&self.buffers, n_rows, width)
     }

@@ -478,7 +478,7 @@ fn padded(rest: &[f32], fill: f32) -> [f32; LANES] {
 /// -87 the result is 0 or nearly so; a NaN stays a NaN.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    /// 1.5 * 2^23: adding it rounds to the nearest integer, which stands in the low bits.
+    /// 1.5 * 2^23: adding it rounds to the nearest integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.3);
     let shifted = mul_add(clamped, std::f32::consts::LOG2_E, ROUND);
