@@ -1,7 +1,7 @@
 //! Greedy and seeded answers do not depend on what else runs, nor on how memory is cut or lost.
 
 use diffulex_engine::{DtypeChoice, Engine, EngineOptions, Quantization, ServingEngine};
-use diffulex_protocol::{DecodingSettings, SamplingParams};
+use diffulex_protocol::{DecodingSettings, SamplingParams, ServingCommand};
 use diffulex_strategies::{AcceptRule, Layout};
 use serde_json::json;
 
@@ -30,9 +30,9 @@ fn together(engine: &mut Engine, requests: &[(String, Vec<u32>, SamplingParams)]
 }
 
 /// The same, one after the other; `engine` finds no prefixes.
-fn one_by_one(mut engine: Engine, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
+fn one_by_one(engine: &mut Engine, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
     assert!(!engine.config().prefix_caching);
-    requests.iter().flat_map(|request| together(&mut engine, std::slice::from_ref(request))).collect()
+    requests.iter().flat_map(|request| together(engine, std::slice::from_ref(request))).collect()
 }
 
 fn without_prefixes(options: &EngineOptions) -> EngineOptions {
@@ -40,7 +40,7 @@ fn without_prefixes(options: &EngineOptions) -> EngineOptions {
 }
 
 fn alone(options: &EngineOptions, requests: &[(String, Vec<u32>, SamplingParams)]) -> Vec<Vec<u32>> {
-    one_by_one(engine(&without_prefixes(options)), requests)
+    one_by_one(&mut engine(&without_prefixes(options)), requests)
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn batch_page_size_threads_and_budget_change_nothing() {
     let requests = many(9);
     for subject in subjects() {
         let options = &subject.options;
-        let want = one_by_one(subject.engine(&without_prefixes(options)), &requests);
+        let want = one_by_one(&mut subject.engine(&without_prefixes(options)), &requests);
         assert!(want.iter().zip(&requests).all(|(ids, (_, _, params))| ids.len() == params.max_tokens as usize));
         let tight = EngineOptions {
             threads: Some(1),
@@ -81,7 +81,7 @@ fn however_weights_are_held_batch_page_size_and_threads_change_nothing() {
     {
         for hold in holds {
             let options = hold(subject.options.clone());
-            let want = one_by_one(subject.engine(&without_prefixes(&options)), &requests);
+            let want = one_by_one(&mut subject.engine(&without_prefixes(&options)), &requests);
             for others in [
                 EngineOptions { page_size: 4, threads: Some(1), ..options.clone() },
                 EngineOptions { page_size: 32, threads: Some(3), ..options.clone() },
@@ -109,8 +109,8 @@ fn commits_that_ride_along_change_nothing() {
             );
             subject.engine(&without_prefixes(&options))
         };
-        let one = one_by_one(in_flight(1), &requests);
-        assert_eq!(one_by_one(in_flight(2), &requests), one, "{}", subject.strategy);
+        let one = one_by_one(&mut in_flight(1), &requests);
+        assert_eq!(one_by_one(&mut in_flight(2), &requests), one, "{}", subject.strategy);
         assert_eq!(together(&mut in_flight(2), &requests), one, "{}", subject.strategy);
     }
 }
@@ -132,6 +132,7 @@ fn blocks_in_flight_do_not_depend_on_the_batch() {
 fn a_prefix_hit_changes_nothing() {
     for subject in subjects() {
         let mut engine = subject.engine(&subject.options);
+        let mut plain = subject.engine(&without_prefixes(&subject.options));
         let requests = |shared_len: usize| {
             let shared = prompt(3, shared_len);
             let longer = [shared.clone(), prompt(4, 6)].concat();
@@ -141,7 +142,7 @@ fn a_prefix_hit_changes_nothing() {
         // 21 tokens: two whole pages of 8. 24: three, and nothing of the prompt is left to encode.
         for (shared_len, cached) in [(21, 16), (24, 24)] {
             let requests = requests(shared_len);
-            let want = one_by_one(subject.engine(&without_prefixes(&subject.options)), &requests);
+            let want = one_by_one(&mut plain, &requests);
             let told = together(&mut engine, &requests[..1]);
             assert_eq!(told, want[..1], "{}", subject.strategy);
             let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
@@ -189,21 +190,22 @@ fn an_answer_is_a_prefix_for_the_next_turn() {
         // The last block of an answer need not be written to the cache; then two whole pages of the others are.
         assert!([16, 24].contains(&told.reply("second").cached_tokens), "{}", subject.strategy);
         let want = one_by_one(
-            subject.engine(&without_prefixes(&subject.options)),
+            &mut subject.engine(&without_prefixes(&subject.options)),
             &[("second".to_owned(), second, greedy(8))],
         );
         assert_eq!(told.reply("second").token_ids, want[0], "{}", subject.strategy);
     }
 }
 
-/// Throws the second of three requests out of its pages at every step.
+/// Preempts the second of three requests at every step.
 fn preemption_changes_nothing(what: &str, engine: impl Fn(bool) -> Engine) {
     let requests = many(3);
-    let want = one_by_one(engine(false), &requests);
+    let want = one_by_one(&mut engine(false), &requests);
     for prefix_caching in [false, true] {
+        let mut engine = engine(prefix_caching);
         for when in 0..14 {
             let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
-            let told = run_with(&mut engine(prefix_caching), sent, |engine, tick| {
+            let told = run_with(&mut engine, sent, |engine, tick| {
                 if tick == when || tick == when + 3 {
                     engine.preempt("r1");
                 }
@@ -211,6 +213,8 @@ fn preemption_changes_nothing(what: &str, engine: impl Fn(bool) -> Engine) {
             for ((rid, ..), want) in requests.iter().zip(&want) {
                 assert_eq!(&told.reply(rid).token_ids, want, "{what}: {rid}, preempted at {when}");
             }
+            // Each run finds what it wrote itself, and nothing of the one before.
+            engine.tick(vec![ServingCommand::FlushCache]);
         }
     }
 }
@@ -236,7 +240,7 @@ fn preemption_at_any_step_changes_nothing() {
 fn a_pool_that_is_too_small_for_all_still_answers_all() {
     let requests = many(8);
     for subject in subjects() {
-        let want = one_by_one(subject.engine(&without_prefixes(&subject.options)), &requests);
+        let want = one_by_one(&mut subject.engine(&without_prefixes(&subject.options)), &requests);
         // The longest request takes 9 pages.
         let small = EngineOptions { kv_cache_bytes: Some(10 * subject.page_bytes), ..subject.options.clone() };
         let mut engine = subject.engine(&small);
@@ -252,7 +256,7 @@ fn a_request_may_set_what_the_server_may() {
     let requests = many(4);
     for subject in subjects() {
         let decoding = &subject.options.decoding;
-        let want = one_by_one(subject.engine(&without_prefixes(&subject.options)), &requests);
+        let want = one_by_one(&mut subject.engine(&without_prefixes(&subject.options)), &requests);
         let ask = |(rid, prompt, params): &(String, Vec<u32>, SamplingParams)| {
             (rid.clone(), prompt.clone(), SamplingParams { decoding: decoding.clone(), ..params.clone() })
         };
@@ -305,11 +309,16 @@ fn every_accept_rule_comes_to_an_end_and_is_the_same_in_company() {
         RULED.contains(&subject.strategy) && !is_set("kv_reuse") && !is_set("accept_rule")
     };
     for subject in subjects().iter().filter(is_plain) {
+        // Requests name the rule: what a request may set, the server may, too.
+        let options = without_prefixes(&subject.options);
+        let [mut for_one, mut for_all] = [(); 2].map(|()| subject.engine(&options));
         for rule in AcceptRule::NAMES {
-            let options = deciding(subject.options.clone(), json!({ "accept_rule": rule }));
-            let alone = one_by_one(subject.engine(&without_prefixes(&options)), requests);
-            let (strategy, company) = (subject.strategy, together(&mut subject.engine(&options), requests));
-            assert_eq!(company, alone, "{rule} of {strategy}");
+            let mut requests = requests.to_vec();
+            for (.., params) in &mut requests {
+                params.decoding = decoding(json!({ "accept_rule": rule }));
+            }
+            let alone = one_by_one(&mut for_one, &requests);
+            assert_eq!(together(&mut for_all, &requests), alone, "{rule} of {}", subject.strategy);
         }
     }
 }

@@ -7,7 +7,7 @@ use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, SequenceRows};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
-use safetensors::Dtype;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
 use crate::harness::{Files, deciding, greedy, options, prompt, request, run};
@@ -32,8 +32,8 @@ fn with_rows(files: &Files, extra: &[Vec<f32>]) -> Files {
 }
 
 fn embedding(files: &Files, token: u32) -> Vec<f32> {
-    let (_, _, bytes) = &files.tensors()[EMBEDDING];
-    let row = bytes.chunks_exact(HIDDEN * 4).nth(token as usize).unwrap();
+    let tensors = SafeTensors::deserialize(&files.0["model.safetensors"]).unwrap();
+    let row = tensors.tensor(EMBEDDING).unwrap().data().chunks_exact(HIDDEN * 4).nth(token as usize).unwrap();
     row.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
 }
 
@@ -120,14 +120,18 @@ fn likeliest(files: &Files, ids: &[u32], extra: &[Vec<f32>]) -> Vec<Vec<(u32, f3
     .collect()
 }
 
-/// The answer, its forwards, how many tokens were replaced, and how often a block ended for each reason.
-fn plain_loop(
-    files: &Files,
-    prompt: &[u32],
-    n_tokens: usize,
-    threshold: f32,
-    merge: Merge,
-) -> (Vec<u32>, u32, usize, [usize; 3]) {
+/// The outcome of the plain loop.
+#[derive(PartialEq)]
+struct Plain {
+    answer: Vec<u32>,
+    n_forwards: u32,
+    /// Tokens that were replaced.
+    n_replaced: usize,
+    /// How often a block ended for each reason.
+    reasons: [usize; 3],
+}
+
+fn plain_loop(files: &Files, prompt: &[u32], n_tokens: usize, threshold: f32, merge: Merge) -> Plain {
     let mut tokens = prompt.to_vec();
     let (mut n_forwards, mut n_replaced, mut reasons) = (0, 0, [0; 3]);
     while tokens.len() < prompt.len() + n_tokens {
@@ -178,14 +182,21 @@ fn plain_loop(
             }
         }
     }
-    (tokens[prompt.len()..prompt.len() + n_tokens].to_vec(), n_forwards, n_replaced, reasons)
+    let answer = tokens[prompt.len()..prompt.len() + n_tokens].to_vec();
+    Plain { answer, n_forwards, n_replaced, reasons }
 }
 
-/// Compares for one prompt, whatever runs it; returns what the loop did.
-fn check(files: &Files, seed: u32, threshold: f32, merge: Merge) -> (usize, [usize; 3]) {
+/// The prompt of `seed`, and the tokens to write after it.
+fn asked(seed: u32) -> (Vec<u32>, usize) {
     let prompt = prompt(seed, 4 + seed as usize);
     let n_tokens = 24 - prompt.len() % BLOCK_SIZE;
-    let (want, n_forwards, n_replaced, reasons) = plain_loop(files, &prompt, n_tokens, threshold, merge);
+    (prompt, n_tokens)
+}
+
+/// Compares every engine with the loop for one prompt; returns the loop's outcome.
+fn check(files: &Files, seed: u32, threshold: f32, merge: Merge) -> Plain {
+    let (prompt, n_tokens) = asked(seed);
+    let plain = plain_loop(files, &prompt, n_tokens, threshold, merge);
     let mut decoding = json!({ "accept_threshold": threshold, "token_merge_top_k": merge.top_k });
     match merge.how {
         How::Renormalized => {}
@@ -210,11 +221,11 @@ fn check(files: &Files, seed: u32, threshold: f32, merge: Merge) -> (usize, [usi
             let mut engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
             let told = run(&mut engine, vec![request("r", &prompt, greedy(n_tokens as u32))]);
             let reply = told.reply("r");
-            assert_eq!(reply.token_ids, want, "{seed}, {threshold}, {merge:?}");
-            assert_eq!(reply.nfe_counts.denoise, n_forwards, "{seed}, {threshold}, {merge:?}");
+            assert_eq!(reply.token_ids, plain.answer, "{seed}, {threshold}, {merge:?}");
+            assert_eq!(reply.nfe_counts.denoise, plain.n_forwards, "{seed}, {threshold}, {merge:?}");
         }
     }
-    (n_replaced, reasons)
+    plain
 }
 
 #[test]
@@ -222,9 +233,9 @@ fn dmax_equals_its_loop_written_down_plainly() {
     let files = Files::golden("llada2");
     let (mut n_replaced, mut reasons) = (0, [0; 3]);
     for (seed, threshold) in [(1, 0.2), (2, 0.3), (4, 0.1), (5, 0.3), (7, 0.0)] {
-        let (replaced, ended) = check(&files, seed, threshold, Merge { top_k: 1, how: How::Renormalized });
-        n_replaced += replaced;
-        reasons.iter_mut().zip(ended).for_each(|(sum, n)| *sum += n);
+        let plain = check(&files, seed, threshold, Merge { top_k: 1, how: How::Renormalized });
+        n_replaced += plain.n_replaced;
+        reasons.iter_mut().zip(plain.reasons).for_each(|(sum, n)| *sum += n);
     }
     assert!(n_replaced > 0, "no token was replaced");
     assert!(reasons[1] > 0 && reasons[2] > 0, "blocks ended for these reasons only: {reasons:?}");
@@ -237,11 +248,10 @@ fn merging_more_tokens_equals_the_plain_loop_and_matters() {
     let merges = merges.map(|(top_k, how)| Merge { top_k, how });
     let mut differs = [false; 4];
     for (seed, threshold) in [(2, 0.3), (7, 0.0)] {
-        let of = |merge| plain_loop(&files, &prompt(seed, 4 + seed as usize), 16, threshold, merge);
-        let plain = of(Merge { top_k: 1, how: How::Renormalized });
+        let (prompt, n_tokens) = asked(seed);
+        let of_one = plain_loop(&files, &prompt, n_tokens, threshold, Merge { top_k: 1, how: How::Renormalized });
         for (merge, differs) in merges.into_iter().zip(&mut differs) {
-            check(&files, seed, threshold, merge);
-            *differs |= of(merge) != plain;
+            *differs |= check(&files, seed, threshold, merge) != of_one;
         }
     }
     assert_eq!(differs, [true; 4], "what is read leaves no trace");

@@ -71,15 +71,17 @@ impl Slow<'_> {
                     logit_rows: asked.iter().map(|position| (speaker(*position) - rows.start) as u32).collect(),
                     ..ModelBatch::default()
                 };
-                let hidden = rows.clone().zip(&batch.ids);
-                let unguided = ModelBatch {
-                    ids: hidden.map(|(position, id)| if is_given(position) { MASK } else { *id }).collect(),
-                    ..batch.clone()
-                };
-                let unguided = network.forward(&ops, &unguided, &Adapters::none(), &mut unguided_cache).unwrap();
                 let mut logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();
-                for (logit, base) in logits.iter_mut().zip(unguided) {
-                    *logit = base + (self.cfg_scale + 1.0) * (*logit - base);
+                if self.cfg_scale > 0.0 {
+                    let hidden = rows.clone().zip(&batch.ids);
+                    let unguided = ModelBatch {
+                        ids: hidden.map(|(position, id)| if is_given(position) { MASK } else { *id }).collect(),
+                        ..batch.clone()
+                    };
+                    let unguided = network.forward(&ops, &unguided, &Adapters::none(), &mut unguided_cache).unwrap();
+                    for (logit, base) in logits.iter_mut().zip(unguided) {
+                        *logit = base + (self.cfg_scale + 1.0) * (*logit - base);
+                    }
                 }
                 let guesses: Vec<(u32, f32)> = logits.chunks(network.spec().vocab_size).map(guess).collect();
                 // The first of equals: where position 0 speaks of itself, it says the same of position 1.
