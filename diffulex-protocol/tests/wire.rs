@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use diffulex_protocol::codec::{
-    MAX_FRAME_BYTES, decode_batch, decode_command, encode_batch, encode_command, refusal,
-};
+use diffulex_protocol::codec::{MAX_FRAME_BYTES, decode_batch, decode_command, encode_batch, encode_command, refusal};
 use diffulex_protocol::*;
 use proptest::prelude::*;
 use serde_json::Value;
