@@ -5,10 +5,12 @@
 
 mod generation;
 mod options;
-mod settings;
 
-use diffulex_protocol::DecodingSettings;
-use diffulex_strategies::{Attention, Declared, Layout, Setup, Strategy, StrategyKind};
+use diffulex_protocol::{DecodingSettings, OfferedRule, SettingValue};
+use diffulex_strategies::accept::ACCEPT_RULE;
+use diffulex_strategies::{
+    AcceptRule, Attention, Declared, Layout, SettingError, Setup, Strategy, StrategyKind, Value,
+};
 
 use crate::alignment::LogitAlignment;
 use crate::block_size::MAX_BLOCK_SIZE;
@@ -21,8 +23,6 @@ use crate::text::TextModel;
 
 pub use generation::GenerationConfig;
 pub use options::{DeviceChoice, DtypeChoice, EngineOptions, Quantization};
-pub use settings::check as check_settings;
-pub(crate) use settings::offered_rules;
 
 /// The options as they act for one model.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,8 +115,47 @@ impl EngineConfig {
     /// The strategy with the settings of one request; `is_d2f` is true if the request has a D2F adapter.
     pub fn strategy_for(&self, is_d2f: bool, settings: &DecodingSettings) -> Result<Strategy, RequestError> {
         let with_d2f = self.strategy_with_d2f.as_ref().filter(|_| is_d2f);
-        settings::for_request(with_d2f.unwrap_or(&self.strategy), settings)
+        let base = with_d2f.unwrap_or(&self.strategy);
+        if settings.is_empty() {
+            return Ok(base.clone());
+        }
+        base.with(values_of(settings)).map_err(|error| {
+            let param = format!("decoding.{}", error.name);
+            let message = format!("{param} {}", error.what);
+            RequestError::invalid(param, message)
+        })
     }
+}
+
+/// Settings as the protocol carries them, in the form that strategies read.
+fn values_of(settings: &DecodingSettings) -> impl Iterator<Item = (&str, Value<'_>)> {
+    settings.iter().map(|(name, value)| {
+        let value = match value {
+            SettingValue::Flag(flag) => Value::Flag(*flag),
+            SettingValue::Integer(integer) => Value::Integer(*integer),
+            SettingValue::Number(number) => Value::Number(*number),
+            SettingValue::Text(text) => Value::Text(text),
+        };
+        (name, value)
+    })
+}
+
+/// Refuses settings with unknown names, and values out of range as far as this can be decided without a model.
+pub fn check_settings(settings: &DecodingSettings) -> Result<(), SettingError> {
+    diffulex_strategies::check_settings(values_of(settings))
+}
+
+/// The accept rules that requests to `strategy` may name: those it does not refuse.
+pub(crate) fn offered_rules(strategy: &Strategy) -> Vec<OfferedRule> {
+    let with = |name: &'static str| strategy.with([(ACCEPT_RULE.name, Value::Text(name))]).ok();
+    let rules =
+        AcceptRule::NAMES.iter().filter_map(|name| with(name)).filter_map(|strategy| strategy.declared().accept);
+    rules
+        .map(|rule| OfferedRule {
+            name: rule.name().to_owned(),
+            settings: rule.settings().iter().map(|setting| setting.name.to_owned()).collect(),
+        })
+        .collect()
 }
 
 /// The model as strategies see it.
@@ -207,7 +246,7 @@ fn strategy(
     if kind == StrategyKind::CanvasRenoise {
         strategy = generation.applied(&strategy)?;
     }
-    strategy.with(settings::values_of(&options.decoding)).map_err(|error| error.to_string())
+    strategy.with(values_of(&options.decoding)).map_err(|error| error.to_string())
 }
 
 fn mask_token_id(

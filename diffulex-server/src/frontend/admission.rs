@@ -11,11 +11,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use diffulex_engine::{RequestError, TextModel, check_ids};
 use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
 
-use super::permit::Permit;
 use super::quarantine::Fingerprint;
 use super::request_log::RequestLog;
 use super::request_state::{RequestSize, RequestState};
-use super::stream::EventStream;
+use super::stream::{EventStream, Permit};
 use super::{Frontend, Shared, WorkerStatus, WorkerView, lock};
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.

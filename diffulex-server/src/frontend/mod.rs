@@ -8,7 +8,6 @@
 mod adapters;
 mod admission;
 pub(crate) mod crash_report;
-mod permit;
 mod quarantine;
 mod request_log;
 mod request_state;

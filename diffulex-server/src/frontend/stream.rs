@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,9 +10,26 @@ use diffulex_protocol::ServingError;
 use tokio_stream::Stream;
 
 use super::Shared;
-use super::permit::Permit;
 use super::request_log::RequestLog;
 use super::request_state::{RequestState, StreamEvent};
+
+/// A place among the requests in flight, given back on drop.
+pub(super) struct Permit {
+    shared: Arc<Shared>,
+}
+
+impl Permit {
+    /// `shared` counts it already.
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// The events of one request. Dropped before its end, it aborts the request.
 pub struct EventStream {
