@@ -16,9 +16,11 @@ mod rows;
 mod score;
 mod simd;
 mod summary;
+mod sync;
 mod threads;
 mod tiles;
 mod vector;
+mod workers;
 
 use super::routing::Routing;
 use super::step::LEAST_BLEND;

@@ -4,160 +4,31 @@
 //! nothing to do spins for the next region first. The caller works too, and takes over tasks that the others do not start:
 //! if another program has their core, a region waits at most for the one task that each of them has begun.
 
-use std::cell::UnsafeCell;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::thread::{JoinHandle, Thread};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::workers::Workers;
 use crate::error::LoadError;
-
-/// Time that a thread spins before it sleeps: longer than the gaps inside a forward. Chosen by us.
-const SPIN: Duration = Duration::from_micros(50);
-
-/// Iterations between two reads of the clock.
-const LOOKS_PER_GLANCE: usize = 32;
 
 /// Tasks of a region per thread, so that a thread that loses its core delays little.
 const TASKS_PER_THREAD: usize = 4;
 
 /// The threads; the caller of [`Pool::run`] is one of them.
 pub(super) struct Pool {
-    shared: Arc<Shared>,
-    sleepers: Vec<Sleeper>,
-    handles: Vec<JoinHandle<()>>,
-    /// A region is running. A nested region runs on its caller alone.
-    is_busy: AtomicBool,
-}
-
-/// The handle to wake a worker.
-struct Sleeper {
-    thread: Thread,
-    is_asleep: Arc<AtomicBool>,
-}
-
-#[derive(Clone, Copy)]
-struct Job {
-    task: *const (dyn Fn(usize) + Sync),
-    n_tasks: usize,
-}
-
-struct Shared {
-    /// Counts openings and closings of jobs: odd while workers may enter.
-    state: AtomicU64,
-    /// Workers inside the job, or checking whether they may enter.
-    n_inside: AtomicUsize,
-    /// The next unstarted task.
-    next: AtomicUsize,
-    job: UnsafeCell<Job>,
-    panic: Mutex<Option<Box<dyn std::any::Any + Send>>>,
-    is_over: AtomicBool,
-}
-
-// SAFETY: `job` is written only while `state` is even and nobody is inside, and read only inside while it is odd, as
-// `Pool::run` and `Shared::enter` show; the task it points to is `Sync`.
-unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointer is not used after the call that made it ends.
-unsafe impl Send for Shared {}
-
-impl Shared {
-    /// Works on tasks of the job until none is left.
-    fn work(&self, job: Job) {
-        loop {
-            let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= job.n_tasks {
-                return;
-            }
-            // SAFETY: `run` keeps the task alive until everybody who entered has left.
-            let task = unsafe { &*job.task };
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| task(index))) {
-                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
-            }
-        }
-    }
-
-    /// Works on the job if one is open.
-    fn enter(&self) {
-        // In this order: `run` closes the job and then waits for those inside. Either it sees this one, or this one sees
-        // that the job is closed.
-        self.n_inside.fetch_add(1, Ordering::SeqCst);
-        if self.state.load(Ordering::SeqCst) % 2 == 1 {
-            // SAFETY: the job was written before the state became odd, and is not written again while this one is inside.
-            let job = unsafe { *self.job.get() };
-            self.work(job);
-        }
-        self.n_inside.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Spins until `is_done`, for at most [`SPIN`]. Returns whether it was.
-fn spin_until(is_done: impl Fn() -> bool) -> bool {
-    let started = Instant::now();
-    loop {
-        for _ in 0..LOOKS_PER_GLANCE {
-            if is_done() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if started.elapsed() > SPIN {
-            return false;
-        }
-    }
-}
-
-fn worker(shared: &Shared, is_asleep: &AtomicBool) {
-    let mut seen = 0;
-    let is_new = |seen: u64| {
-        let state = shared.state.load(Ordering::SeqCst);
-        (state != seen && state % 2 == 1) || shared.is_over.load(Ordering::SeqCst)
-    };
-    loop {
-        if !spin_until(|| is_new(seen)) {
-            is_asleep.store(true, Ordering::SeqCst);
-            // Check again after the store: `run` opens a job first and then wakes sleepers.
-            while !is_new(seen) && is_asleep.load(Ordering::SeqCst) {
-                std::thread::park();
-            }
-            is_asleep.store(false, Ordering::SeqCst);
-        }
-        if shared.is_over.load(Ordering::SeqCst) {
-            return;
-        }
-        seen = shared.state.load(Ordering::SeqCst);
-        shared.enter();
-    }
+    workers: Workers,
 }
 
 impl Pool {
     /// A pool of `n_threads`, including the caller; at least 1.
     pub(super) fn new(n_threads: usize) -> Result<Self, LoadError> {
-        let shared = Arc::new(Shared {
-            state: AtomicU64::new(0),
-            n_inside: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-            job: UnsafeCell::new(Job { task: &|_| (), n_tasks: 0 }),
-            panic: Mutex::new(None),
-            is_over: AtomicBool::new(false),
-        });
-        let mut pool = Self { shared, sleepers: Vec::new(), handles: Vec::new(), is_busy: AtomicBool::new(false) };
-        for index in 1..n_threads {
-            let (shared, is_asleep) = (pool.shared.clone(), Arc::new(AtomicBool::new(false)));
-            let sleeper = is_asleep.clone();
-            let handle = std::thread::Builder::new()
-                .name(format!("kernel-{index}"))
-                .spawn(move || worker(&shared, &is_asleep))
-                .map_err(|error| LoadError::of("kernel threads", error))?;
-            pool.sleepers.push(Sleeper { thread: handle.thread().clone(), is_asleep: sleeper });
-            pool.handles.push(handle);
-        }
-        Ok(pool)
+        let workers =
+            Workers::new(n_threads.saturating_sub(1)).map_err(|error| LoadError::of("kernel threads", error))?;
+        Ok(Self { workers })
     }
 
     /// Maximum number of tasks for work of `n` equal parts.
     pub(super) fn n_tasks(&self, n: usize) -> usize {
-        if self.handles.is_empty() { 1 } else { n.min((self.handles.len() + 1) * TASKS_PER_THREAD).max(1) }
+        let n_threads = self.workers.n_threads();
+        if n_threads == 1 { 1 } else { n.min(n_threads * TASKS_PER_THREAD).max(1) }
     }
 
     /// Calls `task` with each of `0..n_tasks`, on any thread and in any order, and returns when all calls have.
@@ -165,35 +36,7 @@ impl Pool {
     /// # Panics
     /// If a task panics.
     pub(super) fn run(&self, n_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
-        let is_alone = n_tasks < 2 || self.handles.is_empty();
-        if is_alone || self.is_busy.swap(true, Ordering::Acquire) {
-            return (0..n_tasks).for_each(task);
-        }
-        let shared = &*self.shared;
-        // SAFETY: only the lifetime changes; nobody uses the pointer after this call, which waits below.
-        let task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(task) };
-        let job = Job { task, n_tasks };
-        // SAFETY: the state is even and nobody is inside, since the last call waited for that; those who come in now find
-        // the state even and leave.
-        unsafe { *shared.job.get() = job };
-        shared.next.store(0, Ordering::Relaxed);
-        shared.state.fetch_add(1, Ordering::SeqCst);
-        for sleeper in &self.sleepers {
-            if sleeper.is_asleep.swap(false, Ordering::SeqCst) {
-                sleeper.thread.unpark();
-            }
-        }
-        shared.work(job);
-        shared.state.fetch_add(1, Ordering::SeqCst);
-        let is_empty = || shared.n_inside.load(Ordering::SeqCst) == 0;
-        while !spin_until(is_empty) {
-            // A worker may need this core to finish.
-            std::thread::yield_now();
-        }
-        self.is_busy.store(false, Ordering::Release);
-        if let Some(panic) = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            resume_unwind(panic);
-        }
+        self.workers.run(n_tasks, task);
     }
 
     /// The results of `task` for each of `0..n`, in order.
@@ -220,20 +63,13 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
-    fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::SeqCst);
-        for (sleeper, handle) in self.sleepers.iter().zip(self.handles.drain(..)) {
-            sleeper.is_asleep.store(false, Ordering::SeqCst);
-            sleeper.thread.unpark();
-            // A worker catches the panics of its tasks and has no others.
-            let _ = handle.join();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::super::sync::SPIN;
     use super::*;
 
     #[test]
@@ -246,11 +82,28 @@ mod tests {
                     counts[index].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
-                // Some regions begin with every worker asleep.
-                while n_tasks % 7 == 0 && !pool.sleepers.iter().all(|it| it.is_asleep.load(Ordering::SeqCst)) {
+            }
+        }
+    }
+
+    #[test]
+    fn every_worker_comes_to_a_region_awake_or_asleep() {
+        let pool = Pool::new(3).unwrap();
+        for pause in [Duration::ZERO, 10 * SPIN].repeat(20) {
+            // An idle worker sleeps after `SPIN`.
+            let idle = Instant::now();
+            while idle.elapsed() < pause {
+                std::thread::yield_now();
+            }
+            // Nobody leaves before all are there, so that each of the three takes one task.
+            let (n_here, began) = (AtomicUsize::new(0), Instant::now());
+            pool.run(3, &|_| {
+                n_here.fetch_add(1, Ordering::Relaxed);
+                while n_here.load(Ordering::Relaxed) < 3 {
+                    assert!(began.elapsed() < Duration::from_secs(30), "a worker did not come");
                     std::thread::yield_now();
                 }
-            }
+            });
         }
     }
 
