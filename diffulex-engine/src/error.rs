@@ -96,6 +96,14 @@ pub enum BatchError {
     /// Rows have an adapter that is not loaded.
     #[error("adapter {0} is not loaded")]
     AdapterNotLoaded(AdapterId),
+    /// The device has no memory left for the batch's activations.
+    #[error("the device is out of memory: {needed} bytes are needed, {free} are free")]
+    OutOfMemory {
+        /// Bytes.
+        needed: u64,
+        /// Bytes.
+        free: u64,
+    },
     /// The batch has canvases and the network denoises none.
     #[error("this network denoises no canvases")]
     NoCanvases,

@@ -1,7 +1,7 @@
 //! The operations a network is written against, and their bodies.
 //!
 //! [`Ops`] states the contract of each operation once. [`mod@reference`] is its slow, plainly right body (candle, f32, CPU);
-//! [`cpu`] is the fast one. A network is generic over `Ops` and never asks where it runs; a new device is a new body.
+//! [`cpu`] is the fast one, [`cuda`] that of NVIDIA GPUs. A network is generic over `Ops` and never asks where it runs; a new device is a new body.
 //!
 //! **Rows.** Every body computes a row of its result from that row's inputs alone, in an order that does not depend on how
 //! many rows there are: what a request is answered must not depend on what else is in the batch. Tile shapes may depend on
@@ -20,6 +20,7 @@
 mod blocks;
 mod cache;
 pub mod cpu;
+pub mod cuda;
 mod mlp;
 pub mod quantization;
 pub mod reference;

@@ -1,0 +1,195 @@
+//! A CUDA device: its context, one stream, the compiled kernels, and memory that stays.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUfunction_attribute_enum, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
+use cudarc::nvrtc::Ptx;
+
+use super::staging::Pinned;
+use crate::error::DeviceError;
+use crate::memory::Room;
+
+/// PTX of the kernels, by source file; `scripts/ptx` makes it.
+const MODULES: &[&str] = &[];
+
+/// Shared memory that a block may ask for: what every device from compute capability 8.0 on has (8.6, 8.9 and 12.0 have
+/// the least).
+const MAX_SHARED: i32 = 99 << 10;
+
+/// Pieces in which weights travel: large enough for the bus, small beside a tensor. Chosen by us.
+const PIECE: usize = 8 << 20;
+
+/// A device with its kernels.
+pub(super) struct Device {
+    name: String,
+    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Arc<CudaStream>,
+    functions: HashMap<String, CudaFunction>,
+}
+
+/// Device memory that stays until it is dropped: weights, tables, cache.
+pub(super) struct Buffer {
+    address: u64,
+    n_bytes: usize,
+    device: Arc<Device>,
+}
+
+impl Buffer {
+    /// The device's address of its first byte.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
+    /// Overwrites the bytes from `offset` on.
+    pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        assert!(offset + bytes.len() <= self.n_bytes, "{} bytes at {offset} of {}", bytes.len(), self.n_bytes);
+        self.device.write(self.address + offset as u64, bytes)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let context = &self.device.context;
+        context.record_err(self.device.stream.synchronize());
+        // SAFETY: the address is of an allocation that nothing else frees, and the stream has no work left that uses it.
+        context.record_err(unsafe { result::free_sync(self.address) });
+    }
+}
+
+/// Number of CUDA devices that the driver shows; none where there is no driver.
+pub(super) fn n_devices() -> usize {
+    // SAFETY: loads and unloads the driver's library, whose constructors may run anywhere.
+    if !unsafe { sys::is_culib_present() } {
+        return 0;
+    }
+    CudaContext::device_count().map_or(0, |n| usize::try_from(n).unwrap_or(0))
+}
+
+impl Device {
+    /// Opens device `index` and loads the kernels.
+    pub(super) fn open(index: usize) -> Result<Arc<Self>, DeviceError> {
+        let name = format!("cuda:{index}");
+        let failed = |operation, error| failure(&name, operation, error);
+        let n_devices = n_devices();
+        if index >= n_devices {
+            let message = format!("{n_devices} CUDA devices are present");
+            return Err(DeviceError { device: name, operation: "open", message });
+        }
+        let context = CudaContext::new(index).map_err(|error| failed("open", error))?;
+        let stream = context.new_stream().map_err(|error| failed("open", error))?;
+        let mut functions = HashMap::new();
+        for text in MODULES {
+            let module = context.load_module(Ptx::from_src(*text)).map_err(|error| failed("load kernels", error))?;
+            for kernel in kernels(text) {
+                let function = module.load_function(kernel).map_err(|error| failed("load kernels", error))?;
+                let most_shared = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                function.set_attribute(most_shared, MAX_SHARED).map_err(|error| failed("load kernels", error))?;
+                functions.insert(kernel.to_owned(), function);
+            }
+        }
+        Ok(Arc::new(Self { name, context, stream, functions }))
+    }
+
+    /// Its name, as `--device` has it.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is, for people.
+    pub(super) fn describe(&self) -> Result<String, DeviceError> {
+        let name = self.check("describe", self.context.name())?;
+        let (major, minor) = self.check("describe", self.context.compute_capability())?;
+        Ok(format!("{} ({name}, compute capability {major}.{minor})", self.name))
+    }
+
+    /// Its memory.
+    pub(super) fn memory(&self) -> Result<Room, DeviceError> {
+        let (free, total) = self.check("read free memory", self.context.mem_get_info())?;
+        Ok(Room { free: free as u64, total: total as u64, source: self.name.clone() })
+    }
+
+    /// The kernel called `name`.
+    pub(super) fn function(&self, name: &'static str) -> Result<&CudaFunction, DeviceError> {
+        self.functions.get(name).ok_or_else(|| DeviceError {
+            device: self.name.clone(),
+            operation: "launch",
+            message: format!("no kernel is called {name}"),
+        })
+    }
+
+    /// A driver's error as this device's.
+    pub(super) fn check<T>(&self, operation: &'static str, result: Result<T, DriverError>) -> Result<T, DeviceError> {
+        result.map_err(|error| failure(&self.name, operation, error))
+    }
+
+    /// An allocation of its own; its bytes are undefined. `None` where the device has no such memory left.
+    pub(super) fn allocate(self: &Arc<Self>, n_bytes: usize) -> Result<Option<Buffer>, DeviceError> {
+        self.check("allocate", self.context.bind_to_thread())?;
+        // SAFETY: no memory is touched; the buffer frees it once.
+        match unsafe { result::malloc_sync(n_bytes.max(1)) } {
+            Ok(address) => Ok(Some(Buffer { address, n_bytes, device: self.clone() })),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            Err(error) => Err(failure(&self.name, "allocate", error)),
+        }
+    }
+
+    /// An allocation that a load cannot do without.
+    pub(super) fn hold(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
+        let Some(buffer) = self.allocate(n_bytes)? else {
+            return Err(self.out_of_memory(n_bytes)?);
+        };
+        Ok(buffer)
+    }
+
+    /// The error of a device without `n_bytes` of free memory.
+    fn out_of_memory(&self, n_bytes: usize) -> Result<DeviceError, DeviceError> {
+        let Room { free, total, .. } = self.memory()?;
+        let message = format!("out of memory: {n_bytes} bytes are needed, {free} of {total} are free");
+        Ok(DeviceError { device: self.name.clone(), operation: "allocate", message })
+    }
+
+    /// As [`Device::hold`], with zeros.
+    pub(super) fn hold_zeros(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
+        let buffer = self.hold(n_bytes)?;
+        // SAFETY: the range is that of the buffer.
+        let zeroed = unsafe { result::memset_d8_async(buffer.address, 0, n_bytes, self.stream.cu_stream()) };
+        self.check("clear memory", zeroed)?;
+        self.check("clear memory", self.stream.synchronize())?;
+        Ok(buffer)
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check("copy to the device", self.context.bind_to_thread())?;
+        let mut pinned = self.check("copy to the device", Pinned::new(bytes.len().min(PIECE)))?;
+        for (index, piece) in bytes.chunks(PIECE).enumerate() {
+            pinned.bytes_mut()[..piece.len()].copy_from_slice(piece);
+            let to = address + (index * PIECE) as u64;
+            // SAFETY: the caller has checked the range; the pinned bytes stay until the stream has read them, just below.
+            let copied =
+                unsafe { result::memcpy_htod_async(to, &pinned.bytes()[..piece.len()], self.stream.cu_stream()) };
+            self.check("copy to the device", copied)?;
+            self.check("copy to the device", self.stream.synchronize())?;
+        }
+        Ok(())
+    }
+}
+
+fn failure(device: &str, operation: &'static str, error: DriverError) -> DeviceError {
+    let text = |words: Result<&std::ffi::CStr, DriverError>| words.map(|words| words.to_string_lossy().into_owned());
+    let message = match (text(error.error_name()), text(error.error_string())) {
+        (Ok(name), Ok(words)) => format!("{name}: {words}"),
+        _ => format!("CUDA error {}", error.0 as u32),
+    };
+    DeviceError { device: device.to_owned(), operation, message }
+}
+
+/// Names of the kernels in a PTX text.
+fn kernels(text: &'static str) -> impl Iterator<Item = &'static str> {
+    text.split(".entry ").skip(1).filter_map(|rest| rest.split(['(', '\n', ' ']).next())
+}

@@ -1,0 +1,117 @@
+//! The rows of a forward on the device.
+//!
+//! Numbers of rows are rounded up, so that steps of about the same size have the same list of launches. Rows of padding have
+//! token 0, no slot and see nothing; lists are padded with [`NONE`].
+
+use std::cell::RefCell;
+
+use super::CudaOps;
+use super::arena::Block;
+use super::attention::Tiles;
+use crate::adapter_id::AdapterId;
+use crate::error::StepError;
+use crate::kernels::{ModelBatch, RowList};
+
+/// No row, no slot.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// The number of rows that `n` are padded to. A step's time depends on tiles of 8 rows at best, so little is lost; above some
+/// hundreds, rows come in larger tiles.
+pub(super) fn bucket(n: usize) -> usize {
+    match n {
+        0..=4 => n.next_power_of_two() * usize::from(n > 0),
+        5..=64 => n.next_multiple_of(8),
+        65..=256 => n.next_multiple_of(32),
+        _ => n.next_multiple_of(128),
+    }
+}
+
+/// A list of rows on the device, padded with [`NONE`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceList {
+    pub(super) address: u64,
+    pub(super) n_padded: usize,
+    pub(super) n_real: usize,
+}
+
+/// The rows of a forward.
+pub struct Step<'a> {
+    pub(super) batch: &'a ModelBatch,
+    /// Padded.
+    pub(super) n_rows: usize,
+    /// `[n_rows]` each, 32-bit.
+    pub(super) ids: u64,
+    pub(super) positions: u64,
+    pub(super) slots: u64,
+    pub(super) visible: u64,
+    lists: Vec<(RowList, DeviceList)>,
+    /// Tiles of attention, by query heads that share a K/V head; made when they are first asked for.
+    pub(super) tiles: RefCell<Vec<(usize, Tiles)>>,
+    _memory: Block,
+}
+
+impl Step<'_> {
+    /// A list of rows; an empty one where the step has none.
+    pub(super) fn list(&self, rows: RowList) -> DeviceList {
+        let none = DeviceList { address: 0, n_padded: 0, n_real: 0 };
+        self.lists.iter().find(|(name, _)| *name == rows).map_or(none, |(_, list)| *list)
+    }
+}
+
+impl CudaOps {
+    /// Brings a batch to the device, in one upload.
+    pub(super) fn begin_step<'a>(&self, batch: &'a ModelBatch) -> Result<Step<'a>, StepError> {
+        let n_rows = bucket(batch.ids.len());
+        let mut words: Vec<u32> = Vec::new();
+        let mut push = |values: &mut dyn Iterator<Item = u32>, n_padded: usize, padding: u32| {
+            // Each list begins at a multiple of 16 bytes.
+            let start = words.len();
+            words.extend(values);
+            words.resize(start + n_padded.next_multiple_of(4), padding);
+            4 * start as u64
+        };
+        let ids = push(&mut batch.ids.iter().copied(), n_rows, 0);
+        let positions = push(&mut batch.positions.iter().copied(), n_rows, 0);
+        let slots = push(&mut batch.slots.iter().copied(), n_rows, NONE);
+        let visible = push(&mut batch.sequences.iter().flat_map(|rows| rows.visible.iter().copied()), n_rows, 0);
+        let adapters = batch.adapted.keys().map(|id: &AdapterId| RowList::Adapter(*id));
+        let names = [RowList::Logits, RowList::Conditioned, RowList::Conditioning].into_iter().chain(adapters);
+        let mut lists = Vec::new();
+        for name in names {
+            let rows = batch.rows(name);
+            let n_padded = bucket(rows.len());
+            if n_padded > 0 {
+                let address = push(&mut rows.iter().copied(), n_padded, NONE);
+                lists.push((name, DeviceList { address, n_padded, n_real: rows.len() }));
+            }
+        }
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let memory = self.upload(&bytes)?;
+        let at = memory.address();
+        lists.iter_mut().for_each(|(_, list)| list.address += at);
+        Ok(Step {
+            batch,
+            n_rows,
+            ids: at + ids,
+            positions: at + positions,
+            slots: at + slots,
+            visible: at + visible,
+            lists,
+            tiles: RefCell::default(),
+            _memory: memory,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_padded_by_a_quarter_at_most_above_a_tile() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 9, 65, 257].map(bucket), [0, 1, 2, 4, 4, 8, 16, 96, 384]);
+        for n in 25..5000 {
+            assert!(bucket(n) >= n && bucket(n) as f64 <= 1.5 * n as f64, "{n}");
+        }
+    }
+}
