@@ -9,9 +9,10 @@ use crate::block_size::MAX_BLOCK_SIZE;
 use crate::config::{
     DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, Quantization, offered_rules,
 };
-use crate::error::LoadError;
+use crate::error::{DeviceError, LoadError};
 use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
+use crate::kernels::cuda::CudaOps;
 use crate::kernels::reference::ReferenceOps;
 use crate::kernels::{Ops, WeightType};
 use crate::models::{self, ModelSpec};
@@ -46,24 +47,26 @@ pub(crate) fn load(
     // What kind of model it is comes before its tokenizer, which may be of a kind that is not known either.
     models::read_config(files)?;
     let text = TextModel::load(files)?;
-    let (config, spec, runner, device, threads) = match options.device {
-        DeviceChoice::Reference => {
-            let (config, spec, runner) = on_device(files, options, &text, ReferenceOps, progress)?;
-            (config, spec, runner, "reference".to_owned(), None)
+    let (config, spec, runner, place) = match device(options)? {
+        Device::Reference => {
+            let place = Place { device: "reference".to_owned(), threads: None, memory_bytes: None };
+            on_device(files, options, &text, ReferenceOps, place, progress)?
         }
-        DeviceChoice::Auto | DeviceChoice::Cpu => {
+        Device::Cpu => {
             let n_threads = options.threads.map_or_else(default_threads, |threads| threads as usize);
             let ops = CpuOps::new(n_threads)?;
             let device = format!("cpu ({})", ops.simd_name());
-            let (config, spec, runner) = on_device(files, options, &text, ops, progress)?;
-            (config, spec, runner, device, Some(n_threads as u32))
+            let place = Place { device, threads: Some(n_threads as u32), memory_bytes: None };
+            on_device(files, options, &text, ops, place, progress)?
         }
-        DeviceChoice::Cuda(_) => {
-            let what = "this build has no CUDA kernels; use --device cpu, or leave --device out";
-            return Err(LoadError::of(format!("--device {}", options.device), what));
+        Device::Cuda(ops) => {
+            let failed = |error: DeviceError| LoadError::of("--device", error);
+            let memory_bytes = ops.memory().map_err(failed)?.map(|room| room.total);
+            let place = Place { device: ops.describe().map_err(failed)?, threads: None, memory_bytes };
+            on_device(files, options, &text, ops, place, progress)?
         }
     };
-    let card = card(&config, &spec, device, threads);
+    let card = card(&config, &spec, place);
     tracing::info!(
         architecture = card.architecture,
         parameters = card.parameters,
@@ -73,13 +76,51 @@ pub(crate) fn load(
     Ok(Loaded { config, card, text, runner })
 }
 
+/// The devices there are.
+enum Device {
+    Reference,
+    Cpu,
+    Cuda(CudaOps),
+}
+
+/// Where a model runs, for people.
+struct Place {
+    device: String,
+    threads: Option<u32>,
+    memory_bytes: Option<u64>,
+}
+
+/// The device that the options choose.
+fn device(options: &EngineOptions) -> Result<Device, LoadError> {
+    let share = options.gpu_memory_utilization;
+    let device = match options.device {
+        DeviceChoice::Reference => Device::Reference,
+        DeviceChoice::Cpu => Device::Cpu,
+        DeviceChoice::Cuda(index) => {
+            Device::Cuda(CudaOps::new(index as usize, share).map_err(|error| LoadError::of("--device", error))?)
+        }
+        DeviceChoice::Auto if CudaOps::n_devices() == 0 => Device::Cpu,
+        // A card that is too old, or taken, must not keep a server from starting that asked for no GPU.
+        DeviceChoice::Auto => match CudaOps::new(0, share) {
+            Ok(ops) => Device::Cuda(ops),
+            Err(error) => {
+                tracing::warn!("--device auto: {error}; running on the CPU");
+                Device::Cpu
+            }
+        },
+    };
+    Ok(device)
+}
+
 fn on_device<O: Ops + 'static>(
     files: &ModelFiles,
     options: &EngineOptions,
     text: &TextModel,
     ops: O,
+    place: Place,
     progress: &mut dyn FnMut(LoadProgress),
-) -> Result<(EngineConfig, ModelSpec, Box<dyn Runner>), LoadError> {
+) -> Result<(EngineConfig, ModelSpec, Box<dyn Runner>, Place), LoadError> {
+    tracing::info!(device = place.device, choice = %options.device, "device");
     let dtype = match (options.quantization, options.dtype) {
         (Quantization::None, DtypeChoice::Auto) => None,
         (Quantization::None, DtypeChoice::Float32) => Some(WeightType::F32),
@@ -110,7 +151,7 @@ fn on_device<O: Ops + 'static>(
     let cache = spec.cache_shapes(config.n_pages, config.page_size, config.kv_type);
     let n_canvas_rows = Scheduler::max_slots(&config) * config.strategy.declared().block_size;
     let runner = DeviceRunner::new(ops, network, &cache, n_canvas_rows)?;
-    Ok((config, spec, Box::new(runner)))
+    Ok((config, spec, Box::new(runner), place))
 }
 
 /// One thread per core; with more than two cores, one is left for the front end.
@@ -119,7 +160,7 @@ fn default_threads() -> usize {
     if n_cores > 2 { n_cores - 1 } else { n_cores }
 }
 
-fn card(config: &EngineConfig, spec: &ModelSpec, device: String, threads: Option<u32>) -> ModelCard {
+fn card(config: &EngineConfig, spec: &ModelSpec, place: Place) -> ModelCard {
     let declared = config.strategy.declared();
     ModelCard {
         architecture: spec.family.architecture.to_owned(),
@@ -134,8 +175,9 @@ fn card(config: &EngineConfig, spec: &ModelSpec, device: String, threads: Option
         max_model_len: config.max_model_len as u32,
         vocab_size: spec.vocab_size as u32,
         parameters: spec.n_parameters,
-        device,
-        threads,
+        device: place.device,
+        device_memory_bytes: place.memory_bytes,
+        threads: place.threads,
         dtype: spec.dtype.name().to_owned(),
         kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,

@@ -16,6 +16,8 @@ pub struct Room {
     pub total: u64,
     /// Name of the tightest limit, for messages.
     pub source: String,
+    /// Nothing but this process grows in it, so that the KV pool may take all of it.
+    pub is_dedicated: bool,
 }
 
 impl Room {
@@ -28,7 +30,12 @@ impl Room {
     fn under(root: &Path) -> Option<Self> {
         let machine = read(&root.join("proc/meminfo")).and_then(|text| {
             let [free, total] = ["MemAvailable:", "MemTotal:"].map(|name| field(&text, name).map(|kib| kib * 1024));
-            Some(Self { free: free?, total: total?, source: "MemAvailable of /proc/meminfo".to_owned() })
+            Some(Self {
+                free: free?,
+                total: total?,
+                source: "MemAvailable of /proc/meminfo".to_owned(),
+                is_dedicated: false,
+            })
         });
         let groups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
         let groups = groups.lines().flat_map(|line| groups_of(root, line));
@@ -70,7 +77,7 @@ fn room_of(root: &Path, group: &Path, is_v2: bool) -> Option<Room> {
     let reclaimable: u64 = cached.iter().filter_map(|name| field(&stat, name)).sum();
     let shown = PathBuf::from("/").join(group.strip_prefix(root).unwrap_or(group)).join(limit);
     let free = most.saturating_sub(used.saturating_sub(reclaimable));
-    Some(Room { free, total: most, source: shown.display().to_string() })
+    Some(Room { free, total: most, source: shown.display().to_string(), is_dedicated: false })
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -102,6 +109,7 @@ impl PoolWish {
         let Self { page_bytes, pages_per_request, max_num_reqs, kv_cache_bytes } = self;
         let left = room.map_or(u64::MAX, |room| room.free);
         let source = room.map_or("unknown", |room| room.source.as_str());
+        let is_dedicated = room.is_some_and(|room| room.is_dedicated);
         // At least one request at full length.
         let least = pages_per_request as u64 * page_bytes;
         let (n_bytes, why) = if let Some(n_bytes) = kv_cache_bytes {
@@ -126,7 +134,8 @@ impl PoolWish {
                 (DEFAULT_KV_CACHE_BYTES, "the default's limit"),
                 (half, "half of the memory that is left"),
             ];
-            let (n_bytes, why) = bounds.into_iter().min_by_key(|(n_bytes, _)| *n_bytes).unwrap_or_default();
+            let smallest = bounds.into_iter().min_by_key(|(n_bytes, _)| *n_bytes).unwrap_or_default();
+            let (n_bytes, why) = if is_dedicated { (left, "the device's memory that is left") } else { smallest };
             if n_bytes < least { (least, "one request at full length") } else { (n_bytes, why) }
         };
         let n_pages = n_bytes / page_bytes;
@@ -201,7 +210,7 @@ mod tests {
     #[test]
     fn the_pool_is_what_memory_lets_it_be() {
         let wish = PoolWish { page_bytes: 1000, pages_per_request: 10, max_num_reqs: 8, kv_cache_bytes: None };
-        let room = |free| Room { free, total: u64::MAX, source: "S".to_owned() };
+        let room = |free| Room { free, total: u64::MAX, source: "S".to_owned(), is_dedicated: false };
         let pages = |wish: PoolWish, n_bytes: u64| wish.n_pages(Some(&room(n_bytes)));
         assert_eq!(wish.n_pages(None), Ok(80), "a full batch");
         assert_eq!(pages(wish, 1 << 40), Ok(80));

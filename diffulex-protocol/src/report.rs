@@ -47,6 +47,8 @@ pub struct ModelCard {
     pub parameters: u64,
     /// Device it runs on.
     pub device: String,
+    /// Bytes of the device's own memory; `None` where it shares the host's.
+    pub device_memory_bytes: Option<u64>,
     /// Threads of its kernels; `None` where they are not ours to say.
     pub threads: Option<u32>,
     /// Type the weights are held in.

@@ -36,7 +36,7 @@ const NO_PROFILER: &str = "there is no profiler; /start_profile is refused";
 const NO_AUTO_NFE: &str = "max_nfe is not chosen automatically; send it";
 
 /// Every one of them, by its long name.
-const FLAGS: [(&str, Kind, Outcome); 32] = [
+const FLAGS: [(&str, Kind, Outcome); 31] = [
     ("sampling-mode", Text, Only(&["naive"], "--decoding-strategy block_edit edits")),
     ("tensor-parallel-size", Integer, Only(&["1"], ONE_PROCESS)),
     ("data-parallel-size", Integer, Only(&["1"], ONE_PROCESS)),
@@ -52,7 +52,6 @@ const FLAGS: [(&str, Kind, Outcome); 32] = [
     ("enforce-eager", Switch, NoEffect(NO_TORCH)),
     ("auto-max-nfe-warmup-steps", Integer, Only(&["8"], NO_AUTO_NFE)),
     ("auto-max-nfe-tpf-floor", Number, Only(&["1", "1.0"], NO_AUTO_NFE)),
-    ("gpu-memory-utilization", Number, NoEffect("--kv-cache-bytes sizes the KV pool")),
     ("attn-impl", Text, NoEffect("--device chooses the kernels")),
     ("kv-cache-layout", Text, Only(&["unified"], "there is one layout")),
     ("moe-dispatcher-backend", Text, NoEffect(NO_TORCH)),

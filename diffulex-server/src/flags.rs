@@ -125,12 +125,16 @@ pub struct EngineFlags {
     /// No effect beside --lora-path.
     #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub use_lora: Option<bool>,
-    /// Device: auto, cpu, or reference (slow, for checking the others); CUDA is not implemented.
+    /// Device: auto (the first NVIDIA GPU, or the CPU where there is none), cpu, cuda, cuda:INDEX, or reference (slow, for
+    /// checking the others).
     #[arg(long)]
     pub device: Option<String>,
-    /// Index of one CUDA device, as --device cuda:INDEX; CUDA is not implemented.
+    /// Index of one CUDA device, as --device cuda:INDEX.
     #[arg(long, value_name = "INDEX")]
     pub device_ids: Option<String>,
+    /// Share of a GPU's memory for weights and KV pool; the rest is left to activations.
+    #[arg(long, value_name = "SHARE", value_parser = finite::<f32>)]
+    pub gpu_memory_utilization: Option<f32>,
     /// Data type of the weights in memory.
     #[arg(long)]
     pub dtype: Option<DtypeChoice>,
@@ -174,7 +178,8 @@ pub struct EngineFlags {
     /// Tokens of one KV page.
     #[arg(long, value_name = "N")]
     pub page_size: Option<u32>,
-    /// Size of the KV pool in bytes; default: enough for a full batch, at most 1 GiB and half of the free memory.
+    /// Size of the KV pool in bytes; default: on a GPU what is left of its share, elsewhere enough for a full batch, at most
+    /// 1 GiB and half of the free memory.
     #[arg(long, value_name = "BYTES")]
     pub kv_cache_bytes: Option<u64>,
     /// Data type of K and V; auto is float32 if the weights are float32, otherwise bfloat16.

@@ -4,10 +4,11 @@
 //! `/metrics`. Every metric is written once, in [`Telemetry::render`]. Never here: decisions.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, StreamMode};
+use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, StreamMode};
 
 /// Bucket bounds in seconds for what a person waits for. Chosen by us: from one step of a tiny model to a long answer.
 const LATENCY_BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
@@ -140,6 +141,8 @@ pub struct Gauges {
     pub worker_up: bool,
     /// The engine's last heartbeat.
     pub engine: EngineStats,
+    /// What is served, and where; `None` while the model loads for the first time.
+    pub card: Option<Arc<ModelCard>>,
 }
 
 impl Telemetry {
@@ -170,6 +173,14 @@ impl Telemetry {
         page.gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", usage);
         page.gauge("kv_pages_free", "KV pages no request holds.", engine.kv_pages_free.into());
         page.gauge("kv_pages_total", "KV pages of the pool.", engine.kv_pages_total.into());
+        if let Some(card) = &gauges.card {
+            let device = format!("{{device=\"{}\"}}", card.device.replace(['"', '\\', '\n'], " "));
+            page.head("device_info", "The device that runs the model.", "gauge");
+            page.sample("device_info", &device, 1.0);
+            if let Some(n_bytes) = card.device_memory_bytes {
+                page.gauge("device_memory_bytes", "Memory of the device.", n_bytes as f64);
+            }
+        }
         page.gauge("last_step_age_seconds", "Age of the last finished step.", engine.last_step_age_ms as f64 / 1e3);
 
         page.counter("prompt_tokens_total", "Prompt tokens admitted.", engine.prompt_tokens);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceChoice {
-    /// The fastest device that has a body for every operation.
+    /// The first CUDA device, or the CPU where there is none.
     #[default]
     Auto,
     /// The CPU's kernels.
@@ -33,7 +33,7 @@ impl std::str::FromStr for DeviceChoice {
                 .strip_prefix("cuda:")
                 .and_then(|index| index.parse().ok())
                 .map(Self::Cuda)
-                .ok_or_else(|| format!("expected auto, cpu or reference, got {text:?}")),
+                .ok_or_else(|| format!("expected auto, cpu, cuda, cuda:INDEX or reference, got {text:?}")),
         }
     }
 }
@@ -98,8 +98,8 @@ pub struct EngineOptions {
     pub max_num_batched_tokens: u32,
     /// Tokens of one KV page.
     pub page_size: u32,
-    /// Size of the KV pool in bytes; `None`: enough for every request of the batch at full length, 1 GiB and half of the
-    /// memory that is left at most.
+    /// Size of the KV pool in bytes; `None`: on a GPU, the memory that is left of its share; elsewhere enough for every request
+    /// of the batch at full length, at most 1 GiB and half of the memory that is left.
     pub kv_cache_bytes: Option<u64>,
     /// How to hold K and V; `Auto` is what [`crate::kernels::WeightType::kv_type`] says.
     pub kv_cache_dtype: DtypeChoice,
@@ -107,6 +107,8 @@ pub struct EngineOptions {
     pub prefix_caching: bool,
     /// Where to run.
     pub device: DeviceChoice,
+    /// Share of a GPU's memory for weights and the KV pool; the rest is left to activations and to others.
+    pub gpu_memory_utilization: f32,
     /// How to hold weights; `Auto` where they are quantized.
     pub dtype: DtypeChoice,
     /// Whether to hold weights as small integers.
@@ -141,6 +143,8 @@ impl Default for EngineOptions {
             kv_cache_dtype: DtypeChoice::Auto,
             prefix_caching: true,
             device: DeviceChoice::Auto,
+            // vLLM's default.
+            gpu_memory_utilization: 0.9,
             dtype: DtypeChoice::Auto,
             quantization: Quantization::None,
             adapters: Vec::new(),

@@ -21,6 +21,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         use_lora: _,
         device: _,
         device_ids: _,
+        gpu_memory_utilization,
         dtype,
         quantization,
         max_loaded_loras,
@@ -53,6 +54,10 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
             return Err(ConfigError::flag(flag, "must be at least 1"));
         }
     }
+    if let Some(share) = gpu_memory_utilization.filter(|share| !(0.0..=1.0).contains(share) || *share == 0.0) {
+        let problem = format!("must be above 0 and at most 1, got {share}");
+        return Err(ConfigError::flag("--gpu-memory-utilization", problem));
+    }
     let (adapters, merged_adapter) = adapters(flags)?;
     Ok(EngineOptions {
         adapters,
@@ -72,6 +77,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         kv_cache_dtype: kv_cache_dtype.unwrap_or(defaults.kv_cache_dtype),
         prefix_caching: disable_prefix_caching.map_or(defaults.prefix_caching, |disable| !disable),
         device: flags.device_choice()?.unwrap_or(defaults.device),
+        gpu_memory_utilization: gpu_memory_utilization.unwrap_or(defaults.gpu_memory_utilization),
         dtype: dtype.unwrap_or(defaults.dtype),
         quantization: quantization.unwrap_or(defaults.quantization),
         threads: *threads,

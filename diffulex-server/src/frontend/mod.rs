@@ -242,8 +242,10 @@ impl Frontend {
         let mut engine = view.stats.clone();
         // The engine said it when it was last heard of.
         engine.last_step_age_ms = engine.last_step_age_ms.saturating_add(view.last_heard.elapsed().as_millis() as u64);
+        let card = view.card.clone();
         drop(view);
         Gauges {
+            card,
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),
             worker_up: self.status() == WorkerStatus::Running && self.stall().is_none(),
             engine,

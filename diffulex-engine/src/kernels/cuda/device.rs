@@ -111,7 +111,7 @@ impl Device {
     /// Its memory.
     pub(super) fn memory(&self) -> Result<Room, DeviceError> {
         let (free, total) = self.check("read free memory", self.context.mem_get_info())?;
-        Ok(Room { free: free as u64, total: total as u64, source: self.name.clone() })
+        Ok(Room { free: free as u64, total: total as u64, source: self.name.clone(), is_dedicated: true })
     }
 
     /// The kernel called `name`.

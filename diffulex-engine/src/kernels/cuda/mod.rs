@@ -29,8 +29,8 @@ use queue::{Arg, Extent, Queue, Ticket};
 
 use super::routing::Routing;
 use super::{
-    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, HoldError, ModelBatch, Ops, Recipe, RopeTable, RowList,
-    Scored, SelfConditioning, WeightData, WeightType, Weighted,
+    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, HoldError, ModelBatch, Ops, Recipe, RopeTable,
+    RowList, Scored, SelfConditioning, WeightData, WeightType, Weighted,
 };
 use crate::error::{DeviceError, StepError};
 use crate::memory::Room;
@@ -38,6 +38,8 @@ use crate::memory::Room;
 /// A CUDA device.
 pub struct CudaOps {
     device: Arc<Device>,
+    /// Share of the memory that weights and the KV pool may take.
+    memory_share: f32,
     queue: Mutex<Queue>,
     score: score::Memory,
 }
@@ -48,10 +50,11 @@ impl CudaOps {
         device::n_devices()
     }
 
-    /// Opens device `index`.
-    pub fn new(index: usize) -> Result<Self, DeviceError> {
+    /// Opens device `index`; weights and the KV pool may take `memory_share` of its memory.
+    pub fn new(index: usize, memory_share: f32) -> Result<Self, DeviceError> {
         let device = Device::open(index)?;
-        Ok(Self { queue: Mutex::new(Queue::new(device.clone())), device, score: score::Memory::default() })
+        let queue = Mutex::new(Queue::new(device.clone()));
+        Ok(Self { device, memory_share, queue, score: score::Memory::default() })
     }
 
     /// What the device is, for people.
@@ -109,7 +112,11 @@ impl Ops for CudaOps {
     type Step<'a> = step::Step<'a>;
 
     fn memory(&self) -> Result<Option<Room>, DeviceError> {
-        self.device.memory().map(Some)
+        let room = self.device.memory()?;
+        let share = (room.total as f64 * f64::from(self.memory_share)) as u64;
+        let used = room.total - room.free;
+        let source = format!("{}, --gpu-memory-utilization {}", room.source, self.memory_share);
+        Ok(Some(Room { free: share.saturating_sub(used), source, ..room }))
     }
 
     fn matrix(

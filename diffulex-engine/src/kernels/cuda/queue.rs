@@ -171,7 +171,8 @@ impl Queue {
         };
         self.arena.lock().unwrap_or_else(PoisonError::into_inner).grow(chunk.address(), chunk.n_bytes());
         self.chunks.push(chunk);
-        Arena::take(&self.arena, n_bytes).ok_or_else(|| BatchError::OutOfMemory { needed: needed as u64, free: 0 }.into())
+        Arena::take(&self.arena, n_bytes)
+            .ok_or_else(|| BatchError::OutOfMemory { needed: needed as u64, free: 0 }.into())
     }
 
     /// Appends a launch.

@@ -31,13 +31,13 @@ pub(super) struct Prepared {
 }
 
 /// Memory for rounded rows of either form.
-pub(super) struct Room {
+pub(super) struct RoundedRows {
     block: Block,
     scales_at: u64,
     stride: usize,
 }
 
-impl Room {
+impl RoundedRows {
     fn of(&self) -> Prepared {
         let rows = self.block.address();
         Prepared { rows, scales: rows + self.scales_at, stride: self.stride }
@@ -50,7 +50,7 @@ struct Producer {
     ticket: Ticket,
     first: usize,
     /// Taken before the launch, so that nothing the launch reads can lie here.
-    room: Room,
+    room: RoundedRows,
 }
 
 /// Activations, `[n_rows, width]`, row-major 32-bit floats.
@@ -64,7 +64,7 @@ pub struct Tensor {
     producer: OnceCell<Producer>,
     /// The form that the producer was asked for.
     asked: Cell<Option<Form>>,
-    prepared: [OnceCell<Room>; 2],
+    prepared: [OnceCell<RoundedRows>; 2],
 }
 
 impl Tensor {
@@ -86,7 +86,7 @@ impl Tensor {
     }
 
     /// `ticket` made this tensor and can write its rounded rows to `room`.
-    pub(super) fn made_by(&mut self, ticket: Ticket, first: usize, room: Room) {
+    pub(super) fn made_by(&mut self, ticket: Ticket, first: usize, room: RoundedRows) {
         self.producer = OnceCell::from(Producer { ticket, first, room });
     }
 }
@@ -104,11 +104,11 @@ impl CudaOps {
     }
 
     /// Memory for the rounded rows of `n_rows` rows, in either form.
-    pub(super) fn room(&self, n_rows: usize, width: usize) -> Result<Room, StepError> {
+    pub(super) fn room(&self, n_rows: usize, width: usize) -> Result<RoundedRows, StepError> {
         let stride = width.next_multiple_of(STRIDE);
         let scales_at = (n_rows * stride).next_multiple_of(256);
         let n_bytes = (2 * n_rows * stride).max(scales_at + 4 * n_rows);
-        Ok(Room { block: self.alloc(n_bytes)?, scales_at: scales_at as u64, stride })
+        Ok(RoundedRows { block: self.alloc(n_bytes)?, scales_at: scales_at as u64, stride })
     }
 
     /// The rounded rows of `x`: written by the launch that made it, if that is still waiting, or by one of its own.
