@@ -1,0 +1,278 @@
+// softmax(scale q K^T) V over pages, K and V in bf16, on tensor cores. q and the weights are 32-bit floats: each is split into two
+// bf16, whose products are summed in 32-bit floats, so that some 16 bits of them count.
+//
+// Grid: (tiles, K/V heads x parts, chunks), see attention.h; block: 128; shared memory: shared_bytes() below.
+// head_dim is a multiple of 8 up to 256 (attention_bf16_32) or 512 (attention_bf16_16): the number is QUERIES.
+// With one chunk the result is written to y; with more, partials are, and attention_join makes y of them.
+// Left to the caller: n_rows rows in tiles; pages of every position below `most`; K and V stored by heads.cu.
+//
+// A block makes the scores of all its queries and 256 keys, each warp those of 64 keys; then, with all weights in shared
+// memory, the sums of the values, each warp 16 of 64 channels. K and then V come in pieces of 64 channels, two pieces at a
+// time under way. Bits of a row do not depend on QUERIES: a row of mma's left side is computed by itself.
+#include "attention.h"
+
+namespace attention_bf16 {
+using namespace attention;
+
+constexpr int WARPS = THREADS / 32, PIECE = 64, STAGE = CHUNK * PIECE, KEYS = CHUNK / WARPS;
+
+// Where channels (or keys) u*8.. of a row lie in a piece: rows of 128 bytes, whose units of 16 are rotated by xor, so that
+// no two of 8 neighbouring rows meet in a bank.
+DEVICE int unit(int row, int u) { return row * PIECE + ((u ^ (row & 7)) << 3); }
+
+// Two numbers as two pairs of bf16 that sum up to them, nearly.
+DEVICE void split(float a, float b, uint32_t& high, uint32_t& low) {
+    high = pack_bf16(a, b);
+    low = pack_bf16(a - __uint_as_float(high << 16), b - __uint_as_float(high & 0xffff0000u));
+}
+
+template <int TILES> struct Memory {
+    static constexpr int QUERIES = 16 * TILES;
+    uint16_t* stages;   // Two of [CHUNK][PIECE].
+    uint16_t* left;     // q, then the weights: [piece][high, low][QUERIES][PIECE].
+    int* slots;         // Of the chunk's positions; -1: not read.
+    float* largest;     // [warp][QUERIES]
+    float* sums;        // [warp][QUERIES]
+    int* seen;          // [QUERIES]
+
+    __device__ Memory(unsigned char* memory, int n_pieces) {
+        stages = (uint16_t*)memory;
+        left = stages + 2 * STAGE;
+        slots = (int*)(left + max(n_pieces, CHUNK / PIECE) * 2 * QUERIES * PIECE);
+        largest = (float*)(slots + CHUNK);
+        sums = largest + WARPS * QUERIES;
+        seen = (int*)(sums + WARPS * QUERIES);
+    }
+    __device__ uint16_t* left_piece(int piece, int part) const { return left + (piece * 2 + part) * QUERIES * PIECE; }
+};
+
+// q of the tile, split; zeros where there is no query or no channel.
+template <int TILES> DEVICE void load_queries(const Memory<TILES>& memory, const Work<16 * TILES>& work, const float* q, int n_pieces) {
+    for (int i = threadIdx.x; i < 16 * TILES * n_pieces * (PIECE / 2); i += THREADS) {
+        int query = i / (n_pieces * (PIECE / 2)), channel = i % (n_pieces * (PIECE / 2)) * 2;
+        float a = 0, b = 0;
+        if (channel < work.shape.head_dim && work.is_there(query)) {
+            const float* from = q + work.place(query) + channel;
+            a = from[0];
+            b = from[1];
+        }
+        uint32_t high, low;
+        split(a, b, high, low);
+        int piece = channel / PIECE, to = unit(query, channel % PIECE / 8) + channel % 8;
+        *(uint32_t*)(memory.left_piece(piece, 0) + to) = high;
+        *(uint32_t*)(memory.left_piece(piece, 1) + to) = low;
+    }
+}
+
+// Starts the copy of a piece of the chunk's K (or V) to a stage.
+template <int QUERIES> DEVICE void fetch(uint16_t* stage, const int* slots, const Work<QUERIES>& work, const uint16_t* keys, int piece, int low, int high) {
+    for (int i = threadIdx.x + low * (PIECE / 8); i < high * (PIECE / 8); i += THREADS) {
+        int at = i / (PIECE / 8), u = i % (PIECE / 8), channel = piece * PIECE + u * 8, slot = slots[at];
+        bool is_there = slot >= 0 && channel < work.shape.head_dim;
+        copy_async(stage + unit(at, u), is_there ? keys + work.key(slot) + channel : keys, is_there);
+    }
+}
+
+// The scores of a warp's keys, [m16 tile][8 keys][fragment], grow by a piece of channels.
+template <int TILES> DEVICE void add_scores(float (*scores)[KEYS / 8][4], const Memory<TILES>& memory, const uint16_t* stage, int piece, int head_dim, int n_tiles, int low, int high) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    int n_steps = min((head_dim - piece * PIECE + 15) / 16, PIECE / 16);
+    for (int step = 0; step < n_steps; step++) {
+        uint32_t a[TILES][2][4];
+        #pragma unroll
+        for (int m = 0; m < TILES; m++)
+            #pragma unroll
+            for (int part = 0; part < 2; part++)
+                if (m < n_tiles) load_matrix(a[m][part], memory.left_piece(piece, part) + unit(m * 16 + (lane & 15), step * 2 + (lane >> 4)));
+        #pragma unroll
+        for (int t = 0; t < KEYS / 8; t += 2) {
+            int key = warp * KEYS + t * 8;
+            if (key + 16 <= low || key >= high) continue;
+            uint32_t b[4];
+            load_matrix(b, stage + unit(key + (lane & 7) + (lane >> 4) * 8, step * 2 + ((lane >> 3) & 1)));
+            #pragma unroll
+            for (int m = 0; m < TILES; m++)
+                #pragma unroll
+                for (int part = 0; part < 2; part++)
+                    if (m < n_tiles) {
+                        mma_bf16(scores[m][t], a[m][part], b);
+                        mma_bf16(scores[m][t + 1], a[m][part], b + 2);
+                    }
+        }
+    }
+}
+
+// Scores become weights, split, in shared memory; largest[0] and sums of every query are complete behind it.
+template <int TILES> DEVICE void weigh(float (*scores)[KEYS / 8][4], const Memory<TILES>& memory, const Work<16 * TILES>& work, float scale_log2, int n_tiles, int low, int high) {
+    constexpr int QUERIES = 16 * TILES;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    #pragma unroll
+    for (int m = 0; m < TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int query = m * 16 + (lane >> 2) + h * 8, seen = memory.seen[query], first = work.first_of(seen);
+            float largest = NO_SCORE;
+            #pragma unroll
+            for (int t = 0; t < KEYS / 8; t++)
+                #pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    int position = work.start + warp * KEYS + t * 8 + (lane & 3) * 2 + e;
+                    float& score = scores[m][t][2 * h + e];
+                    // Minus infinity becomes a weight of 0, whatever the largest score is.
+                    score = position < seen && position >= first ? score * scale_log2 : -INFINITE;
+                    largest = fmaxf(largest, score);
+                }
+            largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
+            if ((lane & 3) == 0) memory.largest[warp * QUERIES + query] = largest;
+        }
+    __syncthreads();
+    #pragma unroll
+    for (int m = 0; m < TILES; m++) {
+        if (m >= n_tiles) break;
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int query = m * 16 + (lane >> 2) + h * 8;
+            float largest = memory.largest[query], sum = 0;
+            #pragma unroll
+            for (int other = 1; other < WARPS; other++) largest = fmaxf(largest, memory.largest[other * QUERIES + query]);
+            #pragma unroll
+            for (int t = 0; t < KEYS / 8; t++) {
+                int key = warp * KEYS + t * 8;
+                if ((key | 15) < low || (key & ~15) >= high) continue;
+                float a = fast_exp2(scores[m][t][2 * h] - largest), b = fast_exp2(scores[m][t][2 * h + 1] - largest);
+                sum += a;
+                sum += b;
+                uint32_t high_part, low_part;
+                split(a, b, high_part, low_part);
+                int to = unit(query, t) + (lane & 3) * 2;
+                *(uint32_t*)(memory.left_piece(warp, 0) + to) = high_part;
+                *(uint32_t*)(memory.left_piece(warp, 1) + to) = low_part;
+            }
+            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+            if ((lane & 3) == 0) memory.sums[warp * QUERIES + query] = sum;
+        }
+    }
+    __syncthreads();
+}
+
+// The weighted sums of this warp's 16 channels of a piece, over the chunk's keys in ascending order.
+template <int TILES> DEVICE void add_values(float (*sums)[2][4], const Memory<TILES>& memory, const uint16_t* stage, int n_tiles, int low, int high) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    #pragma unroll
+    for (int m = 0; m < TILES; m++)
+        #pragma unroll
+        for (int n = 0; n < 2; n++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) sums[m][n][e] = 0;
+    for (int step = low / 16; step * 16 < high; step++) {
+        uint32_t b[4];
+        load_matrix_transposed(b, stage + unit(step * 16 + (lane & 15), warp * 2 + (lane >> 4)));
+        #pragma unroll
+        for (int m = 0; m < TILES; m++)
+            #pragma unroll
+            for (int part = 0; part < 2; part++)
+                if (m < n_tiles) {
+                    uint32_t a[4];
+                    load_matrix(a, memory.left_piece(step / 4, part) + unit(m * 16 + (lane & 15), step % 4 * 2 + (lane >> 4)));
+                    mma_bf16(sums[m][0], a, b);
+                    mma_bf16(sums[m][1], a, b + 2);
+                }
+    }
+}
+
+// A piece of the result, or of this chunk's partial one.
+template <int TILES> DEVICE void write(float (*sums)[2][4], const Memory<TILES>& memory, const Work<16 * TILES>& work, float* y, float* partial, int piece, int n_tiles) {
+    constexpr int QUERIES = 16 * TILES;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head_dim = work.shape.head_dim;
+    #pragma unroll
+    for (int m = 0; m < TILES; m++)
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int query = m * 16 + (lane >> 2) + h * 8;
+            if (m >= n_tiles || !work.is_there(query)) continue;
+            float total = memory.sums[query];
+            #pragma unroll
+            for (int other = 1; other < WARPS; other++) total += memory.sums[other * QUERIES + query];
+            bool is_whole = gridDim.z == 1;
+            float* to = is_whole ? y + work.place(query)
+                                 : partial_of(partial, gridDim.x, gridDim.y, QUERIES, head_dim, blockIdx.z, blockIdx.x, blockIdx.y, query);
+            #pragma unroll
+            for (int n = 0; n < 2; n++) {
+                int channel = piece * PIECE + warp * 16 + n * 8 + (lane & 3) * 2;
+                if (channel >= head_dim) continue;
+                float2 both = make_float2(sums[m][n][2 * h], sums[m][n][2 * h + 1]);
+                if (is_whole) both = make_float2(both.x / total, both.y / total);
+                *(float2*)(to + channel) = both;
+            }
+            if (!is_whole && piece == 0 && warp == 0 && (lane & 3) == 0) {
+                float largest = memory.largest[query];
+                #pragma unroll
+                for (int other = 1; other < WARPS; other++) largest = fmaxf(largest, memory.largest[other * QUERIES + query]);
+                *(float2*)(to + head_dim) = make_float2(largest, total);
+            }
+        }
+}
+
+template <int TILES> DEVICE void run(const float* q, const uint16_t* keys, const uint16_t* values, float* y, float* partial, const Tile* tiles,
+                                     const int* pages, const int* visible, const Shape& shape, float scale_log2) {
+    constexpr int QUERIES = 16 * TILES;
+    DYNAMIC_SHARED(shared);
+    Work<QUERIES> work(tiles[blockIdx.x], shape, blockIdx.y, blockIdx.z);
+    if (work.low >= work.high) return;
+    int n_pieces = (shape.head_dim + PIECE - 1) / PIECE;
+    // Whole steps of mma; of their keys that no row attends to, zeros are loaded.
+    int low = work.low & ~15, high = (work.high + 15) & ~15;
+    int n_tiles = min((work.n_queries() + 15) / 16, TILES);
+    Memory<TILES> memory(shared, n_pieces);
+    for (int at = threadIdx.x; at < CHUNK; at += THREADS) memory.slots[at] = at >= work.low && at < work.high ? work.slot(pages, at) : -1;
+    for (int query = threadIdx.x; query < QUERIES; query += THREADS) memory.seen[query] = work.is_there(query) ? visible[work.row(query)] : 0;
+    __syncthreads();
+    auto fetch_next = [&](int index) {
+        if (index < 2 * n_pieces)
+            fetch(memory.stages + (index & 1) * STAGE, memory.slots, work, index < n_pieces ? keys : values, index % n_pieces, low, high);
+        copy_commit();
+    };
+    fetch_next(0);
+    fetch_next(1);
+    load_queries(memory, work, q, n_pieces);
+
+    float scores[TILES][KEYS / 8][4];
+    #pragma unroll
+    for (int m = 0; m < TILES; m++)
+        #pragma unroll
+        for (int t = 0; t < KEYS / 8; t++)
+            #pragma unroll
+            for (int e = 0; e < 4; e++) scores[m][t][e] = 0;
+    for (int piece = 0; piece < n_pieces; piece++) {
+        copy_wait<1>();
+        __syncthreads();
+        add_scores(scores, memory, memory.stages + (piece & 1) * STAGE, piece, shape.head_dim, n_tiles, low, high);
+        __syncthreads();
+        fetch_next(piece + 2);
+    }
+    weigh(scores, memory, work, scale_log2, n_tiles, low, high);
+    for (int piece = 0; piece < n_pieces; piece++) {
+        int index = n_pieces + piece;
+        copy_wait<1>();
+        __syncthreads();
+        float sums[TILES][2][4];
+        add_values(sums, memory, memory.stages + (index & 1) * STAGE, n_tiles, low, high);
+        __syncthreads();
+        fetch_next(index + 2);
+        write(sums, memory, work, y, partial, piece, n_tiles);
+    }
+    copy_wait<0>();
+}
+
+}  // namespace attention_bf16
+
+#define ATTENTION_BF16(name, m_tiles) \
+    KERNEL __launch_bounds__(128) name(const float* q, const uint16_t* keys, const uint16_t* values, float* y, float* partial, const Tile* tiles, \
+        const int* pages, const int* visible, int n_heads, int n_kv_heads, int head_dim, int page_bits, int reach, float scale_log2) { \
+        attention_bf16::run<m_tiles>(q, keys, values, y, partial, tiles, pages, visible, {n_heads, n_kv_heads, head_dim, page_bits, reach}, scale_log2); \
+    } \
+    EMU_KERNEL(name)
+ATTENTION_BF16(attention_bf16_16, 1)
+ATTENTION_BF16(attention_bf16_32, 2)
