@@ -1,0 +1,37 @@
+// One launch: its blocks one after the other, their threads as fibers in an order drawn by seed.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace emulator {
+
+struct Dimensions {
+    unsigned x, y, z;
+};
+
+struct Launch {
+    const char* kernel;
+    Dimensions grid, block;
+    unsigned shared;
+    uint64_t seed;
+};
+
+// Sizes of a kernel's arguments in bytes; null where there is no such kernel.
+const std::vector<int>* kernel_arguments(const std::string& name);
+
+// Runs it. Returns an empty text, or what the kernel did wrong.
+std::string run(const Launch& launch, void** arguments);
+
+// The rest is for the parts of the emulator that threads of kernels call.
+
+// Identity of the running thread, or -1 between launches.
+int current_thread();
+// Number of the running launch, and of its running block, both growing for ever.
+uint64_t launch_number();
+
+// Records what is wrong, ends the running thread, and with it the launch.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
+
+}  // namespace emulator

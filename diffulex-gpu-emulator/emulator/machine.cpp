@@ -1,0 +1,36 @@
+#include "machine.h"
+
+#include <cstdlib>
+
+#include "launch.h"
+
+namespace emulator {
+
+static uint64_t number_of(const char* variable) {
+    const char* text = getenv(variable);
+    return text ? strtoull(text, nullptr, 10) : 0;
+}
+
+Machine::Machine()
+    : fail_launch(number_of("DIFFULEX_EMULATOR_FAIL_LAUNCH")),
+      fail_alloc(number_of("DIFFULEX_EMULATOR_FAIL_ALLOC")),
+      seed(number_of("DIFFULEX_EMULATOR_SEED")) {}
+
+void Machine::begin_loads(Allocation& allocation) {
+    allocation.launch = launch_number();
+    allocation.n_loaded = 0;
+    loaded.push_back(&allocation);
+}
+
+Machine& machine() {
+    // Never destroyed: buffers of static life may be freed after it would be.
+    static auto* all = new Machine;
+    return *all;
+}
+
+const std::shared_ptr<Caller>& caller() {
+    static thread_local auto own = std::make_shared<Caller>();
+    return own;
+}
+
+}  // namespace emulator
