@@ -108,7 +108,11 @@ DEVICE float fast_exp2(float x) {
     return y;
 }
 // c + the sum of the products of four signed bytes.
-DEVICE int dp4a(int a, int b, int c) { return __dp4a(a, b, c); }
+DEVICE int dp4a(int a, int b, int c) {
+    int d;
+    asm("dp4a.s32.s32 %0,%1,%2,%3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 
 #else
 #include "emulator.h"
