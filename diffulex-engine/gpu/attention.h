@@ -11,7 +11,7 @@
 #include "device.h"
 
 // First row, rows (0: nothing to do), where the sequence's pages begin in the list of pages, and the most and the least
-// positions that a row may attend to.
+// positions that a row may attend to. Rows of padding have tiles, too, whose `most` is 0: their results are zeros.
 struct Tile {
     int row, n_rows, page, most, least;
 };
@@ -20,8 +20,9 @@ namespace attention {
 
 constexpr int CHUNK = 256, THREADS = 128;
 
+// Sizes of a layer; rows of q, and values from one head of K or V to the next: head_dim, in bf16 rounded up to a multiple of 8.
 struct Shape {
-    int n_heads, n_kv_heads, head_dim, page_bits, reach;
+    int n_rows, n_heads, n_kv_heads, head_dim, stride, page_bits, reach;
 };
 
 // A block's part of the work.
@@ -34,6 +35,7 @@ template <int QUERIES> struct Work {
     int low, high, start;
 
     __device__ Work(const Tile& tile, const Shape& shape, int part, int chunk) : tile(tile), shape(shape) {
+        this->tile.n_rows = min(tile.n_rows, shape.n_rows - tile.row);
         int group = shape.n_heads / shape.n_kv_heads;
         heads = min(group, QUERIES);
         int n_parts = (group + heads - 1) / heads;
@@ -44,7 +46,6 @@ template <int QUERIES> struct Work {
         start = chunk * CHUNK;
         low = max(first_of(tile.least) - start, 0);
         high = min(tile.most - start, CHUNK);
-        if (tile.n_rows == 0) high = 0;
     }
     // The first position of a row that may attend to `0..visible`.
     __device__ int first_of(int visible) const { return shape.reach > 0 ? max(visible - shape.reach, 0) : 0; }
@@ -61,7 +62,14 @@ template <int QUERIES> struct Work {
         return (pages[tile.page + (position >> shape.page_bits)] << shape.page_bits) + (position & ((1 << shape.page_bits) - 1));
     }
     // Where a slot's head begins in K and V.
-    __device__ int64_t key(int slot) const { return ((int64_t)slot * shape.n_kv_heads + kv_head) * shape.head_dim; }
+    __device__ int64_t key(int slot) const { return ((int64_t)slot * shape.n_kv_heads + kv_head) * shape.stride; }
+    // Whether there is nothing to compute; writes what padding gets.
+    __device__ bool is_empty(float* y) const {
+        if (tile.most == 0 && blockIdx.z == 0)
+            for (int i = threadIdx.x; i < n_queries() * shape.head_dim; i += THREADS)
+                if (int query = i / shape.head_dim; is_there(query)) y[place(query) + i % shape.head_dim] = 0;
+        return low >= high;
+    }
 };
 
 // Partial results, [chunk][tile][part][query][head_dim + 2]: the sums, the largest score, the sum of weights.

@@ -2,7 +2,7 @@
 // bf16, whose products are summed in 32-bit floats, so that some 16 bits of them count.
 //
 // Grid: (tiles, K/V heads x parts, chunks), see attention.h; block: 128; shared memory: shared_bytes() below.
-// head_dim is a multiple of 8 up to 256 (attention_bf16_32) or 512 (attention_bf16_16): the number is QUERIES.
+// head_dim is at most 256 (attention_bf16_32) or 512 (attention_bf16_16): the number is QUERIES.
 // With one chunk the result is written to y; with more, partials are, and attention_join makes y of them.
 // Left to the caller: n_rows rows in tiles; pages of every position below `most`; K and V stored by heads.cu.
 //
@@ -54,7 +54,7 @@ template <int TILES> DEVICE void load_queries(const Memory<TILES>& memory, const
         if (channel < work.shape.head_dim && work.is_there(query)) {
             const float* from = q + work.place(query) + channel;
             a = from[0];
-            b = from[1];
+            if (channel + 1 < work.shape.head_dim) b = from[1];
         }
         uint32_t high, low;
         split(a, b, high, low);
@@ -68,7 +68,7 @@ template <int TILES> DEVICE void load_queries(const Memory<TILES>& memory, const
 template <int QUERIES> DEVICE void fetch(uint16_t* stage, const int* slots, const Work<QUERIES>& work, const uint16_t* keys, int piece, int low, int high) {
     for (int i = threadIdx.x + low * (PIECE / 8); i < high * (PIECE / 8); i += THREADS) {
         int at = i / (PIECE / 8), u = i % (PIECE / 8), channel = piece * PIECE + u * 8, slot = slots[at];
-        bool is_there = slot >= 0 && channel < work.shape.head_dim;
+        bool is_there = slot >= 0 && channel < work.shape.stride;
         copy_async(stage + unit(at, u), is_there ? keys + work.key(slot) + channel : keys, is_there);
     }
 }
@@ -200,17 +200,18 @@ template <int TILES> DEVICE void write(float (*sums)[2][4], const Memory<TILES>&
                                  : partial_of(partial, gridDim.x, gridDim.y, QUERIES, head_dim, blockIdx.z, blockIdx.x, blockIdx.y, query);
             #pragma unroll
             for (int n = 0; n < 2; n++) {
-                int channel = piece * PIECE + warp * 16 + n * 8 + (lane & 3) * 2;
-                if (channel >= head_dim) continue;
-                float2 both = make_float2(sums[m][n][2 * h], sums[m][n][2 * h + 1]);
-                if (is_whole) both = make_float2(both.x / total, both.y / total);
-                *(float2*)(to + channel) = both;
+                #pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    int channel = piece * PIECE + warp * 16 + n * 8 + (lane & 3) * 2 + e;
+                    if (channel < head_dim) to[channel] = is_whole ? sums[m][n][2 * h + e] / total : sums[m][n][2 * h + e];
+                }
             }
             if (!is_whole && piece == 0 && warp == 0 && (lane & 3) == 0) {
                 float largest = memory.largest[query];
                 #pragma unroll
                 for (int other = 1; other < WARPS; other++) largest = fmaxf(largest, memory.largest[other * QUERIES + query]);
-                *(float2*)(to + head_dim) = make_float2(largest, total);
+                to[head_dim] = largest;
+                to[head_dim + 1] = total;
             }
         }
 }
@@ -220,7 +221,7 @@ template <int TILES> DEVICE void run(const float* q, const uint16_t* keys, const
     constexpr int QUERIES = 16 * TILES;
     DYNAMIC_SHARED(shared);
     Work<QUERIES> work(tiles[blockIdx.x], shape, blockIdx.y, blockIdx.z);
-    if (work.low >= work.high) return;
+    if (work.is_empty(y)) return;
     int n_pieces = (shape.head_dim + PIECE - 1) / PIECE;
     // Whole steps of mma; of their keys that no row attends to, zeros are loaded.
     int low = work.low & ~15, high = (work.high + 15) & ~15;
@@ -269,9 +270,9 @@ template <int TILES> DEVICE void run(const float* q, const uint16_t* keys, const
 }  // namespace attention_bf16
 
 #define ATTENTION_BF16(name, m_tiles) \
-    KERNEL __launch_bounds__(128) name(const float* q, const uint16_t* keys, const uint16_t* values, float* y, float* partial, const Tile* tiles, \
-        const int* pages, const int* visible, int n_heads, int n_kv_heads, int head_dim, int page_bits, int reach, float scale_log2) { \
-        attention_bf16::run<m_tiles>(q, keys, values, y, partial, tiles, pages, visible, {n_heads, n_kv_heads, head_dim, page_bits, reach}, scale_log2); \
+    KERNEL __launch_bounds__(128, 2) name(const float* q, const uint16_t* keys, const uint16_t* values, float* y, float* partial, \
+        const Tile* tiles, const int* pages, const int* visible, int n_rows, int n_heads, int n_kv_heads, int head_dim, int stride, int page_bits, int reach, float scale_log2) { \
+        attention_bf16::run<m_tiles>(q, keys, values, y, partial, tiles, pages, visible, {n_rows, n_heads, n_kv_heads, head_dim, stride, page_bits, reach}, scale_log2); \
     } \
     EMU_KERNEL(name)
 ATTENTION_BF16(attention_bf16_16, 1)

@@ -131,7 +131,7 @@ DEVICE void sum_values(const Memory& memory, const Work<QUERIES>& work, const fl
 template <int QUERIES> DEVICE void join(float* y, float* partial, const Tile* tiles, const int* visible, const Shape& shape) {
     int query = blockIdx.z, head_dim = shape.head_dim;
     Work<QUERIES> work(tiles[blockIdx.x], shape, blockIdx.y, 0);
-    if (!work.is_there(query)) return;
+    if (work.tile.most == 0 || !work.is_there(query)) return;
     int seen = visible[work.row(query)], first = work.first_of(seen) / CHUNK, end = (seen + CHUNK - 1) / CHUNK;
     for (int channel = threadIdx.x; channel < head_dim; channel += THREADS) {
         float largest = NO_SCORE, total = 0, sum = 0;
@@ -150,12 +150,12 @@ template <int QUERIES> DEVICE void join(float* y, float* partial, const Tile* ti
 }  // namespace attention_f32
 
 KERNEL __launch_bounds__(128) attention_f32_16(const float* q, const float* keys, const float* values, float* y, float* partial, const Tile* tiles,
-    const int* pages, const int* visible, int n_heads, int n_kv_heads, int head_dim, int page_bits, int reach, float scale_log2) {
+    const int* pages, const int* visible, int n_rows, int n_heads, int n_kv_heads, int head_dim, int stride, int page_bits, int reach, float scale_log2) {
     using namespace attention_f32;
     DYNAMIC_SHARED(shared);
     Memory& memory = *(Memory*)shared;
-    Work<QUERIES> work(tiles[blockIdx.x], {n_heads, n_kv_heads, head_dim, page_bits, reach}, blockIdx.y, blockIdx.z);
-    if (work.low >= work.high) return;
+    Work<QUERIES> work(tiles[blockIdx.x], {n_rows, n_heads, n_kv_heads, head_dim, stride, page_bits, reach}, blockIdx.y, blockIdx.z);
+    if (work.is_empty(y)) return;
     for (int at = work.low + threadIdx.x; at < work.high; at += THREADS) memory.slots[at] = work.slot(pages, at);
     for (int query = threadIdx.x; query < QUERIES; query += THREADS) memory.seen[query] = work.is_there(query) ? visible[work.row(query)] : 0;
     __syncthreads();
@@ -168,9 +168,9 @@ KERNEL __launch_bounds__(128) attention_f32_16(const float* q, const float* keys
 EMU_KERNEL(attention_f32_16)
 
 #define ATTENTION_JOIN(name, queries) \
-    KERNEL __launch_bounds__(128) name(float* y, float* partial, const Tile* tiles, const int* visible, int n_heads, int n_kv_heads, int head_dim, \
-        int reach) { \
-        attention_f32::join<queries>(y, partial, tiles, visible, {n_heads, n_kv_heads, head_dim, 0, reach}); \
+    KERNEL __launch_bounds__(128) name(float* y, float* partial, const Tile* tiles, const int* visible, int n_rows, int n_heads, int n_kv_heads, \
+        int head_dim, int reach) { \
+        attention_f32::join<queries>(y, partial, tiles, visible, {n_rows, n_heads, n_kv_heads, head_dim, 0, 0, reach}); \
     } \
     EMU_KERNEL(name)
 ATTENTION_JOIN(attention_join_16, 16)
