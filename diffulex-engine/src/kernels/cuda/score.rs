@@ -1,21 +1,407 @@
-//! Scoring. (SCORE)
-use super::CudaOps;
-use super::tensor::Tensor;
-use crate::error::StepError;
-use crate::kernels::{Head, Recipe, Scored, SelfConditioning};
+//! Scoring on the device: recipes go up in one copy, records come back in one, and logits stay where they are.
+//!
+//! Recipes are scored in parts of at most [`MAX_ROWS`] rows of logits, so that memory is bounded and the head is read once
+//! per part. gpu/score.cu says what is launched; its structures are written and read here, word by word.
 
-/// Tables of classes that stay on the device while somebody uses them.
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use diffulex_strategies::{MAX_TOP_K, Score};
+
+use super::CudaOps;
+use super::arena::Block;
+use super::device::Buffer;
+use super::queue::Arg;
+use super::step::{DeviceList, NONE, bucket};
+use super::tensor::Tensor;
+use crate::error::{BatchError, StepError};
+use crate::kernels::{ClassScore, Classes, Draw, Head, Recipe, Scored, SelfConditioning};
+
+/// Rows of logits at once: as many as a product reads its weights for once. 39 MB at a vocabulary of 152k.
+const MAX_ROWS: usize = 64;
+
+/// Tokens of a tile, as score.cu has it.
+const TILE: usize = 2048;
+
+/// Threads of a block, as score.cu has it.
+const THREADS: usize = 256;
+
+/// Threads of a block that cuts.
+const CUT_THREADS: u32 = 1024;
+
+/// Shared memory of a block, in bytes: `Room`; `CutRoom`; the table of classes.
+const ROOM: u32 = 280;
+const CUT_ROOM: u32 = ROOM + 8 * CUT_THREADS + 8;
+const CLASS_ROOM: u32 = 8 * 2048;
+
+/// Bytes of what the kernels keep about a tile, of its likeliest tokens, and about a cut.
+const TILE_BYTES: usize = 24;
+const RANKED_BYTES: usize = 8 * MAX_TOP_K;
+const CUT_BYTES: usize = 16;
+
+/// Words of a recipe, of a change, of a record and of a class's answer.
+const RECIPE_WORDS: usize = 24;
+const CHANGE_WORDS: usize = 5;
+const RECORD_WORDS: usize = 4 + 2 * MAX_TOP_K;
+const CLASS_WORDS: usize = 3;
+
+/// Tables of classes, which stay on the device as long as somebody has the classes.
 #[derive(Default)]
-pub(super) struct Memory {}
+pub(super) struct Memory {
+    tables: Mutex<Vec<(Weak<Classes>, Arc<Buffer>)>>,
+}
+
+/// Words for the device.
+#[derive(Default)]
+struct Words(Vec<u32>);
+
+impl Words {
+    /// Appends a list, padded to `n` words; where it begins, in bytes.
+    fn push(&mut self, list: impl IntoIterator<Item = u32>, n: usize, padding: u32) -> usize {
+        let start = self.0.len().next_multiple_of(4);
+        self.0.resize(start, 0);
+        self.0.extend(list);
+        self.0.resize(start + n, padding);
+        4 * start
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+}
+
+/// Recipes that are scored at once, and where their lists lie.
+struct Part<'a> {
+    recipes: Vec<&'a Recipe>,
+    /// Recipes, padding included.
+    n_slots: usize,
+    /// Rows of logits, padding included: those of recipes, then unguided ones.
+    n_rows: usize,
+    n_changes: usize,
+    /// Offsets in bytes.
+    recipes_at: usize,
+    rows_at: usize,
+    changes_at: usize,
+    conditions_at: usize,
+    /// Classes of a row at most, rounded up.
+    class_stride: usize,
+}
+
+/// Everything that a call brings to the device, and where its answers come.
+struct Plan<'a> {
+    parts: Vec<Part<'a>>,
+    words: Words,
+    asked_at: usize,
+    /// Of the output.
+    n_words: usize,
+    /// First word of each recipe's answers in the output.
+    answers: Vec<usize>,
+    _tables: Vec<Arc<Buffer>>,
+}
+
+/// The number that a list of `n` is padded to, so that steps repeat; lists that are mostly empty stay so.
+fn padded(n: usize) -> usize {
+    if n == 0 { 0 } else { n.next_power_of_two().max(16) }
+}
+
+fn n_rows(recipe: &Recipe) -> usize {
+    1 + usize::from(recipe.guidance.is_some())
+}
+
+fn n_classes(recipe: &Recipe) -> usize {
+    recipe.classes.as_ref().map_or(0, |classes| classes.n_classes)
+}
+
+/// Splits recipes, given with their places, into parts: those that condition canvases apart from the others.
+fn parts(recipes: &[Recipe]) -> Vec<Vec<(usize, &Recipe)>> {
+    let (conditioning, others): (Vec<_>, Vec<_>) =
+        recipes.iter().enumerate().partition(|(_, recipe)| recipe.conditions.is_some());
+    let mut parts = Vec::new();
+    for recipes in [others, conditioning] {
+        let mut n = MAX_ROWS;
+        for (place, recipe) in recipes {
+            n += n_rows(recipe);
+            if n > MAX_ROWS {
+                parts.push(Vec::new());
+                n = n_rows(recipe);
+            }
+            if let Some(part) = parts.last_mut() {
+                part.push((place, recipe));
+            }
+        }
+    }
+    parts
+}
 
 impl CudaOps {
+    /// `Ops::score`.
     pub(super) fn score_rows(
         &self,
-        _x: &Tensor,
-        _head: &Head<'_, Self>,
-        _recipes: &[Recipe],
-        _conditioning: Option<SelfConditioning<'_, Self>>,
+        x: &Tensor,
+        head: &Head<'_, Self>,
+        recipes: &[Recipe],
+        mut conditioning: Option<SelfConditioning<'_, Self>>,
     ) -> Result<Vec<Option<Scored>>, StepError> {
-        unimplemented!()
+        if recipes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let plan = self.plan_scores(recipes, head.matrix.n_out)?;
+        let lists = self.upload(&plan.words.bytes())?;
+        let output = self.alloc(4 * plan.n_words)?;
+        for part in &plan.parts {
+            let at = |offset: usize| lists.address() + offset as u64;
+            let rows = DeviceList { address: at(part.rows_at), n_padded: part.n_rows, n_real: part.n_rows };
+            let (norm, eps) = head.norm;
+            let normed = self.norm_rows(&self.select_rows(x, rows)?, norm, eps)?;
+            let logits = self.multiply(&normed, head.matrix, None)?;
+            drop(normed);
+            self.settle(part, &lists, &logits, head.soft_cap);
+            self.score_part(part, &lists, plan.asked_at, &logits, &output)?;
+            if let (Some(conditioning), true) = (&mut conditioning, part.conditions()) {
+                let mixed = self.mix(conditioning.table, &logits)?;
+                conditioning.rows.changes();
+                let rows: &Tensor = conditioning.rows;
+                let grid = [rows.width.div_ceil(THREADS), part.n_slots, 1];
+                let args = [Arg::Pointer(at(part.conditions_at)), (&mixed).into(), conditioning.scale.into()];
+                let args = [&args[..], &[rows.into(), rows.width.into()]].concat();
+                self.launch("score_condition", grid, THREADS as u32, 0, &args);
+            }
+        }
+        let output = self.download(&[(&output, 4 * plan.n_words)])?;
+        let words: Vec<u32> =
+            output.iter().flat_map(|bytes| bytes.as_chunks::<4>().0).map(|four| u32::from_le_bytes(*four)).collect();
+        Ok(recipes.iter().enumerate().map(|(place, recipe)| scored(recipe, place, plan.answers[place], &words)).collect())
     }
+
+    /// Lays everything out for the device.
+    fn plan_scores<'a>(&self, recipes: &'a [Recipe], n_out: usize) -> Result<Plan<'a>, StepError> {
+        let mut n_words = RECORD_WORDS * bucket(recipes.len());
+        let first_answer = n_words;
+        let mut answers = Vec::with_capacity(recipes.len());
+        let mut asked: Vec<u32> = Vec::new();
+        let mut first_asked = Vec::with_capacity(recipes.len());
+        for recipe in recipes {
+            answers.push(n_words);
+            first_asked.push(asked.len());
+            asked.extend(&recipe.asked);
+            n_words += recipe.asked.len() + CLASS_WORDS * n_classes(recipe);
+        }
+        n_words = first_answer + padded(n_words - first_answer);
+        let mut words = Words::default();
+        let (mut laid_out, mut tables) = (Vec::new(), Vec::new());
+        for part in parts(recipes) {
+            let n_slots = bucket(part.len());
+            let (mut records, mut rows, mut unguided) = (Vec::new(), Vec::new(), Vec::new());
+            let mut changes: Vec<[u32; CHANGE_WORDS]> = Vec::new();
+            for (slot, (place, recipe)) in (0..).zip(&part) {
+                let table = recipe.classes.as_ref().map(|classes| self.class_table(classes)).transpose()?;
+                let address = table.as_ref().map_or(0, |table| table.address());
+                tables.extend(table);
+                let of_call = [*place, first_asked[*place], answers[*place]].map(|n| n as u32);
+                let unguided_row = recipe.guidance.map_or(NONE, |_| (n_slots + unguided.len()) as u32);
+                records.extend(recipe_words(recipe, of_call, unguided_row, address, n_out));
+                rows.push(recipe.row);
+                unguided.extend(recipe.guidance.map(|guidance| guidance.unguided_row));
+                changes.extend(recipe.changes.iter().map(|change| {
+                    let [bias, repetition, penalty] =
+                        [change.bias, change.repetition, change.penalty].map(f32::to_bits);
+                    [slot, change.token, bias, repetition, penalty]
+                }));
+            }
+            let n_rows = if unguided.is_empty() { n_slots } else { n_slots + bucket(unguided.len()) };
+            rows.resize(n_slots, NONE);
+            rows.extend(unguided);
+            let n_changes = padded(changes.len());
+            let conditions = part.iter().map(|(_, recipe)| recipe.conditions.unwrap_or(NONE));
+            laid_out.push(Part {
+                n_slots,
+                n_rows,
+                n_changes,
+                recipes_at: words.push(records, n_slots * RECIPE_WORDS, NONE),
+                rows_at: words.push(rows, n_rows, NONE),
+                changes_at: words.push(changes.into_iter().flatten(), n_changes * CHANGE_WORDS, NONE),
+                conditions_at: words.push(conditions, n_slots, NONE),
+                class_stride: padded(part.iter().map(|(_, recipe)| n_classes(recipe)).max().unwrap_or(0)),
+                recipes: part.into_iter().map(|(_, recipe)| recipe).collect(),
+            });
+        }
+        let n_asked = padded(asked.len());
+        let asked_at = words.push(asked, n_asked, NONE);
+        Ok(Plan { parts: laid_out, words, asked_at, n_words, answers, _tables: tables })
+    }
+
+    /// Changes the logits of a part as its recipes say.
+    fn settle(&self, part: &Part<'_>, lists: &Block, logits: &Tensor, soft_cap: Option<f32>) {
+        let recipes = Arg::Pointer(lists.address() + part.recipes_at as u64);
+        let n_out = logits.width;
+        let is_tempered = |recipe: &&Recipe| recipe.strategy_temperature != 1.0 || recipe.guidance.is_some();
+        if soft_cap.is_some() || part.recipes.iter().any(is_tempered) {
+            let grid = [n_out.div_ceil(TILE), part.n_slots, 1];
+            let args = [recipes, logits.into(), n_out.into(), soft_cap.unwrap_or(0.0).into()];
+            self.launch("score_settle", grid, THREADS as u32, 0, &args);
+        }
+        if part.n_changes > 0 {
+            let changes = Arg::Pointer(lists.address() + part.changes_at as u64);
+            let grid = [part.n_changes.div_ceil(THREADS), 1, 1];
+            let args = [changes, part.n_changes.into(), logits.into(), n_out.into()];
+            self.launch("score_change", grid, THREADS as u32, 0, &args);
+        }
+    }
+
+    /// Scores the changed logits of a part.
+    fn score_part(
+        &self,
+        part: &Part<'_>,
+        lists: &Block,
+        asked_at: usize,
+        logits: &Tensor,
+        output: &Block,
+    ) -> Result<(), StepError> {
+        let n_out = logits.width;
+        let n_tiles = n_out.div_ceil(TILE);
+        let n_all = part.n_slots * n_tiles;
+        let recipes = Arg::Pointer(lists.address() + part.recipes_at as u64);
+        let by_tile = [n_tiles, part.n_slots, 1];
+        let tiles = self.alloc(TILE_BYTES * n_all)?;
+        let ranked = self.alloc(RANKED_BYTES * n_all)?;
+        let args = [recipes, logits.into(), n_out.into(), (&tiles).into(), (&ranked).into()];
+        self.launch("score_tiles", by_tile, THREADS as u32, ROOM, &args);
+        let zeros = |n: usize| -> Result<Block, StepError> {
+            let block = self.alloc(8 * n)?;
+            self.queue().clear(block.address(), 8 * n);
+            Ok(block)
+        };
+        let cut = if part.recipes.iter().any(|recipe| recipe.is_cut()) {
+            let ids = self.alloc(4 * part.n_slots * n_out)?;
+            let (masses, cuts) = (zeros(n_all)?, self.alloc(CUT_BYTES * part.n_slots)?);
+            let args = [recipes, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into()];
+            let args = [&args[..], &[(&ids).into(), (&masses).into(), (&cuts).into()]].concat();
+            self.launch("score_cut", [part.n_slots, 1, 1], CUT_THREADS, CUT_ROOM, &args);
+            Some([masses, cuts])
+        } else {
+            None
+        };
+        let classes = if part.class_stride > 0 {
+            let n = part.n_slots * part.class_stride;
+            let (tops, sums) = (zeros(n)?, zeros(n)?);
+            for sums in [Arg::NULL, (&sums).into()] {
+                let args = [recipes, logits.into(), n_out.into(), (&tops).into(), sums, part.class_stride.into()];
+                self.launch("score_classes", by_tile, THREADS as u32, CLASS_ROOM, &args);
+            }
+            Some([tops, sums])
+        } else {
+            None
+        };
+        let both = |blocks: &Option<[Block; 2]>| blocks.as_ref().map_or([Arg::NULL; 2], |blocks| blocks.each_ref().map(Arg::from));
+        let asked = Arg::Pointer(lists.address() + asked_at as u64);
+        let args = [
+            &[recipes, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into(), (&ranked).into()][..],
+            &both(&cut),
+            &both(&classes),
+            &[part.class_stride.into(), asked, output.into()],
+        ];
+        self.launch("score_finish", [part.n_slots, 1, 1], THREADS as u32, ROOM, &args.concat());
+        Ok(())
+    }
+
+    /// The class of each token on the device.
+    fn class_table(&self, classes: &Arc<Classes>) -> Result<Arc<Buffer>, StepError> {
+        let mut tables = self.score.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        tables.retain(|(classes, _)| classes.strong_count() > 0);
+        if let Some((_, table)) = tables.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(classes)) {
+            return Ok(table.clone());
+        }
+        let bytes: Vec<u8> = classes.class_of.iter().flat_map(|class| class.to_le_bytes()).collect();
+        let Some(table) = self.device.allocate(bytes.len())? else {
+            let (needed, free) = (bytes.len() as u64, self.device.memory()?.free);
+            return Err(BatchError::OutOfMemory { needed, free }.into());
+        };
+        table.write(0, &bytes)?;
+        let table = Arc::new(table);
+        tables.push((Arc::downgrade(classes), table.clone()));
+        Ok(table)
+    }
+}
+
+impl Part<'_> {
+    /// Its recipes condition canvases: all or none.
+    fn conditions(&self) -> bool {
+        self.recipes.iter().any(|recipe| recipe.conditions.is_some())
+    }
+}
+
+/// A recipe as the kernels read it. `of_call` are its place among all recipes, the first of its tokens among all that are asked
+/// for, and the first word of its answers.
+fn recipe_words(
+    recipe: &Recipe,
+    of_call: [u32; 3],
+    unguided_row: u32,
+    class_of: u64,
+    n_out: usize,
+) -> [u32; RECIPE_WORDS] {
+    let [place, first_asked, first_answer] = of_call;
+    let (uniform, given) = match recipe.draw {
+        // Exact: a multiplication by a power of two.
+        Draw::Uniform(uniform) => ((uniform * 2f64.powi(64)) as u64, NONE),
+        Draw::Token(token) => (0, token),
+    };
+    let halves = |word: u64| [word as u32, (word >> 32) as u32];
+    let [class_low, class_high] = halves(class_of);
+    let [uniform_low, uniform_high] = halves(uniform);
+    let score = match recipe.score {
+        Score::Probability => 0,
+        Score::Margin => 1,
+        Score::NegativeEntropy => 2,
+    };
+    [
+        class_low,
+        class_high,
+        uniform_low,
+        uniform_high,
+        place,
+        recipe.vocabulary.n_sampleable.min(n_out) as u32,
+        recipe.vocabulary.mask_token_id.unwrap_or(NONE),
+        u32::from(recipe.is_greedy()),
+        recipe.inverse_temperature().to_bits(),
+        recipe.strategy_temperature.to_bits(),
+        unguided_row,
+        recipe.guidance.map_or(0.0, |guidance| guidance.scale + 1.0).to_bits(),
+        score,
+        recipe.n_ranked() as u32,
+        recipe.n_likeliest as u32,
+        u32::from(recipe.is_cut()),
+        recipe.top_k.unwrap_or(0),
+        recipe.top_p.unwrap_or(1.0).to_bits(),
+        recipe.min_p.unwrap_or(0.0).to_bits(),
+        given,
+        first_asked,
+        recipe.asked.len() as u32,
+        n_classes(recipe) as u32,
+        first_answer,
+    ]
+}
+
+/// The record of a recipe and its answers, from the words of the output.
+fn scored(recipe: &Recipe, place: usize, first_answer: usize, words: &[u32]) -> Option<Scored> {
+    let record = &words[place * RECORD_WORDS..(place + 1) * RECORD_WORDS];
+    let (&[is_scored, token, confidence, score], likeliest) = record.split_first_chunk()?;
+    if is_scored == 0 {
+        return None;
+    }
+    let (tokens, probabilities) = likeliest.split_at(MAX_TOP_K);
+    let (asked, classes) = words[first_answer..].split_at(recipe.asked.len());
+    let classes = classes.chunks_exact(CLASS_WORDS).take(n_classes(recipe));
+    Some(Scored {
+        token,
+        confidence: f32::from_bits(confidence),
+        score: f32::from_bits(score),
+        likeliest: std::array::from_fn(|rank| (tokens[rank], f32::from_bits(probabilities[rank]))),
+        log_probabilities: asked.iter().map(|log| f32::from_bits(*log)).collect(),
+        classes: classes
+            .map(|class| ClassScore {
+                token: class[0],
+                log_max: f32::from_bits(class[1]),
+                log_sum: f32::from_bits(class[2]),
+            })
+            .collect(),
+    })
 }
