@@ -14,7 +14,8 @@
 // add integers: a mass is 2^40 times a token's weight, which is relative to 1 at the likeliest token, so that sums and draws are
 // exact. Weights below 2^-41 have no mass: 10^6 of them are 5e-7 of the total.
 //
-// Shared memory is the size of `Room` and, in score_cut, of `CutRoom`; score_classes has a table of 2048 classes beside it.
+// Shared memory is that of `Room`, in score_cut of `CutRoom`, in score_finish of `FinishRoom`, and in score_classes a table of 2048
+// sums.
 #include "block.h"
 
 namespace score {
@@ -100,6 +101,11 @@ struct Room {
     Found found;
 };
 
+struct FinishRoom {
+    Room room;
+    uint64_t likeliest[MAX_RANKED];
+};
+
 constexpr int N_BINS = CUT_THREADS;
 
 struct CutRoom {
@@ -110,8 +116,8 @@ struct CutRoom {
 
 // Integers in the order of numbers; anything that is no number is above all.
 DEVICE uint32_t ordered(float x) { return x != x ? NONE : to_ordered(x); }
-// A token and its logit, by which it is ranked: ties go to the highest id.
-DEVICE uint64_t ranked_key(float x, int id) { return (uint64_t)ordered(x) << 32 | (uint32_t)id; }
+// A logit and its token, by which it is ranked: ties go to the highest id.
+DEVICE uint64_t ranked_key(uint32_t ordered, int id) { return (uint64_t)ordered << 32 | (uint32_t)id; }
 DEVICE float logit_of(uint64_t key) { return from_ordered((uint32_t)(key >> 32)); }
 // From one of `ordered`; not of none, infinities and what is no number.
 DEVICE bool is_finite(uint32_t top) { return top > ordered(-INFINITE) && top < ordered(INFINITE); }
@@ -300,31 +306,34 @@ KERNEL __launch_bounds__(THREADS) score_change(const Change* changes, int n_chan
 EMU_KERNEL(score_change)
 
 // `tiles` is [recipes][tiles], `ranked` [recipes][tiles][MAX_RANKED] with the likeliest that may be drawn.
-KERNEL __launch_bounds__(THREADS) score_tiles(const Recipe* recipes, const float* logits, int n_out, Tile* tiles, uint64_t* ranked) {
+KERNEL __launch_bounds__(THREADS, 4) score_tiles(const Recipe* recipes, const float* logits, int n_out, Tile* tiles, uint64_t* ranked) {
     DYNAMIC_SHARED(memory);
     Room* room = (Room*)memory;
     const Recipe& recipe = recipes[blockIdx.y];
     if (recipe.place == NONE) return;
     const float* row = logits + (int64_t)blockIdx.y * n_out;
     int64_t index = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
-    uint64_t keys[PER_THREAD];
+    int first_id = (int)blockIdx.x * TILE + (int)threadIdx.x;
+    uint32_t x[PER_THREAD];           // Logits, `ordered`.
     uint32_t all = 0, drawable = 0;  // Sets of them, by bits.
     #pragma unroll
     for (int i = 0; i < PER_THREAD; i++) {
-        int id = (int)blockIdx.x * TILE + i * THREADS + (int)threadIdx.x;
+        int id = first_id + i * THREADS;
         bool is_there = id < n_out;
-        keys[i] = is_there ? ranked_key(row[id], id) : 0;
+        x[i] = is_there ? ordered(row[id]) : 0;
         if (is_there) all |= 1u << i;
         if (is_there && is_drawable(recipe, id)) drawable |= 1u << i;
     }
     uint32_t source = recipe.is_greedy ? all : drawable;
     // The largest key of some tokens below another; 0 where there is none.
     auto largest = [&](uint32_t set, uint64_t below) {
-        uint64_t key = 0;
+        uint64_t most_here = 0;
         #pragma unroll
-        for (int i = 0; i < PER_THREAD; i++)
-            if ((set >> i & 1) && keys[i] < below && keys[i] > key) key = keys[i];
-        return most(key, room);
+        for (int i = 0; i < PER_THREAD; i++) {
+            uint64_t key = ranked_key(x[i], first_id + i * THREADS);
+            if ((set >> i & 1) && key < below && key > most_here) most_here = key;
+        }
+        return most(most_here, room);
     };
     uint64_t below = ~(uint64_t)0, first = 0;
     for (uint32_t rank = 0; rank < recipe.n_ranked; rank++) {
@@ -341,7 +350,7 @@ KERNEL __launch_bounds__(THREADS) score_tiles(const Recipe* recipes, const float
         float2 sums = {0, 0};
         #pragma unroll
         for (int i = 0; i < PER_THREAD; i++) {
-            float d = (logit_of(keys[i]) - top) * recipe.factor, weight = expf(d);
+            float d = (from_ordered(x[i]) - top) * recipe.factor, weight = expf(d);
             bool counts = (set >> i & 1) && weight > 0;
             sums.x += counts ? weight : 0;
             sums.y += counts ? weight * d : 0;
@@ -466,7 +475,7 @@ KERNEL __launch_bounds__(THREADS) score_classes(const Recipe* recipes, const flo
         uint32_t c = recipe.class_of[id];
         uint64_t* at = is_shared ? table + c : all + c;
         if (!sums) {
-            atomicMax(at, ranked_key(row[id], id));
+            atomicMax(at, ranked_key(ordered(row[id]), id));
         } else if (float top = logit_of(tops[c]); row[id] > -INFINITE) {
             atomicAdd(at, to_mass(weight_of(row[id], top, recipe.factor)));
         }
@@ -486,7 +495,8 @@ KERNEL __launch_bounds__(THREADS) score_finish(const Recipe* recipes, const floa
                                                const uint64_t* ranked, const uint64_t* masses, const Cut* cuts, const uint64_t* class_tops,
                                                const uint64_t* class_sums, int class_stride, const uint32_t* asked, uint32_t* output) {
     DYNAMIC_SHARED(memory);
-    Room* room = (Room*)memory;
+    FinishRoom* shared = (FinishRoom*)memory;
+    Room* room = &shared->room;
     const Recipe& recipe = recipes[blockIdx.x];
     if (recipe.place == NONE) return;
     const float* row = logits + (int64_t)blockIdx.x * n_out;
@@ -497,20 +507,19 @@ KERNEL __launch_bounds__(THREADS) score_finish(const Recipe* recipes, const floa
     float factor = recipe.factor;
 
     // The likeliest, and whether there is anything to score.
-    uint64_t likeliest[MAX_RANKED], below = ~(uint64_t)0;
-    #pragma unroll
-    for (uint32_t rank = 0; rank < MAX_RANKED; rank++) {
-        likeliest[rank] = 0;
-        if (rank >= recipe.n_ranked) continue;
+    uint64_t below = ~(uint64_t)0, likeliest = 0;
+    for (uint32_t rank = 0; rank < recipe.n_ranked; rank++) {
         uint64_t key = 0;
         for (int i = threadIdx.x; i < n_tiles * MAX_RANKED; i += THREADS)
             if ((uint32_t)i % MAX_RANKED < recipe.n_ranked && ranked[i] < below) key = max(key, ranked[i]);
-        below = likeliest[rank] = most(key, room);
+        below = most(key, room);
+        if (rank == 0) likeliest = below;
+        if (threadIdx.x == 0) shared->likeliest[rank] = below;
     }
     bool is_whole = recipe.n_asked > 0 || recipe.n_classes > 0;
     uint32_t row_top = top_of(tiles, n_tiles, &Tile::top, room);
     uint32_t row_whole_top = is_whole ? top_of(tiles, n_tiles, &Tile::whole_top, room) : row_top;
-    if (!is_finite(row_top) || !is_finite(row_whole_top) || likeliest[0] == 0) {
+    if (!is_finite(row_top) || !is_finite(row_whole_top) || likeliest == 0) {
         if (threadIdx.x == 0) record->is_scored = 0;
         return;
     }
@@ -538,7 +547,7 @@ KERNEL __launch_bounds__(THREADS) score_finish(const Recipe* recipes, const floa
     auto probability = [&](float x) { return is_kept(x) ? (float)((double)weight_of(x, top, factor) / total) : 0.0f; };
 
     // The token.
-    uint32_t token = recipe.is_greedy ? (uint32_t)likeliest[0] : recipe.given;
+    uint32_t token = recipe.is_greedy ? (uint32_t)likeliest : recipe.given;
     if (token == NONE) {
         uint64_t target = __umul64hi(recipe.uniform, mass), before = 0;
         Found found = {0, 0, NONE};
@@ -591,23 +600,23 @@ KERNEL __launch_bounds__(THREADS) score_finish(const Recipe* recipes, const floa
         log_total = recipe.is_cut ? -(double)cuts[blockIdx.x].log_mass / (double)mass : sum(log_total, room) / total;
 
     if (threadIdx.x == 0) {
-        Record result = {1, token, 0, 0, {}, {}};
         bool can_be = recipe.is_greedy || is_drawable(recipe, (int)token);
-        result.confidence = can_be ? probability(row[token]) : 0;
-        float ranks[MAX_RANKED];
-        #pragma unroll
+        float confidence = can_be ? probability(row[token]) : 0, score = confidence, ranks[2] = {0, 0};
         for (uint32_t rank = 0; rank < MAX_RANKED; rank++) {
-            bool is_there = likeliest[rank] != 0 && is_kept(logit_of(likeliest[rank]));
-            ranks[rank] = is_there ? probability(logit_of(likeliest[rank])) : 0;
-            if (is_there && rank < recipe.n_likeliest) {
-                result.likeliest[rank] = (uint32_t)likeliest[rank];
-                result.probabilities[rank] = ranks[rank];
-            }
+            uint64_t key = rank < recipe.n_ranked ? shared->likeliest[rank] : 0;
+            bool is_there = key != 0 && is_kept(logit_of(key)), is_reported = is_there && rank < recipe.n_likeliest;
+            float p = is_there ? probability(logit_of(key)) : 0;
+            record->likeliest[rank] = is_reported ? (uint32_t)key : 0;
+            record->probabilities[rank] = is_reported ? p : 0;
+            if (rank == 0) ranks[0] = p;
+            if (rank == 1) ranks[1] = p;
         }
-        result.score = result.confidence;
-        if (recipe.score == MARGIN) result.score = recipe.is_greedy ? probability(top) - of_second : ranks[0] - ranks[1];
-        if (recipe.score == NEGATIVE_ENTROPY) result.score = (float)(log_total - log(total));
-        *record = result;
+        if (recipe.score == MARGIN) score = recipe.is_greedy ? probability(top) - of_second : ranks[0] - ranks[1];
+        if (recipe.score == NEGATIVE_ENTROPY) score = (float)(log_total - log(total));
+        record->is_scored = 1;
+        record->token = token;
+        record->confidence = confidence;
+        record->score = score;
     }
 
     if (!is_whole) return;

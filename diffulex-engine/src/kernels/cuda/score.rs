@@ -28,9 +28,10 @@ const THREADS: usize = 256;
 /// Threads of a block that cuts.
 const CUT_THREADS: u32 = 1024;
 
-/// Shared memory of a block, in bytes: `Room`; `CutRoom`; the table of classes.
+/// Shared memory of a block, in bytes: `Room`; `CutRoom`; `FinishRoom`; the table of classes.
 const ROOM: u32 = 280;
 const CUT_ROOM: u32 = ROOM + 8 * CUT_THREADS + 8;
+const FINISH_ROOM: u32 = ROOM + 8 * MAX_TOP_K as u32;
 const CLASS_ROOM: u32 = 8 * 2048;
 
 /// Bytes of what the kernels keep about a tile, of its likeliest tokens, and about a cut.
@@ -299,7 +300,7 @@ impl CudaOps {
             &both(&classes),
             &[part.class_stride.into(), asked, output.into()],
         ];
-        self.launch("score_finish", [part.n_slots, 1, 1], THREADS as u32, ROOM, &args.concat());
+        self.launch("score_finish", [part.n_slots, 1, 1], THREADS as u32, FINISH_ROOM, &args.concat());
         Ok(())
     }
 
