@@ -28,6 +28,7 @@ DEVICE void mark_best(const float* values, int n, int n_best, int* is_best) {
             int other_at = __shfl_xor_sync(FULL_WARP, at, distance);
             if (other_at < n && (at == n || other > largest || (other == largest && other_at < at))) largest = other, at = other_at;
         }
+        __syncwarp();
         if (lane == 0) is_best[at] = 1;
         __syncwarp();
     }
@@ -89,6 +90,7 @@ KERNEL __launch_bounds__(32) choose_experts(const float* logits, const float* bi
         if (lane == 0)
             for (int expert = 0; expert < n_experts; expert++) sum += scores[expert];
         sum = __shfl_sync(FULL_WARP, sum, 0);
+        __syncwarp();
     }
     for (int expert = lane; expert < n_experts; expert += 32) {
         float score = is_softmax ? scores[expert] / sum : scores[expert];
