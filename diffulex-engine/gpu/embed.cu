@@ -29,7 +29,7 @@ constexpr float LEAST_BLEND = 1e-6f;
 
 }  // namespace embed_rows
 
-KERNEL __launch_bounds__(256) embed(const uint8_t* data, int kind, int n_out, int n_in, const int* ids, float* out) {
+KERNEL __launch_bounds__(256) embed(int kind, const uint8_t* data, int n_out, int n_in, const int* ids, float* out) {
     using namespace embed_rows;
     Table table = {kind, data, n_out, n_in};
     int id = ids[blockIdx.x];
@@ -39,7 +39,7 @@ KERNEL __launch_bounds__(256) embed(const uint8_t* data, int kind, int n_out, in
 }
 EMU_KERNEL(embed)
 
-KERNEL __launch_bounds__(256, 2) blend(float* x, const uint8_t* data, int kind, int n_out, int n_in, const embed_rows::Blend* blends, const int* ids, const float* weights) {
+KERNEL __launch_bounds__(256, 2) blend(float* x, int kind, const uint8_t* data, int n_out, int n_in, const embed_rows::Blend* blends, const int* ids, const float* weights) {
     using namespace embed_rows;
     DYNAMIC_SHARED(words);
     Table table = {kind, data, n_out, n_in};
@@ -83,7 +83,7 @@ KERNEL __launch_bounds__(512) mix_weights(const float* logits, int n_out, float*
 EMU_KERNEL(mix_weights)
 
 // Sums over the ids of a chunk, 64 rows by 64 channels a block, 4 by 4 a thread: sums [chunk][n_rows][n_in].
-KERNEL __launch_bounds__(256) mix_sums(const float* logits, const float* weights, const uint8_t* data, int kind, int n_out, int n_in, int n_rows, float* sums) {
+KERNEL __launch_bounds__(256) mix_sums(const float* logits, const float* weights, int kind, const uint8_t* data, int n_out, int n_in, int n_rows, float* sums) {
     using namespace embed_rows;
     DYNAMIC_SHARED(shared);
     typedef float Line[TILE];

@@ -1,29 +1,207 @@
-//! Attention over pages, and the cache. (ATTEND)
+//! Attention over the paged cache, and the cache.
+//!
+//! Kernels: `gpu/attention_bf16.cu` and `gpu/attention_f32.cu`; `gpu/attention.h` describes tiles and chunks.
+
+use std::f32::consts::LOG2_E;
+use std::rc::Rc;
+
 use super::CudaOps;
-use super::step::Step;
+use super::arena::Block;
+use super::device::Buffer;
+use super::queue::Arg;
+use super::step::{Step, bucket};
 use super::tensor::Tensor;
 use crate::error::StepError;
-use crate::kernels::{Attention, CacheShape, HoldError};
+use crate::kernels::{Attention, CacheShape, HoldError, KvType, ModelBatch};
+
+/// Positions whose partial results are computed by themselves. `CHUNK` of attention.h.
+const CHUNK: usize = 256;
+
+/// Channels of K and V that a block has in shared memory at a time. `PIECE` of attention_bf16.cu.
+const PIECE: usize = 64;
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+
+/// Size of a kernel's `Memory` in attention_f32.cu.
+const F32_SHARED: u32 = 54_336;
+
+/// Bytes of partial results at a time; tiles that need more come in several launches. Chosen by us.
+const MAX_PARTIAL: usize = 64 << 20;
+
+/// Words of a tile.
+const TILE: usize = 5;
 
 /// K and V of every layer and slot.
-pub struct Cache {}
+pub struct Cache {
+    layers: Vec<LayerCache>,
+}
 
-/// Tiles of a step, for a number of query heads that share a K/V head.
-pub(super) struct Tiles {}
+/// K and V of one layer, `[n_slots, n_kv_heads, stride]`.
+pub(super) struct LayerCache {
+    pub(super) shape: CacheShape,
+    pub(super) k: Buffer,
+    pub(super) v: Buffer,
+}
+
+impl Cache {
+    pub(super) fn layer(&self, layer: usize) -> &LayerCache {
+        &self.layers[layer]
+    }
+}
+
+impl LayerCache {
+    /// Values from one head to the next: copies to shared memory take 16 bytes at a time.
+    pub(super) fn stride(&self) -> usize {
+        stride(&self.shape)
+    }
+}
+
+fn stride(shape: &CacheShape) -> usize {
+    match shape.kv_type {
+        KvType::F32 => shape.head_dim,
+        KvType::Bf16 => shape.head_dim.next_multiple_of(8),
+    }
+}
+
+/// How the heads of a layer are dealt out to blocks.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    kernel: &'static str,
+    join: &'static str,
+    /// Pairs of a row and a head in a tile.
+    queries: usize,
+    /// Heads of one K/V head in a tile.
+    heads: usize,
+    /// Parts of all query heads: as many blocks for each tile and chunk.
+    n_parts: usize,
+    shared: u32,
+}
+
+impl Plan {
+    fn new(shape: &CacheShape, n_heads: usize) -> Self {
+        let group = n_heads / shape.n_kv_heads;
+        let (kernel, join, queries) = match shape.kv_type {
+            KvType::F32 => ("attention_f32_16", "attention_join_16", 16),
+            // Wider heads leave shared memory for 16.
+            KvType::Bf16 if shape.head_dim <= 256 => ("attention_bf16_32", "attention_join_32", 32),
+            KvType::Bf16 => ("attention_bf16_16", "attention_join_16", 16),
+        };
+        let heads = group.min(queries);
+        let shared = match shape.kv_type {
+            KvType::F32 => F32_SHARED,
+            KvType::Bf16 => {
+                // Two stages of K or V; q and then the weights, in two parts each; slots; maxima and sums of four warps; and
+                // what each query sees.
+                let n_pieces = shape.head_dim.div_ceil(PIECE).max(CHUNK / PIECE);
+                (2 * 2 * CHUNK * PIECE + n_pieces * 2 * 2 * queries * PIECE + 4 * CHUNK + 4 * 9 * queries) as u32
+            }
+        };
+        Self { kernel, join, queries, heads, n_parts: shape.n_kv_heads * group.div_ceil(heads), shared }
+    }
+
+    fn rows_per_tile(&self) -> usize {
+        self.queries / self.heads
+    }
+}
+
+/// Tiles of a step.
+#[derive(Clone)]
+pub(super) struct Tiles {
+    memory: Rc<Block>,
+    n_tiles: usize,
+    /// Where the list of pages begins, in words.
+    pages_at: usize,
+    /// Chunks of the longest context, rounded up.
+    n_chunks: usize,
+}
+
+/// Words of the tiles of a batch with `n_rows` padded rows, and of all its pages, each rounded up so that steps of about the
+/// same size have the same extent; the number of tiles.
+fn tiles(batch: &ModelBatch, rows_per_tile: usize, n_rows: usize) -> (Vec<u32>, usize, Vec<u32>) {
+    let (mut words, mut pages) = (Vec::new(), Vec::new());
+    let mut n_attending = 0;
+    for sequence in &batch.sequences {
+        let mut row = sequence.rows.start;
+        for visible in sequence.visible.chunks(rows_per_tile) {
+            let [most, least] = [visible.iter().max(), visible.iter().min()].map(|n| n.copied().unwrap_or(0));
+            words.extend([row as u32, visible.len() as u32, pages.len() as u32, most, least]);
+            row += visible.len();
+        }
+        n_attending = row;
+        pages.extend(&sequence.pages);
+    }
+    // Rows of padding attend to nothing.
+    for row in (n_attending..n_rows).step_by(rows_per_tile) {
+        words.extend([row as u32, rows_per_tile.min(n_rows - row) as u32, 0, 0, 0]);
+    }
+    let n_tiles = bucket(words.len() / TILE);
+    words.resize(n_tiles * TILE, 0);
+    pages.resize(pages.len().next_power_of_two(), 0);
+    (words, n_tiles, pages)
+}
 
 impl CudaOps {
-    pub(super) fn hold_cache(&self, _layers: &[CacheShape]) -> Result<Cache, HoldError> {
-        unimplemented!()
+    pub(super) fn hold_cache(&self, layers: &[CacheShape]) -> Result<Cache, HoldError> {
+        let layer = |shape: &CacheShape| {
+            let n_bytes = shape.n_slots * shape.n_kv_heads * stride(shape) * shape.kv_type.n_bytes();
+            let (k, v) = (self.device.hold_zeros(n_bytes)?, self.device.hold_zeros(n_bytes)?);
+            Ok(LayerCache { shape: *shape, k, v })
+        };
+        Ok(Cache { layers: layers.iter().map(layer).collect::<Result<_, HoldError>>()? })
+    }
+
+    /// The tiles of a step, made and brought to the device when they are first asked for.
+    fn tiles_of(&self, step: &Step<'_>, rows_per_tile: usize) -> Result<Tiles, StepError> {
+        if let Some((_, tiles)) = step.tiles.borrow().iter().find(|(rows, _)| *rows == rows_per_tile) {
+            return Ok(tiles.clone());
+        }
+        let (mut words, n_tiles, pages) = tiles(step.batch, rows_per_tile, step.n_rows);
+        let pages_at = words.len();
+        words.extend(pages);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let longest = step.batch.sequences.iter().flat_map(|sequence| &sequence.visible).max().copied().unwrap_or(0);
+        let n_chunks = (longest as usize).div_ceil(CHUNK).next_power_of_two();
+        let tiles = Tiles { memory: Rc::new(self.upload(&bytes)?), n_tiles, pages_at, n_chunks };
+        step.tiles.borrow_mut().push((rows_per_tile, tiles.clone()));
+        Ok(tiles)
     }
 
     pub(super) fn attend_rows(
         &self,
-        _q: &Tensor,
-        _cache: &Cache,
-        _layer: usize,
-        _attention: Attention,
-        _step: &Step<'_>,
+        q: &Tensor,
+        cache: &Cache,
+        layer: usize,
+        attention: Attention,
+        step: &Step<'_>,
     ) -> Result<Tensor, StepError> {
-        unimplemented!()
+        let layer = cache.layer(layer);
+        let CacheShape { n_kv_heads, head_dim, page_size, .. } = layer.shape;
+        let plan = Plan::new(&layer.shape, attention.n_heads);
+        let Tiles { memory, n_tiles, pages_at, n_chunks } = self.tiles_of(step, plan.rows_per_tile())?;
+        let y = self.tensor_of(q.n_rows, q.n_real, q.width)?;
+        // One chunk is the result itself.
+        let is_partial = n_chunks > 1;
+        let per_tile = 4 * n_chunks * plan.n_parts * plan.queries * (head_dim + 2);
+        let slab = if is_partial { (MAX_PARTIAL / per_tile).clamp(1, n_tiles.max(1)) } else { n_tiles };
+        let partial = if is_partial { Some(self.alloc(slab * per_tile)?) } else { None };
+        let partial = partial.as_ref().map_or(Arg::NULL, Arg::from);
+        let reach = attention.reach.unwrap_or(0);
+        let at = |word: usize| Arg::Pointer(memory.address() + 4 * word as u64);
+        let sizes = [q.n_rows.into(), attention.n_heads.into(), n_kv_heads.into(), head_dim.into()];
+        for first in (0..n_tiles).step_by(slab.max(1)) {
+            let n = slab.min(n_tiles - first);
+            let lists = [at(TILE * first), at(pages_at), Arg::Pointer(step.visible)];
+            let tensors = [q.into(), (&layer.k).into(), (&layer.v).into(), (&y).into(), partial];
+            let page_bits = page_size.trailing_zeros() as usize;
+            let rest = [layer.stride().into(), page_bits.into(), reach.into(), (attention.scale * LOG2_E).into()];
+            let args = [&tensors[..], &lists, &sizes, &rest].concat();
+            self.launch(plan.kernel, [n, plan.n_parts, n_chunks], THREADS, plan.shared, &args);
+            if is_partial {
+                let args = [&[(&y).into(), partial, lists[0], lists[2]], &sizes[..], &[reach.into()]].concat();
+                self.launch(plan.join, [n, plan.n_parts, plan.queries], THREADS, 0, &args);
+            }
+        }
+        Ok(y)
     }
 }

@@ -12,7 +12,13 @@ use crate::error::DeviceError;
 use crate::memory::Room;
 
 /// PTX of the kernels, by source file; `scripts/ptx` makes it.
-const MODULES: &[&str] = &[];
+const MODULES: &[&str] = &[
+    include_str!("../../../gpu/ptx/attention_bf16.ptx"),
+    include_str!("../../../gpu/ptx/attention_f32.ptx"),
+    include_str!("../../../gpu/ptx/embed.ptx"),
+    include_str!("../../../gpu/ptx/heads.ptx"),
+    include_str!("../../../gpu/ptx/rows.ptx"),
+];
 
 /// Shared memory that a block may ask for: what every device from compute capability 8.0 on has (8.6, 8.9 and 12.0 have
 /// the least).

@@ -1,21 +1,91 @@
-//! Embeddings. (ATTEND)
+//! Embeddings: rows of a table by id, blended by weight, and mixed by a softmax over all ids.
+//!
+//! Kernels: `gpu/embed.cu`.
+
 use super::CudaOps;
 use super::matrix::Matrix;
-use super::step::Step;
+use super::queue::Arg;
+use super::rows::{FLAT_THREADS, REDUCTION};
+use super::step::{NONE, Step, bucket};
 use super::tensor::Tensor;
-use crate::error::StepError;
+use crate::error::{BatchError, StepError};
+
+/// Ids whose sum is taken by itself. `MIX_CHUNK` of embed.cu.
+const MIX_CHUNK: usize = 8192;
+
+/// Rows and channels of a block of a mix. `TILE` of embed.cu.
+const MIX_TILE: usize = 64;
+
+/// Bytes of shared memory of a block of a mix: 16 ids of the weights and of the table.
+const MIX_SHARED: u32 = 2 * 16 * 4 * MIX_TILE as u32;
+
+impl Matrix {
+    /// Fails if one of `ids` is not a row of this table.
+    fn check_ids<'a>(&self, ids: impl IntoIterator<Item = &'a u32>) -> Result<(), StepError> {
+        match ids.into_iter().find(|id| **id as usize >= self.n_out) {
+            Some(id) => Err(BatchError::TokenOutsideVocabulary { id: *id, vocab_size: self.n_out }.into()),
+            None => Ok(()),
+        }
+    }
+}
 
 impl CudaOps {
-    /// Checks ids on the host first (BatchError::TokenOutsideVocabulary).
-    pub(super) fn embed_ids(&self, _table: &Matrix, _step: &Step<'_>) -> Result<Tensor, StepError> {
-        unimplemented!()
+    pub(super) fn embed_ids(&self, table: &Matrix, step: &Step<'_>) -> Result<Tensor, StepError> {
+        table.check_ids(&step.batch.ids)?;
+        let out = self.tensor_of(step.n_rows, step.batch.ids.len(), table.n_in)?;
+        let args = [&table.as_args()[..], &[Arg::Pointer(step.ids), (&out).into()]].concat();
+        self.launch_listed("embed", step.n_rows, table.n_in, &args);
+        Ok(out)
     }
 
-    pub(super) fn blend_rows(&self, _x: &mut Tensor, _table: &Matrix, _step: &Step<'_>) -> Result<(), StepError> {
-        unimplemented!()
+    pub(super) fn blend_rows(&self, x: &mut Tensor, table: &Matrix, step: &Step<'_>) -> Result<(), StepError> {
+        let blends = &step.batch.blends;
+        if blends.is_empty() {
+            return Ok(());
+        }
+        let parts = || blends.iter().flat_map(|blend| &blend.parts);
+        table.check_ids(parts().map(|(id, _)| id))?;
+        // Blends as `Blend` of embed.cu, ids, weights; each rounded up, so that steps of about the same size have the same extent.
+        let n_blends = bucket(blends.len());
+        let mut words = Vec::new();
+        let mut first = 0;
+        for blend in blends {
+            words.extend([blend.row, first, blend.parts.len() as u32, u32::from(blend.keeps_length)]);
+            first += blend.parts.len() as u32;
+        }
+        words.resize(4 * n_blends, NONE);
+        let ids_at = words.len();
+        let n_parts = (first as usize).next_power_of_two();
+        words.extend(parts().map(|(id, _)| *id));
+        words.resize(ids_at + n_parts, 0);
+        let weights_at = words.len();
+        words.extend(parts().map(|(_, weight)| weight.to_bits()));
+        words.resize(weights_at + n_parts, 0);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let lists = self.upload(&bytes)?;
+        let at = |word: usize| Arg::Pointer(lists.address() + 4 * word as u64);
+        let args = [&[(&*x).into()], &table.as_args()[..], &[at(0), at(ids_at), at(weights_at)]].concat();
+        self.launch("blend", [n_blends, 1, 1], FLAT_THREADS, REDUCTION, &args);
+        Ok(())
     }
 
-    pub(super) fn mix(&self, _table: &Matrix, _logits: &Tensor) -> Result<Tensor, StepError> {
-        unimplemented!()
+    pub(super) fn mix(&self, table: &Matrix, logits: &Tensor) -> Result<Tensor, StepError> {
+        let (n_rows, width) = (logits.n_rows, table.n_in);
+        let n_chunks = table.n_out.div_ceil(MIX_CHUNK);
+        let weights = self.alloc(8 * n_rows)?;
+        let sums = self.alloc(4 * n_chunks * n_rows * width)?;
+        let out = self.tensor_of(n_rows, logits.n_real, width)?;
+        if n_rows == 0 {
+            return Ok(out);
+        }
+        let args = [logits.into(), table.n_out.into(), (&weights).into()];
+        self.launch("mix_weights", [n_rows, 1, 1], 512, REDUCTION, &args);
+        let args =
+            [&[logits.into(), (&weights).into()], &table.as_args()[..], &[n_rows.into(), (&sums).into()]].concat();
+        let grid = [width.div_ceil(MIX_TILE), n_rows.div_ceil(MIX_TILE), n_chunks];
+        self.launch("mix_sums", grid, FLAT_THREADS, MIX_SHARED, &args);
+        let args = [(&sums).into(), (&weights).into(), n_chunks.into(), width.into(), (&out).into()];
+        self.launch_listed("mix_join", n_rows, width, &args);
+        Ok(out)
     }
 }
