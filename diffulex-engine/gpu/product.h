@@ -140,6 +140,7 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
                 }
             }
             uint8_t* to = stage + SLICES * SLICE;
+            #pragma unroll 1
             for (int i = lane; i < n_tiles * 8 * UNITS; i += 32) {
                 int row = i / UNITS, unit = i % UNITS, input = inputs[row];
                 const uint8_t* from = x + ((int64_t)max(input, 0) * n_chunks + chunk) * row_bytes(KIND) + unit * 16;
@@ -156,7 +157,9 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
         for (int tile = 0; tile < TILES; tile++)
             #pragma unroll
             for (int e = 0; e < 4; e++) sums[slice][tile][e] = 0;
+    #pragma unroll 1
     for (int index = 0; index < STAGES - 1; index++) fetch(index);
+    #pragma unroll 1
     for (int index = 0; index < n_own; index++) {
         copy_wait<STAGES - 2>();
         __syncwarp();
@@ -179,6 +182,7 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
                 all[(warp * ROWS + row) * OUTS + out] = sums[slice][tile][e];
             }
     __syncthreads();
+    #pragma unroll 1
     for (int i = threadIdx.x; i < work.n_rows * OUTS; i += THREADS) {
         int row = i / OUTS, out = work.first_out + i % OUTS;
         if (out >= work.n_out) continue;
@@ -195,7 +199,7 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
 
 // A kernel that passes its arguments to a `run` as above.
 #define PRODUCT(name, ...) \
-    KERNEL __launch_bounds__(product::THREADS) name( \
+    KERNEL __launch_bounds__(product::THREADS, 1) name( \
         const uint8_t* x, const float* x_scales, const uint8_t* weight0, const uint8_t* weight1, const uint8_t* weight2, \
         const float* bias0, const float* bias1, const float* bias2, float* y0, float* y1, float* y2, int n_out0, int n_out1, \
         int n_out2, int n_in, int n_rows, const product::Tile* tiles, const int* rows, const uint8_t* const* experts) { \

@@ -58,7 +58,9 @@ DEVICE void run(const uint8_t* __restrict__ x_bytes, const float*, const product
     float sums[ROWS];
     #pragma unroll
     for (int row = 0; row < ROWS; row++) sums[row] = 0;
+    #pragma unroll 1
     for (int index = 0; index < STAGES - 1; index++) fetch(index);
+    #pragma unroll 1
     for (int index = 0; index < n_own; index++) {
         int in = (index * WARPS + warp) * INPUTS + lane;
         #pragma unroll 8
@@ -97,6 +99,7 @@ DEVICE void run(const uint8_t* __restrict__ x_bytes, const float*, const product
     #pragma unroll
     for (int row = 0; row < ROWS; row++) all[(warp * ROWS + row) * OUTS + lane] = sums[row];
     __syncthreads();
+    #pragma unroll 1
     for (int i = threadIdx.x; i < work.n_rows * OUTS; i += product::THREADS) {
         int row = i / OUTS, out = work.first_out + i % OUTS;
         if (out >= work.n_out) continue;
