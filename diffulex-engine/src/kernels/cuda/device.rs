@@ -16,8 +16,13 @@ const MODULES: &[&str] = &[
     include_str!("../../../gpu/ptx/attention_bf16.ptx"),
     include_str!("../../../gpu/ptx/attention_f32.ptx"),
     include_str!("../../../gpu/ptx/embed.ptx"),
+    include_str!("../../../gpu/ptx/experts.ptx"),
     include_str!("../../../gpu/ptx/heads.ptx"),
+    include_str!("../../../gpu/ptx/product_bf16.ptx"),
+    include_str!("../../../gpu/ptx/product_f32.ptx"),
+    include_str!("../../../gpu/ptx/product_int.ptx"),
     include_str!("../../../gpu/ptx/rows.ptx"),
+    include_str!("../../../gpu/ptx/score.ptx"),
 ];
 
 /// Shared memory that a block may ask for: what every device from compute capability 8.0 on has (8.6, 8.9 and 12.0 have
