@@ -97,6 +97,11 @@ fn device(options: &EngineOptions) -> Result<Device, LoadError> {
         DeviceChoice::Reference => Device::Reference,
         DeviceChoice::Cpu => Device::Cpu,
         DeviceChoice::Cuda(index) => {
+            let n_devices = CudaOps::n_devices();
+            if index as usize >= n_devices {
+                let what = format!("{n_devices} CUDA devices are present; use --device cpu, or leave --device out");
+                return Err(LoadError::of(format!("--device {}", options.device), what));
+            }
             Device::Cuda(CudaOps::new(index as usize, share).map_err(|error| LoadError::of("--device", error))?)
         }
         DeviceChoice::Auto if CudaOps::n_devices() == 0 => Device::Cpu,

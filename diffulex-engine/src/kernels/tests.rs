@@ -1,8 +1,12 @@
 //! Each operation of each body against the reference, over random shapes with ragged edges.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use proptest::prelude::*;
 
 use super::cpu::CpuOps;
+use super::cuda::CudaOps;
 use super::reference::ReferenceOps;
 use super::routing::{ExpertBias, ExpertGroups, Scoring};
 use super::*;
@@ -15,7 +19,7 @@ const TOLERANCE: f32 = 1e-4;
 const HOLDS: [WeightType; 4] = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
 
 /// Reproducible values in [-1, 1].
-fn values(seed: u64, len: usize) -> Vec<f32> {
+pub(super) fn values(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..len)
         .map(|_| {
@@ -50,11 +54,34 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
+thread_local! {
+    static GPU: Option<Rc<CudaOps>> =
+        diffulex_gpu_emulator::install().then(|| Rc::new(CudaOps::new(0, 0.9).unwrap()));
+    static N_CASES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The CUDA body, on a GPU or its emulator, in a test's first case and each sixteenth after it: a case takes the emulator as
+/// long as many take the CPU. `DIFFULEX_TEST_DEVICE=cuda` takes every case.
+pub(super) fn gpu() -> Option<Rc<CudaOps>> {
+    let case = N_CASES.replace(N_CASES.get() + 1);
+    let takes_all = std::env::var_os("DIFFULEX_TEST_DEVICE").is_some_and(|device| device == "cuda");
+    if takes_all || case.is_multiple_of(16) { every_gpu() } else { None }
+}
+
+/// The CUDA body in every case: for tests of it alone.
+pub(super) fn every_gpu() -> Option<Rc<CudaOps>> {
+    GPU.with(Clone::clone)
+}
+
 /// Runs a block with `$ops`, a reference, as each body but the slow one that this machine has, and on several threads.
 macro_rules! each_device {
     (|$ops:ident| $block:block) => {
         for ops in cpu::Simd::all().into_iter().map(CpuOps::with_simd).chain([CpuOps::new(2).unwrap()]) {
             let $ops = &ops;
+            $block
+        }
+        if let Some(ops) = gpu() {
+            let $ops = &*ops;
             $block
         }
     };
@@ -70,7 +97,7 @@ fn selected<O: Ops>(ops: &O, x: &O::Tensor, rows: impl IntoIterator<Item = u32>)
     ops.select(x, &ops.begin(&listed(rows)).unwrap(), RowList::Logits).unwrap()
 }
 
-fn assert_close(got: &[f32], want: &[f32]) {
+pub(super) fn assert_close(got: &[f32], want: &[f32]) {
     assert_eq!(got.len(), want.len());
     for (index, (got, want)) in got.iter().zip(want).enumerate() {
         assert!((got - want).abs() <= TOLERANCE * (1.0 + want.abs()), "at {index}: {got}, expected {want}");

@@ -9,7 +9,7 @@ use diffulex_protocol::{DecodingSettings, NfeCounts, SamplingParams, ServingEven
 
 use serde_json::json;
 
-use crate::harness::{Files, decoding, greedy, ids, json, options, prompt, request, run};
+use crate::harness::{Files, decoding, devices, greedy, ids, json, options, prompt, request, run};
 
 /// An engine that recorded confidences can be compared with: no prefix of one run is found by the next.
 fn engine_on(files: Files, device: DeviceChoice, block_size: usize, buffer_size: Option<u32>) -> Engine {
@@ -100,7 +100,7 @@ pub(crate) fn alone_and_in_company(engine: &mut Engine, prompt: &[u32], params: 
 }
 
 /// Every trace of SDAR's loop through the whole engine; how many tokens were let differ.
-fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
+pub(crate) fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
     let traces = json(&format!("{checkpoint}/trace.json"));
     let mut n_overwritten = 0;
     for trace in traces["traces"].as_array().unwrap() {
@@ -143,23 +143,17 @@ fn sdar_traces_agree(checkpoint: &str, device: DeviceChoice) -> usize {
 // Over two buffer sizes: the fault is there in one trace of SDAR, and nothing else was let pass.
 
 #[test]
-fn traces_of_sdar_equal_the_authors_on_the_reference() {
-    assert_eq!(sdar_traces_agree("sdar", DeviceChoice::Reference), 2);
+fn traces_of_sdar_equal_the_authors() {
+    for device in devices() {
+        assert_eq!(sdar_traces_agree("sdar", device), 2, "{device}");
+    }
 }
 
 #[test]
-fn traces_of_sdar_equal_the_authors_on_the_cpu() {
-    assert_eq!(sdar_traces_agree("sdar", DeviceChoice::Cpu), 2);
-}
-
-#[test]
-fn traces_of_sdar_moe_equal_the_authors_on_the_reference() {
-    assert_eq!(sdar_traces_agree("sdar_moe", DeviceChoice::Reference), 0);
-}
-
-#[test]
-fn traces_of_sdar_moe_equal_the_authors_on_the_cpu() {
-    assert_eq!(sdar_traces_agree("sdar_moe", DeviceChoice::Cpu), 0);
+fn traces_of_sdar_moe_equal_the_authors() {
+    for device in devices() {
+        assert_eq!(sdar_traces_agree("sdar_moe", device), 0, "{device}");
+    }
 }
 
 /// A recorded generation of a loop without faults to step around.
@@ -244,7 +238,7 @@ fn llada2_generation(trace: &serde_json::Value) -> Generation {
 }
 
 fn generations_agree(files: &Files, generations: &[Generation]) {
-    for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+    for device in devices() {
         for generation in generations {
             let Generation { block_size, decoding, prompt, want, stop, masked, stored } = generation;
             let mut sampling = greedy((want.len() + usize::from(stop.is_some())) as u32);
@@ -325,7 +319,7 @@ fn traces_of_llada2_with_edits_equal_the_authors() {
         let n_stores =
             (0..steps.len()).filter(|index| is_last(*index) && !ids(&steps[*index]["edited_positions"]).is_empty());
         let n_stores = n_stores.count() as u32;
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             for buffer_size in [1, 2] {
                 let options = EngineOptions {
                     device,
@@ -363,7 +357,7 @@ fn semi_autoregressive_traces_agree(checkpoint: &str) {
                 json!({ "accept_rule": "static", "denoising_steps": (usize_of(&params["steps"]) * block_size / want.len()) as u32 }),
             ),
         };
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             let mut engine = engine_on(Files::golden(checkpoint), device, block_size, None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{checkpoint}, {params}");
@@ -399,7 +393,7 @@ fn traces_of_dream_equal_the_authors() {
         let n_steps = usize_of(&params["steps"]) as u32;
         let mut sampling = greedy(want.len() as u32);
         sampling.decoding = decoding(json!({ "accept_rule": params["alg"].as_str(), "denoising_steps": n_steps }));
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             let mut engine = engine_on(Files::golden("dream"), device, 32, None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
             assert_eq!(reply.token_ids, want, "{params}");
@@ -422,7 +416,7 @@ fn d2f_traces_agree(base: &str, adapter: &str) {
         sampling.decoding = decoding(
             json!({ "accept_threshold": threshold("skip_threshold"), "add_block_threshold": threshold("block_add_threshold"), "semi_complete_threshold": threshold("decoded_token_threshold") }),
         );
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             let files = Files::golden(base).with_adapter(adapter);
             let mut engine = engine_on(files, device, usize_of(&params["block_size"]), None);
             let reply = alone_and_in_company(&mut engine, &prompt, &sampling);
@@ -526,7 +520,7 @@ fn traces_of_diffusion_gemma_equal_the_authors() {
             ..SamplingParams::default()
         };
         let steps = trace["steps"].as_array().unwrap();
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             let options = EngineOptions { device, prefix_caching: false, ..options() };
             let engine = Engine::load(&files.clone().leak(), &options, &mut |_| {}).unwrap();
             let mut engine = engine.with_randomness(Box::new(Recorded::of(trace)));
@@ -565,7 +559,7 @@ fn traces_of_fast_dllm_v2_equal_the_authors() {
         let n_prefills = u32::from(prompt.len() >= block_size);
         let mut sampling = greedy(want.len() as u32);
         sampling.decoding = decoding(json!({ "accept_threshold": params["threshold"] }));
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             let options = EngineOptions {
                 device,
                 block_size: Some(block_size as u32),

@@ -124,9 +124,26 @@ pub(crate) fn eight_tokens() -> ModelBatch {
     }
 }
 
+/// All tests run on a GPU, or on its emulator where there is none: `scripts/gpu_tests` asks for that.
+pub(crate) fn is_on_gpu() -> bool {
+    std::env::var_os("DIFFULEX_TEST_DEVICE").is_some_and(|device| device == "cuda")
+}
+
+/// The GPU of these tests.
+pub(crate) fn gpu() -> DeviceChoice {
+    assert!(diffulex_gpu_emulator::install(), "DIFFULEX_TEST_DEVICE=cuda needs a GPU or its emulator");
+    DeviceChoice::Cuda(0)
+}
+
+/// The devices that recorded generations run on.
+pub(crate) fn devices() -> Vec<DeviceChoice> {
+    if is_on_gpu() { vec![gpu()] } else { vec![DeviceChoice::Reference, DeviceChoice::Cpu] }
+}
+
 /// The options most tests start from.
 pub(crate) fn options() -> EngineOptions {
-    EngineOptions { device: DeviceChoice::Cpu, threads: Some(2), page_size: 8, ..EngineOptions::default() }
+    let (device, kv_cache_bytes) = if is_on_gpu() { (gpu(), Some(8 << 20)) } else { (DeviceChoice::Cpu, None) };
+    EngineOptions { device, kv_cache_bytes, threads: Some(2), page_size: 8, ..EngineOptions::default() }
 }
 
 /// `options` with settings of the strategy by name.

@@ -1,11 +1,11 @@
 //! Strategies whose authors' loops are restated (`tests/golden/restated.py`), token for token and step by step.
 
-use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
+use diffulex_engine::{Engine, EngineOptions};
 use diffulex_protocol::{NfeCounts, SamplingParams, ServingEvent, StreamMode};
 use serde_json::{Value, json};
 
 use crate::golden::alone_and_in_company;
-use crate::harness::{Files, decoding, greedy, ids, json, options, request, run};
+use crate::harness::{Files, decoding, devices, greedy, ids, json, options, request, run};
 
 /// Replays the traces of `file` on both bodies: `settings` has a trace's options and settings.
 fn traces_agree(file: &str, settings: fn(&Value) -> (EngineOptions, Value)) {
@@ -18,7 +18,7 @@ fn traces_agree(file: &str, settings: fn(&Value) -> (EngineOptions, Value)) {
         let want = &all[prompt.len()..];
         let (of_trace, asked) = settings(params);
         let sampling = SamplingParams { decoding: decoding(asked), ..greedy(want.len() as u32) };
-        for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+        for device in devices() {
             let options = EngineOptions { device, prefix_caching: false, ..of_trace.clone() };
             let mut engine = Engine::load(&Files::golden("llada").leak(), &options, &mut |_| {}).unwrap();
             let mut streamed = request("trace", &prompt, sampling.clone());

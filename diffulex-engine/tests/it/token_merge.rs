@@ -6,11 +6,11 @@
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, SequenceRows};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
-use diffulex_engine::{DeviceChoice, Engine, EngineOptions};
+use diffulex_engine::{Engine, EngineOptions};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;
 
-use crate::harness::{Files, deciding, greedy, options, prompt, request, run};
+use crate::harness::{Files, deciding, devices, greedy, options, prompt, request, run};
 
 const VOCAB_SIZE: usize = 512;
 const MASK: u32 = 500;
@@ -206,7 +206,7 @@ fn check(files: &Files, seed: u32, threshold: f32, merge: Merge) -> Plain {
             decoding["token_merge_weight"] = weight.into();
         }
     }
-    for device in [DeviceChoice::Reference, DeviceChoice::Cpu] {
+    for device in devices() {
         for buffer_size in [1, 2] {
             let options = deciding(
                 EngineOptions {

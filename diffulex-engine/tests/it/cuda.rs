@@ -1,0 +1,147 @@
+//! The CUDA body through the whole engine, on a GPU or its emulator. `scripts/gpu_tests` runs all other tests on it, too.
+
+use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::cuda::CudaOps;
+use diffulex_engine::kernels::{Ops, WeightType};
+use diffulex_engine::models::{self, Adapters};
+use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
+use diffulex_gpu_emulator as emulator;
+use diffulex_protocol::{ErrorCode, ServingEvent};
+
+use crate::forwards::{CHECKPOINTS, canvases_agree, forwards_agree, max_difference, whole};
+use crate::golden::sdar_traces_agree;
+use crate::harness::{Files, golden, greedy, is_on_gpu, json, options, prompt, request, run};
+
+/// How far from the CPU's logits those of the same weights may be, which two orders of the same sums explain.
+const LOGIT_TOLERANCE: f32 = 1e-3;
+
+/// The GPU; `None` where there is neither one nor an emulator.
+fn ops() -> Option<CudaOps> {
+    emulator::install().then(|| CudaOps::new(0, 0.9).unwrap())
+}
+
+/// Options of an engine on the GPU, with a small pool.
+fn on_gpu() -> EngineOptions {
+    EngineOptions { device: DeviceChoice::Cuda(0), kv_cache_bytes: Some(1 << 20), ..options() }
+}
+
+fn engine(checkpoint: &str, options: &EngineOptions) -> Engine {
+    Engine::load(&Files::golden(checkpoint).leak(), options, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// One dense family and one with experts; all of them where tests run on the GPU.
+#[test]
+fn forwards_on_a_gpu_equal_the_authors() {
+    let Some(ops) = ops() else { return };
+    forwards_agree(&ops, |checkpoint| is_on_gpu() || ["sdar", "llada2"].contains(&checkpoint));
+}
+
+#[test]
+fn canvases_on_a_gpu_equal_the_authors() {
+    let Some(ops) = ops() else { return };
+    canvases_agree(&ops);
+}
+
+#[test]
+fn a_trace_on_a_gpu_equals_the_authors() {
+    if emulator::install() && !is_on_gpu() {
+        assert_eq!(sdar_traces_agree("sdar_moe", DeviceChoice::Cuda(0)), 0);
+    }
+}
+
+/// Logits of a family's recorded inputs with weights held so.
+fn logits<O: Ops + 'static>(ops: &O, checkpoint: &str, inputs: &str, hold: WeightType) -> Vec<f32> {
+    let files = ModelFiles::folder(golden(checkpoint)).unwrap();
+    let network = models::load(&files, None, ops, Some(hold), 64, &mut |_, _| {}).unwrap();
+    let cases = json(&format!("{inputs}/inputs.json"));
+    let of = |case| {
+        let (batch, mut cache) = whole(ops, network.as_ref(), case);
+        network.forward(ops, &batch, &Adapters::none(), &mut cache).unwrap()
+    };
+    cases["cases"].as_array().unwrap().iter().flat_map(of).collect()
+}
+
+#[test]
+fn rounded_weights_on_a_gpu_give_the_cpus_logits() {
+    let Some(gpu) = ops() else { return };
+    let cpu = CpuOps::new(2).unwrap();
+    let taken = CHECKPOINTS.iter().filter(|(checkpoint, _)| is_on_gpu() || *checkpoint == "sdar_moe");
+    let (mut n_rows, mut n_equal) = (0, 0);
+    for (checkpoint, inputs) in taken {
+        let [got, want] = [logits(&gpu, checkpoint, inputs, WeightType::Int8), logits(&cpu, checkpoint, inputs, WeightType::Int8)];
+        let difference = max_difference(&got, &want);
+        assert!(difference <= LOGIT_TOLERANCE, "{checkpoint}: logits of int8 differ by {difference}");
+        let [got, want] = [logits(&gpu, checkpoint, inputs, WeightType::Bf16), logits(&cpu, checkpoint, inputs, WeightType::Bf16)];
+        let likeliest = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+        for (got, want) in got.chunks(512).zip(want.chunks(512)) {
+            n_rows += 1;
+            n_equal += usize::from(likeliest(got) == likeliest(want));
+        }
+    }
+    assert!(n_equal * 100 >= n_rows * 97, "{n_equal} of {n_rows} rows have the likeliest token of the CPU in bfloat16");
+}
+
+/// A step that repeats is one graph, with one upload of lists for the rows and one for the recipes, and one download.
+#[test]
+fn a_step_that_repeats_is_one_graph_and_three_copies() {
+    if !emulator::install() || emulator::is_real() {
+        return;
+    }
+    let mut engine = engine("sdar", &on_gpu());
+    // 4 tokens a step, one after the other, in blocks of the same size.
+    let ask = |name: &str| vec![request(name, &prompt(1, 16), greedy(32))];
+    run(&mut engine, ask("first"));
+    let steps_before = engine.stats().steps;
+    emulator::reset_counters();
+    run(&mut engine, ask("again"));
+    let n_steps = engine.stats().steps - steps_before;
+    let counters = emulator::counters().unwrap();
+    assert!(n_steps > 4, "{n_steps} steps");
+    assert_eq!(counters.graphs, n_steps, "{counters:?}");
+    assert_eq!(counters.uploads, 2 * n_steps, "{counters:?}");
+    assert_eq!(counters.downloads, n_steps, "{counters:?}");
+    // The vocabulary has 512 tokens; a row of logits would be 2,048 bytes.
+    assert!(counters.largest_download < 2048, "{counters:?}");
+}
+
+#[test]
+fn a_failing_kernel_ends_every_request_and_the_engine_says_so() {
+    if !emulator::install() || emulator::is_real() {
+        return;
+    }
+    let mut engine = engine("sdar", &on_gpu());
+    run(&mut engine, vec![request("before", &prompt(1, 9), greedy(4))]);
+    emulator::fail_launch(20);
+    let told = run(&mut engine, vec![request("one", &prompt(1, 9), greedy(8)), request("two", &prompt(2, 9), greedy(8))]);
+    emulator::heal();
+    for name in ["one", "two"] {
+        let Some(ServingEvent::Error(error)) = told.0[name].last() else { panic!("{:?}", told.0[name]) };
+        assert_eq!(error.code, ErrorCode::EngineFailed);
+        assert!(error.message.contains("cuda:0") && error.message.contains("CUDA_ERROR_LAUNCH_FAILED"), "{}", error.message);
+    }
+}
+
+#[test]
+fn a_batch_without_memory_fails_alone() {
+    if !emulator::install() || emulator::is_real() {
+        return;
+    }
+    let mut engine = engine("sdar", &on_gpu());
+    // The first step asks for the first memory of activations.
+    emulator::fail_alloc(1);
+    let told = run(&mut engine, vec![request("one", &prompt(1, 9), greedy(8))]);
+    let Some(ServingEvent::Error(error)) = told.0["one"].last() else { panic!("{:?}", told.0["one"]) };
+    assert!(error.message.contains("the device is out of memory"), "{}", error.message);
+    run(&mut engine, vec![request("two", &prompt(1, 9), greedy(8))]).reply("two");
+}
+
+#[test]
+fn weights_that_do_not_fit_are_refused_with_what_is_needed_and_free() {
+    if !emulator::install() || emulator::is_real() {
+        return;
+    }
+    emulator::fail_alloc(3);
+    let error = Engine::load(&Files::golden("sdar").leak(), &on_gpu(), &mut |_| {}).err().unwrap().to_string();
+    emulator::heal();
+    assert!(error.contains("out of memory") && error.contains("bytes are needed"), "{error}");
+}
