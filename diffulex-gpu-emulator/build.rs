@@ -13,13 +13,16 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const KERNELS: &str = "../diffulex-engine/gpu";
 const EMULATOR: &str = "emulator";
+/// Kernels with faults, which this crate's tests want to see found.
+const FAULTS: &str = "faults";
 
 /// For every source. `-U_FORTIFY_SOURCE`: its checks of jumps and stacks know nothing of fibers. No contraction, as in the PTX.
 const COMMON: &[&str] =
     &["-std=c++17", "-fPIC", "-fvisibility=hidden", "-U_FORTIFY_SOURCE", "-ffp-contract=off", "-w", "-x", "c++"];
 
 /// The compiler calls a function of `hooks.cpp` for each load and store, and for each bad index or pointer that it sees.
-const CHECKS: &[&str] = &["-fsanitize=thread", "-fsanitize=alignment,bounds", "--param=tsan-instrument-func-entry-exit=0"];
+const CHECKS: &[&str] =
+    &["-fsanitize=thread", "-fsanitize=alignment,bounds", "--param=tsan-instrument-func-entry-exit=0"];
 
 /// One call of the compiler.
 struct Job {
@@ -29,8 +32,9 @@ struct Job {
 }
 
 fn main() -> Outcome<()> {
-    println!("cargo:rerun-if-changed={KERNELS}");
-    println!("cargo:rerun-if-changed={EMULATOR}");
+    for folder in [KERNELS, EMULATOR, FAULTS] {
+        println!("cargo:rerun-if-changed={folder}");
+    }
     let is_supported = variable("CARGO_CFG_TARGET_OS")? == "linux" && variable("CARGO_CFG_TARGET_ARCH")? == "x86_64";
     let out = PathBuf::from(variable("OUT_DIR")?);
     println!("cargo:rustc-env=EMULATED_CUDA={}", if is_supported { out.display().to_string() } else { String::new() });
@@ -41,32 +45,41 @@ fn main() -> Outcome<()> {
     // The driver finds a kernel by its PTX. A file that has none yet is not ready.
     let ptx = Path::new(KERNELS).join("ptx");
     kernels.retain(|kernel| ptx.join(kernel.file_name().unwrap_or_default()).with_extension("ptx").exists());
-    let emulator = sources(EMULATOR, "cpp")?;
+    kernels.extend(sources(FAULTS, "cu")?);
     let mut jobs = Vec::new();
     let mut libraries = Vec::new();
-    for (name, kernel_flags, define) in [
-        ("checked", CHECKS, "-DEMULATOR_WITH_CHECKS=1"),
-        ("fast", &[] as &[&str], "-DEMULATOR_WITH_CHECKS=0"),
-    ] {
-        let folder = out.join(name);
+    let mut add = |folder: &str, source: &Path, flags: Vec<&'static str>| -> Outcome<PathBuf> {
+        let folder = out.join(folder);
         fs::create_dir_all(&folder)?;
-        let first = jobs.len();
-        let mut add = |source: &Path, flags: Vec<&'static str>| {
-            let object = folder.join(source.file_name().unwrap_or_default()).with_extension("o");
-            jobs.push(Job { source: source.to_path_buf(), object, flags });
-        };
-        kernels.iter().for_each(|source| add(source, [&["-O1"], kernel_flags].concat()));
-        emulator.iter().for_each(|source| add(source, vec!["-O2", define]));
-        libraries.push((folder.join("libcuda.so"), first..jobs.len()));
+        let object = folder.join(source.file_name().unwrap_or_default()).with_extension("o");
+        jobs.push(Job { source: source.to_path_buf(), object: object.clone(), flags });
+        Ok(object)
+    };
+    for (name, kernel_flags, emulator_flag) in
+        [("checked", CHECKS, "-DEMULATOR_WITH_CHECKS=1"), ("fast", &[], "-DEMULATOR_WITH_CHECKS=0")]
+    {
+        let mut objects = Vec::new();
+        for source in &kernels {
+            objects.push(add(name, source, [&["-O1"], kernel_flags].concat())?);
+        }
+        for source in sources(EMULATOR, "cpp")? {
+            // Only this one knows of the checks.
+            let folder = if source.ends_with("shadow.cpp") { name } else { "common" };
+            objects.push(add(folder, &source, if folder == name { vec!["-O2", emulator_flag] } else { vec!["-O2"] })?);
+        }
+        libraries.push((out.join(name).join("libcuda.so"), objects));
     }
+    jobs.sort_by(|a, b| a.object.cmp(&b.object));
+    jobs.dedup_by(|a, b| a.object == b.object);
+    // The longest first: then the last ones end together.
+    jobs.sort_by_key(|job| std::cmp::Reverse(fs::metadata(&job.source).map_or(0, |source| source.len())));
     let compiler = cc::Build::new().cpp(true).get_compiler();
     compile_all(&compiler, &jobs)?;
     for (library, objects) in libraries {
-        let objects = jobs[objects].iter().map(|job| &job.object);
         // Not over a library that a test is running with.
         let new = library.with_extension("new");
         let mut link = Command::new(compiler.path());
-        link.args(["-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so", "-o"]).arg(&new).args(objects);
+        link.args(["-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so", "-o"]).arg(&new).args(&objects);
         run(&mut link)?;
         fs::rename(new, library)?;
     }

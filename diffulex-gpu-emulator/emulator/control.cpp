@@ -63,6 +63,10 @@ void emulator_set_seed(uint64_t seed) {
     caller()->seed = seed;
     caller()->n_launches = 0;
 }
+void emulator_set_quiet(bool is_quiet) {
+    std::lock_guard<std::mutex> guard(machine().mutex);
+    caller()->is_quiet = is_quiet;
+}
 // Makes the context work again after an error.
 void emulator_heal() {
     std::lock_guard<std::mutex> guard(machine().mutex);

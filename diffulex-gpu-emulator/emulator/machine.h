@@ -34,6 +34,8 @@ struct Caller {
     // Once a kernel has failed, every call returns this error, as it does with a context of CUDA.
     int error = 0;
     std::string failure;
+    // Whether failures are not to be printed.
+    bool is_quiet = false;
     void* context = nullptr;
     uint64_t seed = 0, n_launches = 0;
 };

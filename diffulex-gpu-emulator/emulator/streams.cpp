@@ -117,7 +117,7 @@ static Result launch_kernel(Caller& owner, bool of_graph, const Launch& launch, 
         }
     }
     if (failure.empty()) return SUCCESS;
-    fprintf(stderr, "emulator: %s: %s\n", launch.kernel, failure.c_str());
+    if (!owner.is_quiet) fprintf(stderr, "emulator: %s: %s\n", launch.kernel, failure.c_str());
     owner.failure = failure;
     return LAUNCH_FAILED;
 }

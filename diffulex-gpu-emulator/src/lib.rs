@@ -100,6 +100,13 @@ pub fn set_seed(seed: u64) -> bool {
     Functions::emulated().map(|functions| functions.set_seed(seed)).is_some()
 }
 
+/// Sets whether failures of this thread's kernels are printed on standard error; they are by default.
+pub fn set_quiet(is_quiet: bool) {
+    if let Some(functions) = Functions::emulated() {
+        functions.set_quiet(is_quiet);
+    }
+}
+
 /// Ends the error state that a failed kernel of this thread has left.
 pub fn heal() {
     if let Some(functions) = Functions::emulated() {

@@ -71,6 +71,7 @@ pub(crate) struct Functions {
     fail_alloc: unsafe extern "C" fn(u64),
     set_memory: unsafe extern "C" fn(u64),
     set_seed: unsafe extern "C" fn(u64),
+    set_quiet: unsafe extern "C" fn(bool),
     heal: unsafe extern "C" fn(),
     failure: unsafe extern "C" fn(*mut c_char, usize),
 }
@@ -111,6 +112,7 @@ impl Functions {
             fail_alloc: function!("emulator_fail_alloc"),
             set_memory: function!("emulator_set_memory"),
             set_seed: function!("emulator_set_seed"),
+            set_quiet: function!("emulator_set_quiet"),
             heal: function!("emulator_heal"),
             failure: function!("emulator_failure"),
         };
@@ -163,6 +165,11 @@ impl Functions {
     pub(crate) fn set_seed(&self, seed: u64) {
         // SAFETY: takes a number.
         unsafe { (self.set_seed)(seed) }
+    }
+
+    pub(crate) fn set_quiet(&self, is_quiet: bool) {
+        // SAFETY: takes a boolean.
+        unsafe { (self.set_quiet)(is_quiet) }
     }
 
     pub(crate) fn heal(&self) {
