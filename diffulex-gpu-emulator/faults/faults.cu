@@ -172,7 +172,7 @@ FAULT(fault_lanes_at_different_shuffles) {
 FAULT(fault_index_of_a_local_array) {
     THREAD;
     float own[4] = {x[at], 1, 2, 3};
-    y[at] = own[n & 4];
+    y[at] = own[n >> 4];
 }
 
 FAULT(fault_matrix_row_not_aligned) {
