@@ -29,10 +29,7 @@ DEVICE void run(const uint8_t* __restrict__ x_bytes, const float*, const product
     product::Work work;
     if (!product::find(work, members, OUTS, ROWS, n_rows, tiles, experts)) return;
     int* inputs = (int*)(memory + shared_bytes(TILES) - 4 * ROWS);
-    for (int row = threadIdx.x; row < ROWS; row += product::THREADS) {
-        int pair = work.first + row;
-        inputs[row] = row >= work.n_rows ? -1 : rows ? rows[pair] : pair;
-    }
+    product::find_inputs<ROWS, product::THREADS>(inputs, work, rows);
     __syncthreads();
 
     const float* x = (const float*)x_bytes;
@@ -113,7 +110,7 @@ DEVICE void run(const uint8_t* __restrict__ x_bytes, const float*, const product
 
 }  // namespace product_f32
 
-PRODUCT(product_f32_8, product_f32::run<1>)
-PRODUCT(product_f32_16, product_f32::run<2>)
-PRODUCT(product_f32_32, product_f32::run<4>)
-PRODUCT(product_f32_64, product_f32::run<8>)
+PRODUCT(product_f32_8, product::THREADS, product_f32::run<1>)
+PRODUCT(product_f32_16, product::THREADS, product_f32::run<2>)
+PRODUCT(product_f32_32, product::THREADS, product_f32::run<4>)
+PRODUCT(product_f32_64, product::THREADS, product_f32::run<8>)
