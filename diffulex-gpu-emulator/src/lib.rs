@@ -114,7 +114,7 @@ pub fn heal() {
     }
 }
 
-/// What the last failed kernel of this thread did wrong.
+/// The last failure of a kernel of this thread: the broken rule, and where.
 #[must_use]
 pub fn failure() -> Option<String> {
     Functions::emulated().map(Functions::failure).filter(|text| !text.is_empty())

@@ -3,11 +3,13 @@
 //! A law lists what breaks it. What may break it for now stands in [`EXCEPTIONS`], with a reason; an exception that
 //! nothing needs any more fails, too. The test belongs to `diffulex-strategies` because that crate builds in a second.
 
+mod sha256;
 mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use sha256::sha256;
 use source::{CRATES, Source, Words, production, relative, rust_files, tokens, workspace};
 
 /// Law, what breaks it (as the law prints it), and why it may. There are none.
@@ -256,6 +258,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
         &["diffulex-strategies", "diffulex-engine", "diffulex-server", "axum", "tokio", "hyper", "zmq"],
     ),
     ("diffulex-engine", &["diffulex-server", "axum", "tokio", "tokio-stream", "hyper", "zmq"]),
+    ("diffulex-gpu-emulator", &["diffulex-strategies", "diffulex-protocol", "diffulex-engine", "diffulex-server"]),
     ("diffulex-server", &["diffulex-strategies", "candle-core"]),
 ];
 
@@ -270,6 +273,39 @@ fn crates_depend_downwards_and_async_stays_in_the_server() {
         );
     }
     hold("dependencies", broken);
+}
+
+#[test]
+fn the_emulated_gpu_is_for_tests_alone() {
+    let mut broken = Vec::new();
+    for (folder, _) in CRATES {
+        let manifest = fs::read_to_string(workspace().join(folder).join("Cargo.toml")).expect("every crate has one");
+        let product = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
+        let mut product = product.take_while(|line| !line.starts_with('['));
+        broken.extend(product.any(|line| line.starts_with("diffulex-gpu-emulator")).then_some(folder.to_owned()));
+    }
+    hold("emulator", broken);
+}
+
+/// `scripts/ptx` compiles kernels where there is no GPU, and not when the crate is built: what is embedded must be of these
+/// sources.
+#[test]
+fn kernels_are_those_that_their_ptx_was_made_of() {
+    let folder = workspace().join("diffulex-engine/gpu");
+    let mut found = Vec::new();
+    for below in ["", "ptx/"] {
+        for entry in fs::read_dir(folder.join(below)).expect("the kernels have a folder") {
+            let path = entry.expect("its entries are readable").path();
+            if path.extension().is_some_and(|extension| ["cu", "h", "ptx"].iter().any(|known| extension == *known)) {
+                let name = path.file_name().expect("a file has a name").to_string_lossy();
+                found.push(format!("{}  {below}{name}", sha256(&fs::read(&path).expect("a source is readable"))));
+            }
+        }
+    }
+    let listed = fs::read_to_string(folder.join("ptx/SHA256")).expect("scripts/ptx has written it");
+    let (found, listed) = (BTreeSet::from_iter(found), BTreeSet::from_iter(listed.lines().map(str::to_owned)));
+    let differing: Vec<&String> = found.symmetric_difference(&listed).collect();
+    assert!(differing.is_empty(), "run scripts/ptx: {differing:#?}");
 }
 
 #[test]
@@ -328,7 +364,8 @@ fn no_production_file_is_over_600_lines() {
 }
 
 /// `unsafe_code` is denied in the whole workspace; only these may lift that, each with its reason.
-const MAY_BE_UNSAFE: [&str; 2] = ["diffulex-engine/src/kernels/", "diffulex-engine/src/content.rs"];
+const MAY_BE_UNSAFE: [&str; 3] =
+    ["diffulex-engine/src/kernels/", "diffulex-engine/src/content.rs", "diffulex-gpu-emulator/src/library.rs"];
 
 #[test]
 fn only_kernels_and_the_memory_map_may_be_unsafe() {
