@@ -276,7 +276,7 @@ DEVICE uint32_t last_bin(const Recipe& recipe, int n_out, uint32_t count, Room* 
 using namespace score;
 
 KERNEL __launch_bounds__(THREADS) score_settle(const Recipe* recipes, float* logits, int n_out, float soft_cap) {
-    const Recipe& recipe = recipes[blockIdx.y];
+    const Recipe recipe = recipes[blockIdx.y];
     bool is_asked = soft_cap > 0 || recipe.temperature != 1 || recipe.unguided != NONE;
     if (recipe.place == NONE || !is_asked) return;
     float* row = logits + (int64_t)blockIdx.y * n_out;
@@ -309,7 +309,7 @@ EMU_KERNEL(score_change)
 KERNEL __launch_bounds__(THREADS, 4) score_tiles(const Recipe* recipes, const float* logits, int n_out, Tile* tiles, uint64_t* ranked) {
     DYNAMIC_SHARED(memory);
     Room* room = (Room*)memory;
-    const Recipe& recipe = recipes[blockIdx.y];
+    const Recipe recipe = recipes[blockIdx.y];
     if (recipe.place == NONE) return;
     const float* row = logits + (int64_t)blockIdx.y * n_out;
     int64_t index = (int64_t)blockIdx.y * gridDim.x + blockIdx.x;
@@ -377,7 +377,7 @@ KERNEL __launch_bounds__(CUT_THREADS) score_cut(const Recipe* recipes, const flo
     DYNAMIC_SHARED(memory);
     CutRoom* shared = (CutRoom*)memory;
     Room* room = &shared->room;
-    const Recipe& recipe = recipes[blockIdx.x];
+    const Recipe& recipe = recipes[blockIdx.x];  // Not a copy: registers are scarce.
     if (recipe.place == NONE || !recipe.is_cut) return;
     const float* row = logits + (int64_t)blockIdx.x * n_out;
     tiles += (int64_t)blockIdx.x * n_tiles;
@@ -458,7 +458,7 @@ KERNEL __launch_bounds__(THREADS) score_classes(const Recipe* recipes, const flo
                                                 int stride) {
     DYNAMIC_SHARED(memory);
     uint64_t* table = (uint64_t*)memory;
-    const Recipe& recipe = recipes[blockIdx.y];
+    const Recipe recipe = recipes[blockIdx.y];
     if (recipe.place == NONE || !recipe.class_of) return;
     const float* row = logits + (int64_t)blockIdx.y * n_out;
     tops += (int64_t)blockIdx.y * stride;
@@ -491,13 +491,13 @@ KERNEL __launch_bounds__(THREADS) score_classes(const Recipe* recipes, const flo
 EMU_KERNEL(score_classes)
 
 // Writes record `place` of `output`, and the answers about tokens and classes.
-KERNEL __launch_bounds__(THREADS) score_finish(const Recipe* recipes, const float* logits, int n_out, const Tile* tiles, int n_tiles,
+KERNEL __launch_bounds__(THREADS, 2) score_finish(const Recipe* recipes, const float* logits, int n_out, const Tile* tiles, int n_tiles,
                                                const uint64_t* ranked, const uint64_t* masses, const Cut* cuts, const uint64_t* class_tops,
                                                const uint64_t* class_sums, int class_stride, const uint32_t* asked, uint32_t* output) {
     DYNAMIC_SHARED(memory);
     FinishRoom* shared = (FinishRoom*)memory;
     Room* room = &shared->room;
-    const Recipe& recipe = recipes[blockIdx.x];
+    const Recipe recipe = recipes[blockIdx.x];
     if (recipe.place == NONE) return;
     const float* row = logits + (int64_t)blockIdx.x * n_out;
     tiles += (int64_t)blockIdx.x * n_tiles;

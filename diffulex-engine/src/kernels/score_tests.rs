@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::cpu::{CpuOps, Simd};
 use super::reference::ReferenceOps;
+use super::tests::{every_gpu, gpu};
 use super::*;
 
 /// Of probabilities and of sums over them: sums of 32-bit numbers in tiles.
@@ -285,9 +286,13 @@ fn recipe(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = Recipe> 
     })
 }
 
-/// Logits with many ties, or with hardly any; vocabularies of one token to several tiles.
+/// Vocabularies of one token to several tiles of the CPU's.
 fn case() -> impl Strategy<Value = Case> {
-    let sizes = prop_oneof![1 => 1usize..6, 2 => 6usize..600, 1 => 600usize..1700];
+    case_of(prop_oneof![1 => 1usize..6, 2 => 6usize..600, 1 => 600usize..1700])
+}
+
+/// Logits with many ties, or with hardly any, of so many tokens.
+fn case_of(sizes: impl Strategy<Value = usize>) -> impl Strategy<Value = Case> {
     let drawn = (sizes, any::<bool>(), any::<u64>(), proptest::option::weighted(0.2, Just(3.0f32)));
     drawn.prop_flat_map(|(n_out, has_ties, seed, soft_cap)| {
         let mut state = seed | 1;
@@ -321,36 +326,83 @@ proptest! {
         let is_clear: Vec<bool> =
             (0..case.recipes.len()).map(|row| check(&case, row, reference[row].as_ref())).collect();
         for simd in Simd::all() {
-            let (got, rows) = scored(&CpuOps::with_simd(simd), &case);
-            for (row, is_clear) in is_clear.iter().enumerate() {
-                prop_assert_eq!(check(&case, row, got[row].as_ref()), *is_clear);
-            }
-            for (got, want) in rows.iter().zip(&conditioned) {
-                // Where all logits are minus infinity, neither is a number.
-                prop_assert!((got - want).abs() < 1e-4 || (got.is_nan() && want.is_nan()), "{} {}", got, want);
-            }
+            agrees(scored(&CpuOps::with_simd(simd), &case), &case, &is_clear, &conditioned);
+        }
+        if let Some(ops) = gpu() {
+            agrees(scored(&*ops, &case), &case, &is_clear, &conditioned);
         }
     }
 
     #[test]
     fn a_row_is_scored_alike_alone_and_beside_others_on_any_number_of_threads(case in case()) {
-        // Bits, so that what is no number equals itself.
-        let bits = |(scored, rows): (Vec<Option<Scored>>, Vec<f32>)| (format!("{scored:?}"), format!("{rows:?}"));
-        let together = scored(&CpuOps::new(1).unwrap(), &case);
-        for (row, recipe) in case.recipes.iter().enumerate() {
-            let recipes = vec![Recipe { conditions: None, ..recipe.clone() }];
-            let (alone, _) = scored(&CpuOps::new(2).unwrap(), &Case { recipes, ..case.clone() });
-            prop_assert_eq!(format!("{:?}", alone[0]), format!("{:?}", together.0[row]));
+        let one = CpuOps::new(1).unwrap();
+        let two = CpuOps::new(2).unwrap();
+        scores_rows_alike(&one, &two, &case);
+        scores_rows_alike(&two, &one, &case);
+        if let Some(ops) = gpu() {
+            scores_rows_alike(&*ops, &*ops, &case);
         }
-        let two = scored(&CpuOps::new(2).unwrap(), &case);
-        prop_assert_eq!(bits(two), bits(together));
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// Vocabularies of one to three tiles, where the GPU's are joined.
+    #[test]
+    fn a_gpu_scores_large_vocabularies_as_the_contract_says(
+        case in case_of(proptest::sample::select(vec![1usize, 7, 1023, 1025, 2047, 2048, 2049, 5000])),
+    ) {
+        if let Some(ops) = every_gpu() {
+            let (reference, conditioned) = scored(&ReferenceOps, &case);
+            let is_clear: Vec<bool> =
+                (0..case.recipes.len()).map(|row| check(&case, row, reference[row].as_ref())).collect();
+            agrees(scored(&*ops, &case), &case, &is_clear, &conditioned);
+            scores_rows_alike(&*ops, &*ops, &case);
+        }
+    }
+}
+
+/// Scores and conditioned rows of a body are those of the contract.
+fn agrees((got, rows): (Vec<Option<Scored>>, Vec<f32>), case: &Case, is_clear: &[bool], conditioned: &[f32]) {
+    for (row, is_clear) in is_clear.iter().enumerate() {
+        assert_eq!(check(case, row, got[row].as_ref()), *is_clear);
+    }
+    for (got, want) in rows.iter().zip(conditioned) {
+        // Where all logits are minus infinity, neither is a number.
+        assert!((got - want).abs() < 1e-4 || (got.is_nan() && want.is_nan()), "{got} {want}");
+    }
+}
+
+/// Scores and conditioned rows by one body are those by the other, which has each row alone, bit for bit.
+fn scores_rows_alike<O: Ops>(ops: &O, other: &O, case: &Case) {
+    // Bits, so that what is no number equals itself.
+    let bits = |(scored, rows): (Vec<Option<Scored>>, Vec<f32>)| (format!("{scored:?}"), format!("{rows:?}"));
+    let together = scored(ops, case);
+    for (row, recipe) in case.recipes.iter().enumerate() {
+        let recipes = vec![Recipe { conditions: None, ..recipe.clone() }];
+        let (alone, _) = scored(other, &Case { recipes, ..case.clone() });
+        assert_eq!(format!("{:?}", alone[0]), format!("{:?}", together.0[row]));
+    }
+    assert_eq!(bits(scored(other, case)), bits(together));
 }
 
 /// In every way in which a head is held: what is found tile by tile is what the rows of logits say, and a tile that is
 /// computed again for a draw has the same logits.
 #[test]
 fn tiles_are_those_of_the_whole_product() {
+    for hold in [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4] {
+        for ops in Simd::all().into_iter().map(CpuOps::with_simd).chain([CpuOps::new(2).unwrap()]) {
+            scores_the_whole_product(&ops, hold);
+        }
+    }
+    if let Some(ops) = gpu() {
+        scores_the_whole_product(&*ops, WeightType::F32);
+        scores_the_whole_product(&*ops, WeightType::Int8);
+    }
+}
+
+fn scores_the_whole_product<O: Ops>(ops: &O, hold: WeightType) {
     const SHAPE: (usize, usize, usize) = (9, 40, 1200);
     let (n_rows, n_in, n_out) = SHAPE;
     let number = |index: usize| ((index * 7919 + 13) % 2003) as f32 / 1001.0 - 1.0;
@@ -359,36 +411,32 @@ fn tiles_are_those_of_the_whole_product() {
     let ones: Vec<u8> = vec![1.0f32; n_in].into_iter().flat_map(f32::to_le_bytes).collect();
     let hidden: Vec<f32> = floats(n_rows * n_in + 5).skip(5).collect();
     let vocabulary = Vocabulary { n_sampleable: n_out, mask_token_id: None };
-    for hold in [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4] {
-        for ops in Simd::all().into_iter().map(CpuOps::with_simd).chain([CpuOps::new(2).unwrap()]) {
-            let matrix = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
-            let norm = ops.vector(WeightData::F32(&ones)).unwrap();
-            let x = ops.tensor(&hidden, n_in).unwrap();
-            let head = Head::<CpuOps> { norm: (&norm, 1e-6), matrix: &matrix, soft_cap: Some(20.0) };
-            let logits = ops.host(&head.logits(&ops, &x).unwrap()).unwrap();
-            let token = |row: usize| (row * 131 % n_out) as u32;
-            let recipes: Vec<Recipe> = (0..n_rows)
-                .flat_map(|row| {
-                    let greedy = Recipe { n_likeliest: 4, ..Recipe::greedy(row as u32, vocabulary) };
-                    let draw = Draw::Token(token(row));
-                    let asked = vec![token(row)];
-                    [greedy.clone(), Recipe { temperature: 1.0, draw, asked, ..greedy }]
-                })
-                .collect();
-            let scored = ops.score(&x, &head, &recipes, None).unwrap();
-            for (row, pair) in scored.chunks(2).enumerate() {
-                let logits = &logits[row * n_out..(row + 1) * n_out];
-                let mut sorted: Vec<usize> = (0..n_out).collect();
-                sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
-                for scored in pair {
-                    let likeliest = scored.as_ref().unwrap().likeliest.map(|(token, _)| token as usize);
-                    assert_eq!(likeliest[..4], sorted[..4], "{hold:?}");
-                }
-                let drawn = pair[1].as_ref().unwrap();
-                assert_eq!(drawn.token, token(row));
-                assert!((drawn.confidence.ln() - drawn.log_probabilities[0]).abs() < 1e-5, "{hold:?}: {drawn:?}");
-            }
+    let matrix = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+    let norm = ops.vector(WeightData::F32(&ones)).unwrap();
+    let x = ops.tensor(&hidden, n_in).unwrap();
+    let head = Head::<O> { norm: (&norm, 1e-6), matrix: &matrix, soft_cap: Some(20.0) };
+    let logits = ops.host(&head.logits(ops, &x).unwrap()).unwrap();
+    let token = |row: usize| (row * 131 % n_out) as u32;
+    let recipes: Vec<Recipe> = (0..n_rows)
+        .flat_map(|row| {
+            let greedy = Recipe { n_likeliest: 4, ..Recipe::greedy(row as u32, vocabulary) };
+            let draw = Draw::Token(token(row));
+            let asked = vec![token(row)];
+            [greedy.clone(), Recipe { temperature: 1.0, draw, asked, ..greedy }]
+        })
+        .collect();
+    let scored = ops.score(&x, &head, &recipes, None).unwrap();
+    for (row, pair) in scored.chunks(2).enumerate() {
+        let logits = &logits[row * n_out..(row + 1) * n_out];
+        let mut sorted: Vec<usize> = (0..n_out).collect();
+        sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
+        for scored in pair {
+            let likeliest = scored.as_ref().unwrap().likeliest.map(|(token, _)| token as usize);
+            assert_eq!(likeliest[..4], sorted[..4], "{hold:?}");
         }
+        let drawn = pair[1].as_ref().unwrap();
+        assert_eq!(drawn.token, token(row));
+        assert!((drawn.confidence.ln() - drawn.log_probabilities[0]).abs() < 1e-5, "{hold:?}: {drawn:?}");
     }
 }
 
@@ -416,17 +464,26 @@ fn a_row_that_is_not_a_number_fails_alone() {
     for simd in Simd::all() {
         check(scored(&CpuOps::with_simd(simd), &case).0);
     }
+    if let Some(ops) = gpu() {
+        check(scored(&*ops, &case).0);
+    }
 }
 
 #[test]
 fn draws_follow_the_distribution() {
+    draws_follow(&CpuOps::new(1).unwrap(), 20_000);
+    if let Some(ops) = gpu() {
+        draws_follow(&*ops, 300);
+    }
+}
+
+fn draws_follow<O: Ops>(ops: &O, n: usize) {
     let weights = [0.0f64, 1.0, 50.0, 2.0, -1.0, 60.0];
     let logits = vec![weights.map(|logit| logit as f32).to_vec(); N_ROWS];
     let vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: Some(2) };
-    const N: usize = 20_000;
     let recipe = |draw| Recipe { temperature: 0.8, draw, ..Recipe::greedy(0, vocabulary) };
-    let recipes = (0..N).map(|n| recipe(Draw::Uniform((n as f64 + 0.5) / N as f64))).collect();
-    let (scored, _) = scored(&CpuOps::new(1).unwrap(), &Case { logits, soft_cap: None, recipes });
+    let recipes = (0..n).map(|index| recipe(Draw::Uniform((index as f64 + 0.5) / n as f64))).collect();
+    let (scored, _) = scored(ops, &Case { logits, soft_cap: None, recipes });
     let mut counts = [0usize; 6];
     scored.iter().for_each(|scored| counts[scored.as_ref().unwrap().token as usize] += 1);
     let weights = weights.map(|logit| (logit / 0.8).exp());
@@ -434,6 +491,47 @@ fn draws_follow_the_distribution() {
     for (token, count) in counts.iter().enumerate() {
         let share = if vocabulary.has(token) { weights[token] / total } else { 0.0 };
         // Uniform numbers in even steps: each token has its share but for a step at either end.
-        assert!((*count as f64 - share * N as f64).abs() <= 2.0, "{counts:?}");
+        assert!((*count as f64 - share * n as f64).abs() <= 2.0, "{counts:?}");
     }
+}
+
+/// Bytes that the scoring kernels of a GPU load for some recipes, which is checked to be all that they tell the host. `None` where
+/// nothing counts.
+fn loads_of_scoring(logits: &[Vec<f32>], recipes: Vec<Recipe>) -> Option<u64> {
+    let ops = every_gpu()?;
+    let case = Case { logits: logits.to_vec(), soft_cap: None, recipes };
+    on(&*ops, &case, |x, head| {
+        // What waits is not the scoring's.
+        ops.host(x).unwrap();
+        diffulex_gpu_emulator::reset_counters();
+        assert!(ops.score(x, head, &case.recipes, None).unwrap().iter().all(Option::is_some));
+        let counters = diffulex_gpu_emulator::counters()?;
+        assert_eq!((counters.uploads, counters.downloads), (1, 1));
+        assert!(counters.largest_upload < 2048 && counters.largest_download < 2048, "{counters:?}");
+        let loads = diffulex_gpu_emulator::loads()?;
+        let of_scoring = loads.iter().filter(|loads| loads.kernel.starts_with("score_"));
+        Some(of_scoring.map(|loads| loads.n_bytes).sum()).filter(|n_bytes| *n_bytes > 0)
+    })
+}
+
+#[test]
+fn a_gpu_reads_logits_once_unless_they_are_cut_and_tells_the_host_little() {
+    const N_OUT: usize = 20_000;
+    // Bytes of a tile of logits, of a row, and of the recipe that each thread reads.
+    let (tile, row, recipe) = (4 * 2048, 4 * N_OUT as u64, 96);
+    // Five tokens that are far likelier than the others.
+    let logit = |id: usize| if id % 4000 == 3999 { 15.0 } else { (id * 7919 % 2003) as f32 / 500.0 };
+    let logits = vec![(0..N_OUT).map(logit).collect::<Vec<f32>>(); N_ROWS];
+    let vocabulary = Vocabulary { n_sampleable: N_OUT, mask_token_id: None };
+    let greedy = Recipe::greedy(1, vocabulary);
+    let drawn = Recipe { temperature: 1.0, draw: Draw::Uniform(0.7), ..greedy.clone() };
+    let cut = Recipe { top_p: Some(0.95), ..drawn.clone() };
+    let loads = |recipe: Recipe| loads_of_scoring(&logits, vec![recipe]);
+    let (Some(greedy), Some(drawn), Some(cut)) = (loads(greedy), loads(drawn), loads(cut)) else { return };
+    let n_tiles = N_OUT.div_ceil(2048) as u64;
+    assert!(greedy < row + (n_tiles + 1) * 256 * recipe + tile, "{greedy}");
+    // The tile is summed up and walked.
+    assert!(drawn < greedy + 4 * tile, "{drawn} and {greedy}");
+    // A histogram over the row, with a look at each token's tile, twice; and lists of little.
+    assert!(cut < drawn + 1024 * recipe + 3 * row + 2 * tile, "{cut} and {drawn}");
 }
