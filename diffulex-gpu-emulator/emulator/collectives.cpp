@@ -7,34 +7,34 @@
 namespace emulator {
 
 struct Warp {
-    unsigned arrived, mask;
+    unsigned arrived, mask, ended;
     const char* place;
     void* brought[32];
 };
 static std::vector<Warp> warps;
 
 void begin_warps(size_t n) { warps.assign(n, Warp{}); }
+void end_lane(int id) { warps[id >> 5].ended |= 1u << (id & 31); }
 
 unsigned char* dynamic_shared() { return shared_memory(); }
-int lane() { return running().id & 31; }
+int lane() { return self->id & 31; }
 
 void meet(unsigned mask, const char* place, void* brought, All all) {
-    int base = running().id & ~31, own = lane();
+    int base = self->id & ~31, own = lane();
     Warp& warp = warps[base >> 5];
-    size_t n_lanes = n_threads() - base < 32 ? n_threads() - base : 32;
+    size_t n_lanes = threads.size() - base < 32 ? threads.size() - base : 32;
     // A full mask is usual in a warp that has fewer threads.
     if (n_lanes < 32) mask &= (1u << n_lanes) - 1;
     if (!(mask >> own & 1)) fail("%s: the lane is not in its own mask", place);
     if (warp.arrived && warp.mask != mask) fail("lanes of a warp meet at %s with different masks", place);
-    if (warp.arrived && strcmp(warp.place, place)) fail("lanes of a warp meet at %s and at %s", place, warp.place);
-    for (size_t i = 0; i < n_lanes; i++)
-        if (mask >> i & 1 && thread(base + i).is_done) fail("%s waits for a lane that has ended", place);
+    if (warp.arrived && warp.place != place && strcmp(warp.place, place)) fail("lanes of a warp meet at %s and at %s", place, warp.place);
+    if (mask & warp.ended) fail("%s waits for a lane that has ended", place);
     warp.mask = mask;
     warp.place = place;
     warp.brought[own] = brought;
     warp.arrived |= 1u << own;
     if (warp.arrived != mask) {
-        running().waits_at = place;
+        self->waits_at = place;
         return wait();
     }
     void* lanes[32];
@@ -42,31 +42,31 @@ void meet(unsigned mask, const char* place, void* brought, All all) {
     warp.arrived = 0;
     all(lanes);
     for (int i = 0; i < 32; i++)
-        if (mask >> i & 1 && i != own) wake(thread(base + i));
+        if (mask >> i & 1 && i != own) wake(threads[base + i]);
     // The last to come is not always the first to go on.
     yield();
 }
 
 void sync_warp(unsigned mask) {
     static char nothing;
-    meet(mask, "__syncwarp", &nothing, [](void**) { barrier_of_warp(running().id >> 5); });
+    meet(mask, "__syncwarp", &nothing, [](void**) { barrier_of_warp(self->id >> 5); });
 }
 
 void copy_async(void* to, const void* from, bool is_there) {
     if ((uintptr_t)to % 16) fail("the target of an asynchronous copy is not aligned");
     if (!from) fail("the source of an asynchronous copy is null");
     if ((uintptr_t)from % 16) fail("the source of an asynchronous copy is not aligned");
-    if (is_there) check(from, 16, Access::Load);
+    if (is_there) check<16>(from, Access::Load);
     check_copy_begin(to);
     memset(to, 0xff, 16);
-    running().open.push_back({to, from, is_there});
+    self->open.push_back({to, from, is_there});
 }
 void copy_commit() {
-    running().groups.push_back(std::move(running().open));
-    running().open.clear();
+    self->groups.push_back(std::move(self->open));
+    self->open.clear();
 }
 void copy_wait(int n_pending) {
-    auto& groups = running().groups;
+    auto& groups = self->groups;
     while ((int)groups.size() > n_pending) {
         for (const Copy& copy : groups.front()) {
             if (copy.is_there) memcpy(copy.to, copy.from, 16);
@@ -77,7 +77,7 @@ void copy_wait(int n_pending) {
     }
 }
 
-void check_atomic(const void* p, int n_bytes) { check(p, n_bytes, Access::Atomic); }
+void check_atomic(const void* p, int n_bytes) { n_bytes == 8 ? check<8>(p, Access::Atomic) : check<4>(p, Access::Atomic); }
 
 static float half_of(uint32_t pair, int half) { return __uint_as_float(half ? pair & 0xffff0000u : pair << 16); }
 
@@ -125,7 +125,7 @@ static void load_matrices(void** lanes, bool is_transposed) {
 static void check_row(const void* row) {
     bool is_shared = (size_t)((const unsigned char*)row - shared_memory()) < MAX_SHARED;
     if (!is_shared) fail("a row of a matrix is not in dynamic shared memory");
-    check(row, 16, Access::Load);
+    check<16>(row, Access::Load);
 }
 
 }  // namespace emulator

@@ -4,21 +4,22 @@
 
 #include "launch.h"
 #include "shadow.h"
+#include "threads.h"
 
 using emulator::Access;
 using emulator::check;
 
 static void check_range(const char* p, size_t n_bytes, Access access) {
-    for (size_t i = 0; i < n_bytes; i++) check(p + i, 1, access);
+    for (size_t i = 0; i < n_bytes; i++) check<1>(p + i, access);
 }
 
 #pragma GCC visibility push(hidden)
 extern "C" {
 #define HOOKS(n)                                                               \
-    void __tsan_read##n(void* p) { check(p, n, Access::Load); }                \
-    void __tsan_write##n(void* p) { check(p, n, Access::Store); }              \
-    void __tsan_volatile_read##n(void* p) { check(p, n, Access::Load); }       \
-    void __tsan_volatile_write##n(void* p) { check(p, n, Access::Store); }     \
+    void __tsan_read##n(void* p) { check<n>(p, Access::Load); }                \
+    void __tsan_write##n(void* p) { check<n>(p, Access::Store); }              \
+    void __tsan_volatile_read##n(void* p) { check<n>(p, Access::Load); }       \
+    void __tsan_volatile_write##n(void* p) { check<n>(p, Access::Store); }     \
     /* Structures that are less aligned than they are wide; pointers that should be are for the other sanitizer. */ \
     void __tsan_unaligned_read##n(void* p) { check_range((char*)p, n, Access::Load); } \
     void __tsan_unaligned_write##n(void* p) { check_range((char*)p, n, Access::Store); }

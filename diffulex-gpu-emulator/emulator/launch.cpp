@@ -33,11 +33,12 @@ const std::vector<int>* kernel_arguments(const std::string& name) {
     return found == kernels().end() ? nullptr : &found->second.sizes;
 }
 
-static std::vector<Thread> threads;
+std::vector<Thread> threads;
+Thread* self = nullptr;
+uint64_t launch_number = 0;
 static std::vector<int> ready;
-static Thread* self = nullptr;
 static void* host_stack;
-static uint64_t random_state, number = 0;
+static uint64_t random_state;
 static int n_waiting, n_done, barrier_line, n_votes, last_votes;
 static std::string failure;
 static const Kernel* kernel_now;
@@ -48,12 +49,6 @@ static unsigned draw(size_t n) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return unsigned((random_state >> 33) % n);
 }
-
-int current_thread() { return self ? self->id : -1; }
-uint64_t launch_number() { return number; }
-Thread& running() { return *self; }
-size_t n_threads() { return threads.size(); }
-Thread& thread(size_t id) { return threads[id]; }
 
 // Leaves the running thread for one that is ready, drawn by lot, or for the host where none is, or where the launch has failed.
 static void leave() {
@@ -125,6 +120,7 @@ static void enter() {
     if (!self->open.empty() || !self->groups.empty()) fail("a thread ends with asynchronous copies on their way");
     if (n_waiting) fail("a thread ends while others wait at the barrier of line %d", barrier_line);
     self->is_done = true;
+    end_lane(self->id);
     n_done++;
     leave();
     __builtin_unreachable();
@@ -175,7 +171,7 @@ std::string run(const Launch& launch, void** arguments) {
     gridDim = launch.grid;
     random_state = launch.seed * 0x9e3779b97f4a7c15u + 1;
     failure.clear();
-    number++;
+    launch_number++;
     begin_launch(launch.shared);
     // Blocks by steps that have no factor in common with their number: each comes once, in an order that the seed picks.
     uint64_t n_blocks = (uint64_t)launch.grid.x * launch.grid.y * launch.grid.z, at = draw(n_blocks), step = 1 + draw(n_blocks);

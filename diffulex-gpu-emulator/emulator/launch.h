@@ -24,13 +24,6 @@ const std::vector<int>* kernel_arguments(const std::string& name);
 // Runs it. Returns an empty text, or what the kernel did wrong.
 std::string run(const Launch& launch, void** arguments);
 
-// The rest is for the parts of the emulator that threads of kernels call.
-
-// Identity of the running thread, or -1 between launches.
-int current_thread();
-// Number of the running launch, and of its running block, both growing for ever.
-uint64_t launch_number();
-
 // Records what is wrong, ends the running thread, and with it the launch.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "launch.h"
+#include "threads.h"
 
 namespace emulator {
 
@@ -17,7 +17,7 @@ Machine::Machine()
       seed(number_of("DIFFULEX_EMULATOR_SEED")) {}
 
 void Machine::begin_loads(Allocation& allocation) {
-    allocation.launch = launch_number();
+    allocation.launch = launch_number;
     allocation.n_loaded = 0;
     loaded.push_back(&allocation);
 }

@@ -19,7 +19,7 @@ void barrier_of_block();
 void barrier_of_warp(int warp);
 
 // Fails the launch where the access breaks a rule. Does nothing between launches and for addresses of the thread's own.
-void check(const void* p, int n_bytes, Access access);
+template <int N_BYTES> void check(const void* p, Access access);
 // `p` is the target of a copy of 16 bytes that is on its way; and it has come.
 void check_copy_begin(const void* p);
 void check_copy_end(const void* p);

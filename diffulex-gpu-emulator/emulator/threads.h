@@ -1,6 +1,7 @@
 // The threads of the running block, for those parts of the emulator in which they meet.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "launch.h"
@@ -26,15 +27,22 @@ struct Thread {
 
 typedef void (*Call)(void** arguments);
 
-Thread& running();
-Thread& thread(size_t id);
-size_t n_threads();
+// All threads of the running block, and the one that runs; null between launches.
+extern std::vector<Thread> threads;
+extern Thread* self;
+// Number of the running launch, growing for ever.
+extern uint64_t launch_number;
+
+// Identity of the running thread, or -1 between launches.
+inline int current_thread() { return self ? self->id : -1; }
+
 // Gives way to another thread until `wake`, or until it is drawn again.
 void wait();
 void wake(Thread& thread);
 void yield();
 
-// A block with so many warps begins.
+// A block with so many warps begins; one of its threads ends.
 void begin_warps(size_t n);
+void end_lane(int id);
 
 }  // namespace emulator
