@@ -13,6 +13,7 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const KERNELS: &str = "../diffulex-engine/gpu";
 const EMULATOR: &str = "emulator";
+const EXPORTS: &str = "-Wl,--version-script=emulator/exports.map";
 /// Kernels with faults, which this crate's tests want to see found.
 const FAULTS: &str = "faults";
 
@@ -79,7 +80,7 @@ fn main() -> Outcome<()> {
         // Not over a library that a test is running with.
         let new = library.with_extension("new");
         let mut link = Command::new(compiler.path());
-        link.args(["-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so", "-o"]).arg(&new).args(&objects);
+        link.args(["-shared", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so", EXPORTS, "-o"]).arg(&new).args(&objects);
         run(&mut link)?;
         fs::rename(new, library)?;
     }
