@@ -32,7 +32,7 @@ pub(super) fn values(seed: u64, len: usize) -> Vec<f32> {
 }
 
 /// `n` blocks of anything, of numbers up to about 1.
-fn blocks(kind: BlockType, seed: u64, n: usize) -> Vec<u8> {
+pub(super) fn blocks(kind: BlockType, seed: u64, n: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         values(seed, n * kind.n_bytes()).iter().map(|value| (value * 128.0) as i32 as u8).collect();
     let half = |value: f32| half::f16::from_f32(value).to_le_bytes();
@@ -50,7 +50,7 @@ fn blocks(kind: BlockType, seed: u64, n: usize) -> Vec<u8> {
     bytes
 }
 
-fn bytes(values: &[f32]) -> Vec<u8> {
+pub(super) fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
@@ -105,7 +105,7 @@ pub(super) fn assert_close(got: &[f32], want: &[f32]) {
 }
 
 /// `x W^T` of rows `n_in` wide, from host to host.
-fn product<O: Ops>(ops: &O, x: &[f32], n_in: usize, weight: &O::Matrix) -> Vec<f32> {
+pub(super) fn product<O: Ops>(ops: &O, x: &[f32], n_in: usize, weight: &O::Matrix) -> Vec<f32> {
     ops.host(&ops.linear(&ops.tensor(x, n_in).unwrap(), weight, None).unwrap()).unwrap()
 }
 
@@ -378,7 +378,8 @@ proptest! {
             let alone = members.each_ref().map(|(weight, bias)| {
                 ops.host(&ops.linear(&x, weight, bias.as_ref()).unwrap()).unwrap()
             });
-            let together = ops.linears(&x, &ops.group(members).unwrap()).unwrap();
+            let group = ops.group(members).unwrap();
+            let together = ops.linears(&x, &group).unwrap();
             prop_assert_eq!(together.map(|product| ops.host(&product).unwrap()), alone);
         });
         let on_threads = |n_threads| {

@@ -1,10 +1,12 @@
 //! Routed experts: the choice, the order of pairs and the sum by kernels of `gpu/experts.cu`, products by those of every matrix.
 
 use super::CudaOps;
+use super::arena::Block;
 use super::device::Buffer;
 use super::matrix::Matrix;
-use super::product::{ExpertTiles, Member, tile_rows};
+use super::product::{ExpertTiles, Member, Shape};
 use super::queue::Arg;
+use super::rows::bytes_of;
 use super::tensor::Tensor;
 use crate::error::StepError;
 use crate::kernels::routing::{ExpertBias, ExpertGroups, Routing, Scoring};
@@ -31,24 +33,23 @@ const PLACES: usize = 3;
 
 /// Pairs of rows and experts, in device memory.
 struct Pairs {
-    places: super::Block,
-    weights: super::Block,
-    tiles: super::Block,
-    rows: super::Block,
+    places: Block,
+    weights: Block,
+    tiles: Block,
+    rows: Block,
     n: usize,
     n_chosen: usize,
     n_tiles: usize,
-    n_most: usize,
+    shape: Shape,
 }
 
 impl CudaOps {
     pub(super) fn stack_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Experts, HoldError> {
-        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let bias = match &routing.bias {
             ExpertBias::Absent => None,
-            ExpertBias::Choice(bias) | ExpertBias::ChoiceAndWeight(bias) => Some(self.hold(&bytes(bias))?),
+            ExpertBias::Choice(bias) | ExpertBias::ChoiceAndWeight(bias) => Some(self.hold(&bytes_of(bias))?),
         };
-        let expert_scale = routing.expert_scale.as_ref().map(|scale| self.hold(&bytes(scale))).transpose()?;
+        let expert_scale = routing.expert_scale.as_ref().map(|scale| self.hold(&bytes_of(scale))).transpose()?;
         let gate_up: Vec<Vec<&Matrix>> =
             mlps.iter().map(|mlp| mlp.gate_up.members.iter().map(|(matrix, _)| matrix).collect()).collect();
         let down: Vec<Vec<&Matrix>> = mlps.iter().map(|mlp| vec![&mlp.down]).collect();
@@ -127,7 +128,8 @@ impl CudaOps {
         self.launch("choose_experts", [logits.n_rows, 1, 1], 32, 20 * n_experts as u32, &args);
 
         // Tiles of about twice the rows that an expert has: most have one, and little of it is empty.
-        let n_most = tile_rows((2 * n.div_ceil(n_experts)).min(logits.n_rows));
+        let shape = Shape::for_rows((2 * n.div_ceil(n_experts)).min(logits.n_rows));
+        let n_most = shape.n_rows();
         let n_tiles = n.min(n_experts + n / n_most);
         let (tiles, rows, places) = (self.alloc(12 * n_tiles)?, self.alloc(4 * n)?, self.alloc(4 * n)?);
         let args: [Arg; 9] = [
@@ -142,7 +144,7 @@ impl CudaOps {
             (&places).into(),
         ];
         self.launch("group_pairs", [n_experts, 1, 1], 128, 4 * n_experts as u32 + 32, &args);
-        Ok(Pairs { places, weights, tiles, rows, n, n_chosen, n_tiles, n_most })
+        Ok(Pairs { places, weights, tiles, rows, n, n_chosen, n_tiles, shape })
     }
 
     /// The products of pairs with their experts' matrices, one for each of `results`.
@@ -150,7 +152,7 @@ impl CudaOps {
         &self,
         x: &Tensor,
         pairs: &Pairs,
-        rows: Option<&super::Block>,
+        rows: Option<&Block>,
         tables: &[Table],
         n_in: usize,
         results: &[&Tensor],
@@ -158,9 +160,9 @@ impl CudaOps {
         let members: Vec<Member<'_>> =
             results.iter().map(|&result| Member { weight: 0, bias: None, n_out: result.width, result }).collect();
         for Table { hold, addresses } in tables {
-            let Pairs { tiles, n_tiles, n_most, .. } = pairs;
-            let tiles = ExpertTiles { tiles, n_tiles: *n_tiles, n_most: *n_most, rows, table: addresses };
-            self.launch_product(x, *hold, n_in, &members, Some(&tiles))?;
+            let Pairs { tiles, n_tiles, shape, .. } = pairs;
+            let tiles = ExpertTiles { tiles, n_tiles: *n_tiles, rows, table: addresses };
+            self.launch_product(x, *hold, n_in, &members, *shape, Some(&tiles))?;
         }
         Ok(())
     }
