@@ -102,7 +102,7 @@ template <int TILES> DEVICE void add_scores(float (*scores)[KEYS / 8][4], const 
     }
 }
 
-// Scores become weights, split, in shared memory; largest[0] and sums of every query are complete behind it.
+// Scores become weights, split, in shared memory. A barrier must follow.
 template <int TILES> DEVICE void weigh(float (*scores)[KEYS / 8][4], const Memory<TILES>& memory, const Work<16 * TILES>& work, float scale_log2, int n_tiles, int low, int high) {
     constexpr int QUERIES = 16 * TILES;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -154,7 +154,6 @@ template <int TILES> DEVICE void weigh(float (*scores)[KEYS / 8][4], const Memor
             if ((lane & 3) == 0) memory.sums[warp * QUERIES + query] = sum;
         }
     }
-    __syncthreads();
 }
 
 // The weighted sums of this warp's 16 channels of a piece, over the chunk's keys in ascending order.

@@ -231,6 +231,8 @@ pub trait Ops: Send + Sync + Sized {
 }
 
 #[cfg(test)]
+mod attention_tests;
+#[cfg(test)]
 mod score_tests;
 #[cfg(test)]
 mod tests;

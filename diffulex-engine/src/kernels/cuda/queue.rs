@@ -21,7 +21,7 @@ use super::staging::{Place, Staging};
 use crate::error::{BatchError, DeviceError, StepError};
 
 /// An argument of a kernel.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Arg {
     Pointer(u64),
     I32(i32),
@@ -197,15 +197,25 @@ impl Queue {
         true
     }
 
-    /// Takes a launch back, if it is the last entry; its arguments.
-    pub(super) fn take_back(&mut self, ticket: Ticket) -> bool {
-        if ticket.list != self.n_runs || ticket.entry + 1 != self.list.entries.len() {
+    /// Takes launches back, if they are the last entries, in this order.
+    pub(super) fn take_back<const N: usize>(&mut self, tickets: [Ticket; N]) -> bool {
+        let Some(first) = self.list.entries.len().checked_sub(N) else { return false };
+        let are_last = |(index, ticket): (usize, Ticket)| ticket == Ticket { list: self.n_runs, entry: first + index };
+        if !tickets.into_iter().enumerate().all(are_last) {
             return false;
         }
-        if let Some(Entry::Launch { first_arg, .. }) = self.list.entries.pop() {
-            self.list.args.truncate(first_arg);
+        for entry in self.list.entries.drain(first..).rev() {
+            if let Entry::Launch { first_arg, .. } = entry {
+                self.list.args.truncate(first_arg);
+            }
         }
         true
+    }
+
+    /// Number of entries that wait.
+    #[cfg(test)]
+    pub(super) fn n_waiting(&self) -> usize {
+        self.list.entries.len()
     }
 
     /// Appends an upload of `bytes`, which are copied now.

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use super::CudaOps;
 use super::arena::Block;
 use super::attention::Tiles;
+use super::rows::Rotation;
 use crate::adapter_id::AdapterId;
 use crate::error::StepError;
 use crate::kernels::{ModelBatch, RowList};
@@ -47,6 +48,8 @@ pub struct Step<'a> {
     lists: Vec<(RowList, DeviceList)>,
     /// Tiles of attention, by query heads that share a K/V head; made when they are first asked for.
     pub(super) tiles: RefCell<Vec<(usize, Tiles)>>,
+    /// The last two rotations, the newest last: a store that follows takes their place.
+    pub(super) rotations: RefCell<[Option<Rotation>; 2]>,
     _memory: Block,
 }
 
@@ -61,7 +64,8 @@ impl Step<'_> {
 impl CudaOps {
     /// Brings a batch to the device, in one upload.
     pub(super) fn begin_step<'a>(&self, batch: &'a ModelBatch) -> Result<Step<'a>, StepError> {
-        let n_rows = bucket(batch.ids.len());
+        let n_attending: usize = batch.sequences.iter().map(|sequence| sequence.visible.len()).sum();
+        let n_rows = bucket(batch.ids.len().max(batch.positions.len()).max(n_attending));
         let mut words: Vec<u32> = Vec::new();
         let mut push = |values: &mut dyn Iterator<Item = u32>, n_padded: usize, padding: u32| {
             // Each list begins at a multiple of 16 bytes.
@@ -98,6 +102,7 @@ impl CudaOps {
             visible: at + visible,
             lists,
             tiles: RefCell::default(),
+            rotations: RefCell::default(),
             _memory: memory,
         })
     }

@@ -1,6 +1,6 @@
 //! Activations on the device, and the rounded copies of them that products read.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::Arc;
 
 use super::CudaOps;
@@ -65,12 +65,14 @@ pub struct Tensor {
     /// The form that the producer was asked for.
     asked: Cell<Option<Form>>,
     prepared: [OnceCell<RoundedRows>; 2],
+    /// The launch that added something to this tensor last, and what: a norm that follows takes its place.
+    pub(super) addition: RefCell<Option<(Ticket, Arc<Block>)>>,
 }
 
 impl Tensor {
     pub(super) fn new(data: Block, n_rows: usize, n_real: usize, width: usize) -> Self {
-        let (producer, asked, prepared) = Default::default();
-        Self { data: Arc::new(data), n_rows, n_real, width, producer, asked, prepared }
+        let (producer, asked, prepared, addition) = Default::default();
+        Self { data: Arc::new(data), n_rows, n_real, width, producer, asked, prepared, addition }
     }
 
     /// The number of its values, padding included.
@@ -83,6 +85,7 @@ impl Tensor {
         self.producer = OnceCell::new();
         self.asked = Cell::new(None);
         self.prepared = Default::default();
+        self.addition = RefCell::default();
     }
 
     /// `ticket` made this tensor and can write its rounded rows to `room`.
