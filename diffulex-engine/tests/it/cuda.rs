@@ -6,7 +6,7 @@ use diffulex_engine::kernels::{Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_gpu_emulator as emulator;
-use diffulex_protocol::{ErrorCode, ServingEvent};
+use diffulex_protocol::{ErrorCode, ServingCommand, ServingEvent};
 
 use crate::forwards::{CHECKPOINTS, canvases_agree, forwards_agree, max_difference, whole};
 use crate::golden::sdar_traces_agree;
@@ -68,10 +68,12 @@ fn rounded_weights_on_a_gpu_give_the_cpus_logits() {
     let taken = CHECKPOINTS.iter().filter(|(checkpoint, _)| is_on_gpu() || *checkpoint == "sdar_moe");
     let (mut n_rows, mut n_equal) = (0, 0);
     for (checkpoint, inputs) in taken {
-        let [got, want] = [logits(&gpu, checkpoint, inputs, WeightType::Int8), logits(&cpu, checkpoint, inputs, WeightType::Int8)];
+        let [got, want] =
+            [logits(&gpu, checkpoint, inputs, WeightType::Int8), logits(&cpu, checkpoint, inputs, WeightType::Int8)];
         let difference = max_difference(&got, &want);
         assert!(difference <= LOGIT_TOLERANCE, "{checkpoint}: logits of int8 differ by {difference}");
-        let [got, want] = [logits(&gpu, checkpoint, inputs, WeightType::Bf16), logits(&cpu, checkpoint, inputs, WeightType::Bf16)];
+        let [got, want] =
+            [logits(&gpu, checkpoint, inputs, WeightType::Bf16), logits(&cpu, checkpoint, inputs, WeightType::Bf16)];
         let likeliest = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
         for (got, want) in got.chunks(512).zip(want.chunks(512)) {
             n_rows += 1;
@@ -81,14 +83,13 @@ fn rounded_weights_on_a_gpu_give_the_cpus_logits() {
     assert!(n_equal * 100 >= n_rows * 97, "{n_equal} of {n_rows} rows have the likeliest token of the CPU in bfloat16");
 }
 
-/// A step that repeats is one graph, with one upload of lists for the rows and one for the recipes, and one download.
+/// A step that repeats is one graph, with an upload of lists, one of attention's tiles and one of recipes, and one download.
 #[test]
-fn a_step_that_repeats_is_one_graph_and_three_copies() {
+fn a_step_that_repeats_is_one_graph_and_four_copies() {
     if !emulator::install() || emulator::is_real() {
         return;
     }
     let mut engine = engine("sdar", &on_gpu());
-    // 4 tokens a step, one after the other, in blocks of the same size.
     let ask = |name: &str| vec![request(name, &prompt(1, 16), greedy(32))];
     run(&mut engine, ask("first"));
     let steps_before = engine.stats().steps;
@@ -98,7 +99,7 @@ fn a_step_that_repeats_is_one_graph_and_three_copies() {
     let counters = emulator::counters().unwrap();
     assert!(n_steps > 4, "{n_steps} steps");
     assert_eq!(counters.graphs, n_steps, "{counters:?}");
-    assert_eq!(counters.uploads, 2 * n_steps, "{counters:?}");
+    assert_eq!(counters.uploads, 3 * n_steps, "{counters:?}");
     assert_eq!(counters.downloads, n_steps, "{counters:?}");
     // The vocabulary has 512 tokens; a row of logits would be 2,048 bytes.
     assert!(counters.largest_download < 2048, "{counters:?}");
@@ -112,13 +113,18 @@ fn a_failing_kernel_ends_every_request_and_the_engine_says_so() {
     let mut engine = engine("sdar", &on_gpu());
     run(&mut engine, vec![request("before", &prompt(1, 9), greedy(4))]);
     emulator::fail_launch(20);
-    let told = run(&mut engine, vec![request("one", &prompt(1, 9), greedy(8)), request("two", &prompt(2, 9), greedy(8))]);
+    let requests = [request("one", &prompt(1, 9), greedy(8)), request("two", &prompt(2, 9), greedy(8))];
+    let mut events = engine.tick(requests.map(ServingCommand::Generate).into());
+    events.extend(engine.tick(Vec::new()));
     emulator::heal();
+    let is_told = |message: &str| message.contains("cuda:0") && message.contains("CUDA_ERROR_LAUNCH_FAILED");
     for name in ["one", "two"] {
-        let Some(ServingEvent::Error(error)) = told.0[name].last() else { panic!("{:?}", told.0[name]) };
-        assert_eq!(error.code, ErrorCode::EngineFailed);
-        assert!(error.message.contains("cuda:0") && error.message.contains("CUDA_ERROR_LAUNCH_FAILED"), "{}", error.message);
+        let of_request = events.iter().filter(|event| event.request_id() == Some(name));
+        let Some(ServingEvent::Error(error)) = of_request.last() else { panic!("{events:?}") };
+        assert!(error.code == ErrorCode::EngineFailed && is_told(&error.message), "{error:?}");
     }
+    let Some(ServingEvent::Fatal { message, .. }) = events.last() else { panic!("{events:?}") };
+    assert!(is_told(message), "{message}");
 }
 
 #[test]
