@@ -477,6 +477,29 @@ fn draws_follow_the_distribution() {
     }
 }
 
+/// A number on the border of two tokens draws the one behind it.
+#[test]
+fn a_border_belongs_to_the_token_behind_it() {
+    fn draws<O: Ops>(ops: &O) {
+        let vocabulary = Vocabulary { n_sampleable: 8, mask_token_id: None };
+        let draw = |quarter: u32, top_k| {
+            let draw = Draw::Uniform(f64::from(quarter) / 4.0);
+            Recipe { temperature: 1.0, draw, top_k, ..Recipe::greedy(0, vocabulary) }
+        };
+        // Every other token may as well not be there.
+        let logits = (0..8).map(|id| if id % 2 == 0 { 3.0 } else { -1e30 }).collect();
+        let recipes = (0..4).flat_map(|quarter| [draw(quarter, None), draw(quarter, Some(4))]).collect();
+        let (scored, _) = scored(ops, &Case { logits: vec![logits; N_ROWS], soft_cap: None, recipes });
+        let tokens: Vec<u32> = scored.iter().map(|scored| scored.as_ref().unwrap().token).collect();
+        assert_eq!(tokens, [0, 0, 2, 2, 4, 4, 6, 6]);
+    }
+    // The reference's logarithms round.
+    draws(&CpuOps::new(1).unwrap());
+    if let Some(ops) = gpu() {
+        draws(&*ops);
+    }
+}
+
 fn draws_follow<O: Ops>(ops: &O, n: usize) {
     let weights = [0.0f64, 1.0, 50.0, 2.0, -1.0, 60.0];
     let logits = vec![weights.map(|logit| logit as f32).to_vec(); N_ROWS];

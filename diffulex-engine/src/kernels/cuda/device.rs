@@ -23,6 +23,7 @@ const MODULES: &[&str] = &[
     include_str!("../../../gpu/ptx/product_int.ptx"),
     include_str!("../../../gpu/ptx/rows.ptx"),
     include_str!("../../../gpu/ptx/score.ptx"),
+    include_str!("../../../gpu/ptx/score_cut.ptx"),
 ];
 
 /// Shared memory that a block may ask for: what every device from compute capability 8.0 on has (8.6, 8.9 and 12.0 have

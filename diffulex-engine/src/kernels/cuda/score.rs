@@ -19,13 +19,13 @@ use crate::kernels::{ClassScore, Classes, Draw, Head, Recipe, Scored, SelfCondit
 /// Rows of logits at once: as many as a product reads its weights for once. 39 MB at a vocabulary of 152k.
 const MAX_ROWS: usize = 64;
 
-/// Tokens of a tile, as score.cu has it.
+/// Tokens of a tile, as score.h has it.
 const TILE: usize = 2048;
 
-/// Threads of a block, as score.cu has it.
+/// Threads of a block, as score.h has it.
 const THREADS: usize = 256;
 
-/// Threads of a block that cuts.
+/// Threads of a block that cuts, as score_cut.cu has it.
 const CUT_THREADS: u32 = 1024;
 
 /// Shared memory of a block, in bytes: `Room`; `CutRoom`; `FinishRoom`; the table of classes.
@@ -170,7 +170,11 @@ impl CudaOps {
         let output = self.download(&[(&output, 4 * plan.n_words)])?;
         let words: Vec<u32> =
             output.iter().flat_map(|bytes| bytes.as_chunks::<4>().0).map(|four| u32::from_le_bytes(*four)).collect();
-        Ok(recipes.iter().enumerate().map(|(place, recipe)| scored(recipe, place, plan.answers[place], &words)).collect())
+        Ok(recipes
+            .iter()
+            .enumerate()
+            .map(|(place, recipe)| scored(recipe, place, plan.answers[place], &words))
+            .collect())
     }
 
     /// Lays everything out for the device.
@@ -292,7 +296,9 @@ impl CudaOps {
         } else {
             None
         };
-        let both = |blocks: &Option<[Block; 2]>| blocks.as_ref().map_or([Arg::NULL; 2], |blocks| blocks.each_ref().map(Arg::from));
+        let both = |blocks: &Option<[Block; 2]>| {
+            blocks.as_ref().map_or([Arg::NULL; 2], |blocks| blocks.each_ref().map(Arg::from))
+        };
         let asked = Arg::Pointer(lists.address() + asked_at as u64);
         let args = [
             &[recipes, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into(), (&ranked).into()][..],
@@ -405,4 +411,50 @@ fn scored(recipe: &Recipe, place: usize, first_answer: usize, words: &[u32]) -> 
             })
             .collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::every_gpu;
+    use crate::kernels::{Guidance, Vocabulary};
+
+    #[test]
+    fn parts_have_each_recipe_once_and_rows_for_one_product() {
+        let recipe = |row: u32| Recipe {
+            guidance: row.is_multiple_of(5).then_some(Guidance { unguided_row: row, scale: 1.0 }),
+            conditions: row.is_multiple_of(3).then_some(row),
+            ..Recipe::greedy(row, Vocabulary::default())
+        };
+        for n in [0, 1, 64, 65, 300] {
+            let recipes: Vec<Recipe> = (0..n).map(recipe).collect();
+            let parts = parts(&recipes);
+            let mut places: Vec<usize> = parts.iter().flatten().map(|(place, _)| *place).collect();
+            places.sort_unstable();
+            assert_eq!(places, (0..recipes.len()).collect::<Vec<_>>());
+            for part in &parts {
+                assert!((1..=MAX_ROWS).contains(&part.iter().map(|(_, recipe)| n_rows(recipe)).sum()));
+                let conditions = part.iter().filter(|(_, recipe)| recipe.conditions.is_some()).count();
+                assert!(conditions == 0 || conditions == part.len());
+            }
+            // Both kinds have a part that is not full, at most.
+            let n_rows: usize = recipes.iter().map(n_rows).sum();
+            assert!(parts.len() <= n_rows / (MAX_ROWS - 1) + 2, "{} parts of {n_rows} rows", parts.len());
+        }
+    }
+
+    #[test]
+    fn a_table_of_classes_is_uploaded_once_and_leaves_with_the_classes() {
+        let Some(ops) = every_gpu() else { return };
+        let classes = |n_classes| Arc::new(Classes { class_of: vec![0; 100], n_classes });
+        let (first, second) = (classes(1), classes(2));
+        let table = ops.class_table(&first).unwrap();
+        let other = ops.class_table(&second).unwrap();
+        assert!(Arc::ptr_eq(&table, &ops.class_table(&first).unwrap()));
+        assert!(!Arc::ptr_eq(&table, &other));
+        let weak = Arc::downgrade(&table);
+        drop((first, table));
+        ops.class_table(&second).unwrap();
+        assert_eq!(weak.strong_count(), 0);
+    }
 }
