@@ -56,14 +56,14 @@ fn embedded<O: Ops>(ops: &O, table: &O::Matrix, ids: Vec<u32>) -> Vec<f32> {
 fn a_row_is_the_same_in_any_number_of_rows_and_that_of_the_reference() {
     let Some(ops) = every_gpu() else { return };
     for hold in HOLDS {
-        for (n_out, n_in) in [(1, 1), (17, 24), (50, 331), (97, 64)] {
+        for (n_out, n_in) in [(1, 1), (17, 24), (50, 331)] {
             let stored = Stored::new(hold, 3, n_out, n_in);
             let n_in = stored.n_in;
             let x = values(4, 130 * n_in);
             let weight = stored.matrix(&*ops);
             let all = product(&*ops, &x, n_in, &weight);
             assert_close(&all, &product(&ReferenceOps, &x, n_in, &stored.matrix(&ReferenceOps)));
-            for n_rows in [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129] {
+            for n_rows in [1, 2, 8, 9, 16, 17, 33, 64, 65, 129] {
                 let some = product(&*ops, &x[..n_rows * n_in], n_in, &weight);
                 assert_eq!(some, all[..n_rows * n_out], "{hold:?}, {n_out} x {n_in}, {n_rows} rows");
             }
