@@ -80,7 +80,7 @@ fn groups_of_copies_come_in_order() {
     let x: Vec<f32> = (0..3 * 64 * 4).map(|i| number(i) as f32).collect();
     let y = device.allocate(64 * 4 * 4).unwrap();
     device.launch("prim_copy_groups", one_block(64, 3072), &[Arg::Pointer(device.put(&x)), Arg::Pointer(y)]).unwrap();
-    let sum = |at: usize| -> f32 { (0..3).map(|stage| x[(stage * 64 + (at / 4 ^ 33)) * 4 + at % 4]).sum() };
+    let sum = |at: usize| -> f32 { (0..3).map(|stage| x[(stage * 64 + ((at / 4) ^ 33)) * 4 + at % 4]).sum() };
     assert_eq!(device.get::<f32>(y, 64 * 4).unwrap(), (0..64 * 4).map(sum).collect::<Vec<f32>>());
 }
 
