@@ -1,11 +1,12 @@
 //! Milliseconds of whole forwards of a checkpoint's network, and what the machine could do at best.
 //!
-//! `cargo run --release -p diffulex-engine --example forward_bench -- FOLDER float32|bfloat16|int8|int4 [THREADS]`. Each line of
-//! standard input, `BATCH BLOCK CONTEXT [KIND]`, is answered by a line of JSON with the times of single forwards: of `BATCH`
+//! `cargo run --release -p diffulex-engine --example forward_bench -- FOLDER float32|bfloat16|int8|int4
+//! [THREADS|cuda]`. Each line of standard input, `BATCH BLOCK CONTEXT [KIND]`, is answered by a line of JSON with the times of single forwards: of `BATCH`
 //! sequences with `CONTEXT` tokens in the cache, a block of `BLOCK` rows each, every row scored. `KIND` says how: `greedy`, which
 //! is the default, or drawn at temperature 1 from all tokens (`temperature`), under top-p 0.95 (`top_p`) or under top-k 50
 //! (`top_k`). `probe` is answered by
-//! the bytes a second all threads read from memory, and the operations a second of products that stay in the caches.
+//! the bytes a second all threads read from memory, and the operations a second of products that stay in the caches; on a GPU,
+//! by those of copies and of large products.
 //! Folders need no tokenizer. `scripts/bench` asks this program and its peers in turn.
 
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
@@ -16,6 +17,7 @@ use std::time::Instant;
 
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::cuda::CudaOps;
 use diffulex_engine::kernels::{Draw, Ops, Recipe, SequenceRows, Vocabulary, WeightData, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 
@@ -42,26 +44,45 @@ fn main() -> Result<(), Box<dyn Error>> {
         "int4" => WeightType::Int4,
         other => return Err(format!("weights are not held as {other}").into()),
     };
-    let n_threads = match threads {
-        [n] => n.parse()?,
-        _ => std::thread::available_parallelism()?.get(),
-    };
-    let ops = CpuOps::new(n_threads)?;
+    match threads {
+        [device] if device == "cuda" => {
+            let ops = CudaOps::new(0, 0.9)?;
+            let name = ops.describe()?;
+            run(&ops, folder, hold, &name, || copies(&ops))
+        }
+        _ => {
+            let n_threads = match threads {
+                [n] => n.parse()?,
+                _ => std::thread::available_parallelism()?.get(),
+            };
+            let ops = CpuOps::new(n_threads)?;
+            run(&ops, folder, hold, &format!("{}, {n_threads} threads", ops.simd_name()), || Ok(bandwidth(n_threads)))
+        }
+    }
+}
+
+/// Answers the lines of standard input; `bandwidth` measures bytes a second.
+fn run<O: Ops>(
+    ops: &O,
+    folder: &str,
+    hold: WeightType,
+    device: &str,
+    bandwidth: impl Fn() -> Result<f64, Box<dyn Error>>,
+) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let files = ModelFiles::folder(folder)?;
-    let network = models::load(&files, None, &ops, Some(hold), MAX_TOKENS, &mut |_, _| {})?;
+    let network = models::load(&files, None, ops, Some(hold), MAX_TOKENS, &mut |_, _| {})?;
     let spec = network.spec();
     let mut cache = ops.cache(&spec.cache_shapes(MAX_TOKENS / PAGE_SIZE, PAGE_SIZE, spec.dtype.kv_type()))?;
     println!(
-        r#"{{"parameters": {}, "load_seconds": {:.1}, "simd": "{}", "threads": {n_threads}}}"#,
+        r#"{{"parameters": {}, "load_seconds": {:.1}, "device": "{device}"}}"#,
         spec.n_parameters,
         started.elapsed().as_secs_f64(),
-        ops.simd_name(),
     );
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         if line == "probe" {
-            let (bytes, operations) = (bandwidth(n_threads), peak(&ops, hold)?);
+            let (bytes, operations) = (bandwidth()?, peak(ops, hold)?);
             println!(r#"{{"bytes_per_second": {bytes:.3e}, "operations_per_second": {operations:.3e}}}"#);
             continue;
         }
@@ -74,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for run in 0..=N_RUNS {
             batch.recipes = recipes(batch.ids.len(), run, spec.vocab_size, kind.first().copied().unwrap_or("greedy"))?;
             let started = Instant::now();
-            std::hint::black_box(network.score(&ops, &batch, &Adapters::none(), &mut cache)?);
+            std::hint::black_box(network.score(ops, &batch, &Adapters::none(), &mut cache)?);
             if run > 0 {
                 times.push(format!("{:.3}", 1e3 * started.elapsed().as_secs_f64()));
             }
@@ -145,17 +166,43 @@ fn bandwidth(n_threads: usize) -> f64 {
     PROBE_BYTES as f64 / least
 }
 
-/// Operations a second of a product whose weights stay in the caches.
-fn peak(ops: &CpuOps, hold: WeightType) -> Result<f64, Box<dyn Error>> {
+/// Bytes a second that copies within a device read and write.
+fn copies<O: Ops>(ops: &O) -> Result<f64, Box<dyn Error>> {
+    let x = ops.zeros(PROBE_BYTES / 4096, 1024)?;
+    // Few enough that the copies lie beside each other.
+    const N_COPIES: usize = 16;
+    let least = least_seconds(ops, N_COPIES, || ops.copy(&x).map(drop))?;
+    Ok(2.0 * PROBE_BYTES as f64 / least)
+}
+
+/// The least seconds of one of `n` operations, which a device may work off behind our back: half of them are taken off all.
+fn least_seconds<O: Ops>(
+    ops: &O,
+    n: usize,
+    operation: impl Fn() -> Result<(), diffulex_engine::StepError>,
+) -> Result<f64, Box<dyn Error>> {
+    let end = ops.zeros(1, 1)?;
+    let time = |n: usize| -> Result<f64, Box<dyn Error>> {
+        let mut least = f64::INFINITY;
+        for _ in 0..N_RUNS {
+            let started = Instant::now();
+            for _ in 0..n {
+                operation()?;
+            }
+            ops.host(&end)?;
+            least = least.min(started.elapsed().as_secs_f64());
+        }
+        Ok(least)
+    };
+    Ok((time(2 * n)? - time(n)?) / n as f64)
+}
+
+/// Operations a second of a product whose weights stay in the caches of a CPU, and of a large one on any other device.
+fn peak<O: Ops>(ops: &O, hold: WeightType) -> Result<f64, Box<dyn Error>> {
     let (n_out, n_in, n_rows) = (512, 1024, 512);
     let bytes = vec![0x3c; 2 * n_out * n_in];
     let weight = ops.matrix(WeightData::Bf16(&bytes), n_out, n_in, hold)?;
     let x = ops.tensor(&vec![1.0; n_rows * n_in], n_in)?;
-    let mut least = f64::INFINITY;
-    for _ in 0..4 * N_RUNS {
-        let started = Instant::now();
-        ops.linear(&x, &weight, None)?;
-        least = least.min(started.elapsed().as_secs_f64());
-    }
+    let least = least_seconds(ops, 4 * N_RUNS, || ops.linear(&x, &weight, None).map(drop))?;
     Ok((2 * n_out * n_in * n_rows) as f64 / least)
 }

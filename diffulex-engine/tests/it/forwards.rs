@@ -70,7 +70,11 @@ pub(crate) fn recorded(checkpoint: &str) -> impl Fn(&str) -> Option<Vec<f32>> {
 }
 
 /// The rows of a recorded forward, all of whose logits are wanted, and a cache for them.
-pub(crate) fn whole<O: Ops>(ops: &O, network: &dyn models::Network<O>, case: &serde_json::Value) -> (ModelBatch, O::Cache) {
+pub(crate) fn whole<O: Ops>(
+    ops: &O,
+    network: &dyn models::Network<O>,
+    case: &serde_json::Value,
+) -> (ModelBatch, O::Cache) {
     let input = ids(&case["input_ids"]);
     let (n, page_size) = (input.len(), 8);
     let n_pages = n.div_ceil(page_size);
@@ -98,7 +102,13 @@ pub(crate) fn forwards_agree<O: Ops + 'static>(ops: &O, takes: impl Fn(&str) -> 
     let all = plain.into_iter().chain(merged).chain(beside);
     for (files, adapter, checkpoint, inputs) in all.filter(|(_, _, checkpoint, _)| takes(checkpoint)) {
         // Behind the embedding and three layers, in two cases of each folder but the variants' and adapters'.
-        n_recorded += if checkpoint == inputs && adapter.is_none() && !checkpoint.contains('/') && !checkpoint.starts_with("d2f") { 8 } else { 0 };
+        n_recorded +=
+            if checkpoint == inputs && adapter.is_none() && !checkpoint.contains('/') && !checkpoint.starts_with("d2f")
+            {
+                8
+            } else {
+                0
+            };
         let network = models::load(&files, None, ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
         let adapter = adapter.map(|files| models::load_adapter(&files, ops, network.as_ref(), 1 << 30).unwrap());
         let values = recorded(checkpoint);
