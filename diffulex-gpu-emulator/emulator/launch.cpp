@@ -22,8 +22,8 @@ struct Kernel {
     std::vector<int> sizes;
 };
 static std::map<std::string, Kernel>& kernels() {
-    static std::map<std::string, Kernel> all;
-    return all;
+    static auto* all = new std::map<std::string, Kernel>;
+    return *all;
 }
 void add_kernel(const char* name, Call call, const int* sizes, int n_arguments) {
     kernels()[name] = {call, std::vector<int>(sizes, sizes + n_arguments)};

@@ -29,8 +29,9 @@ Machine& machine() {
 }
 
 const std::shared_ptr<Caller>& caller() {
-    static thread_local auto own = std::make_shared<Caller>();
-    return own;
+    // Never destroyed: a thread's own variables may free device memory after it would be.
+    static thread_local auto* own = new std::shared_ptr<Caller>(new Caller);
+    return *own;
 }
 
 }  // namespace emulator
