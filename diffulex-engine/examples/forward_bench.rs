@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Answers the lines of standard input; `bandwidth` measures bytes a second.
-fn run<O: Ops>(
+fn run<O: Ops + 'static>(
     ops: &O,
     folder: &str,
     hold: WeightType,

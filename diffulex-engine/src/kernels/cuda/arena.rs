@@ -36,11 +36,6 @@ impl Block {
     pub(super) fn address(&self) -> u64 {
         self.address
     }
-
-    /// Its length, at least what was asked for.
-    pub(super) fn n_bytes(&self) -> usize {
-        self.n_bytes
-    }
 }
 
 impl Drop for Block {
