@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::CudaOps;
 use super::arena::Block;
-use super::device::Buffer;
+use super::buffer::Buffer;
 use super::queue::Arg;
 use super::step::{Step, bucket};
 use super::tensor::Tensor;

@@ -1,12 +1,13 @@
-//! A CUDA device: its context, one stream, the compiled kernels, and memory that stays.
+//! A CUDA device: its context, one stream and the compiled kernels.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 
+use super::buffer::{Buffer, Holdings};
 use super::staging::Pinned;
 use crate::error::DeviceError;
 use crate::memory::Room;
@@ -39,39 +40,10 @@ pub(super) struct Device {
     pub(super) context: Arc<CudaContext>,
     pub(super) stream: Arc<CudaStream>,
     functions: HashMap<String, CudaFunction>,
-}
-
-/// Device memory that stays until it is dropped: weights, tables, cache.
-pub(super) struct Buffer {
-    address: u64,
-    n_bytes: usize,
-    device: Arc<Device>,
-}
-
-impl Buffer {
-    /// The device's address of its first byte.
-    pub(super) fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(super) fn n_bytes(&self) -> usize {
-        self.n_bytes
-    }
-
-    /// Overwrites the bytes from `offset` on.
-    pub(super) fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        assert!(offset + bytes.len() <= self.n_bytes, "{} bytes at {offset} of {}", bytes.len(), self.n_bytes);
-        self.device.write(self.address + offset as u64, bytes)
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let context = &self.device.context;
-        context.record_err(self.device.stream.synchronize());
-        // SAFETY: the address is of an allocation that nothing else frees, and the stream has no work left that uses it.
-        context.record_err(unsafe { result::free_sync(self.address) });
-    }
+    /// Memory of buffers.
+    pub(super) holdings: Holdings,
+    /// Through which bytes travel to buffers; made when it is first needed.
+    pinned: Mutex<Option<Pinned>>,
 }
 
 /// Number of CUDA devices that the driver shows; none where there is no driver.
@@ -105,7 +77,8 @@ impl Device {
                 functions.insert(kernel.to_owned(), function);
             }
         }
-        Ok(Arc::new(Self { name, context, stream, functions }))
+        let (holdings, pinned) = (Holdings::default(), Mutex::default());
+        Ok(Arc::new(Self { name, context, stream, functions, holdings, pinned }))
     }
 
     /// Its name, as `--device` has it.
@@ -140,23 +113,29 @@ impl Device {
         result.map_err(|error| failure(&self.name, operation, error))
     }
 
-    /// An allocation of its own; its bytes are undefined. `None` where the device has no such memory left.
-    pub(super) fn allocate(self: &Arc<Self>, n_bytes: usize) -> Result<Option<Buffer>, DeviceError> {
+    /// Memory of the driver; its bytes are undefined. `None` where the device has no such memory left.
+    pub(super) fn allocate(&self, n_bytes: usize) -> Result<Option<u64>, DeviceError> {
         self.check("allocate", self.context.bind_to_thread())?;
-        // SAFETY: no memory is touched; the buffer frees it once.
+        // SAFETY: no memory is touched.
         match unsafe { result::malloc_sync(n_bytes.max(1)) } {
-            Ok(address) => Ok(Some(Buffer { address, n_bytes, device: self.clone() })),
+            Ok(address) => Ok(Some(address)),
             Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
             Err(error) => Err(failure(&self.name, "allocate", error)),
         }
     }
 
+    /// Gives memory of [`Device::allocate`] back. Nothing may use it any more.
+    pub(super) fn free(&self, address: u64) {
+        // SAFETY: the address is of an allocation that nothing else frees; the caller answers for what runs.
+        self.context.record_err(unsafe { result::free_sync(address) });
+    }
+
     /// An allocation that a load cannot do without.
     pub(super) fn hold(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
-        let Some(buffer) = self.allocate(n_bytes)? else {
-            return Err(self.out_of_memory(n_bytes)?);
-        };
-        Ok(buffer)
+        match Buffer::new(self, n_bytes)? {
+            Some(buffer) => Ok(buffer),
+            None => Err(self.out_of_memory(n_bytes)?),
+        }
     }
 
     /// The error of a device without `n_bytes` of free memory.
@@ -170,15 +149,20 @@ impl Device {
     pub(super) fn hold_zeros(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
         let buffer = self.hold(n_bytes)?;
         // SAFETY: the range is that of the buffer.
-        let zeroed = unsafe { result::memset_d8_async(buffer.address, 0, n_bytes, self.stream.cu_stream()) };
+        let zeroed = unsafe { result::memset_d8_async(buffer.address(), 0, n_bytes, self.stream.cu_stream()) };
         self.check("clear memory", zeroed)?;
         self.check("clear memory", self.stream.synchronize())?;
         Ok(buffer)
     }
 
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+    /// Copies `bytes` to a range of a buffer, a piece at a time.
+    pub(super) fn write(&self, address: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check("copy to the device", self.context.bind_to_thread())?;
-        let mut pinned = self.check("copy to the device", Pinned::new(bytes.len().min(PIECE)))?;
+        let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
+        let pinned = match &mut *pinned {
+            Some(pinned) => pinned,
+            none => none.insert(self.check("allocate pinned memory", Pinned::new(PIECE))?),
+        };
         for (index, piece) in bytes.chunks(PIECE).enumerate() {
             pinned.bytes_mut()[..piece.len()].copy_from_slice(piece);
             let to = address + (index * PIECE) as u64;
@@ -189,6 +173,15 @@ impl Device {
             self.check("copy to the device", self.stream.synchronize())?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Nothing may run any more when memory goes; an error means that the context is gone, and the memory with it.
+        self.context.record_err(self.context.bind_to_thread());
+        self.context.record_err(self.stream.synchronize());
+        self.holdings.free_all(|address| self.free(address));
     }
 }
 

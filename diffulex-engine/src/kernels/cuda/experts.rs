@@ -2,7 +2,7 @@
 
 use super::CudaOps;
 use super::arena::Block;
-use super::device::Buffer;
+use super::buffer::Buffer;
 use super::matrix::Matrix;
 use super::product::{ExpertTiles, Member, Shape};
 use super::queue::Arg;

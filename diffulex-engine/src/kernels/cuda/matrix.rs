@@ -7,7 +7,7 @@ use std::thread;
 use half::{bf16, f16};
 
 use super::CudaOps;
-use super::device::Buffer;
+use super::buffer::Buffer;
 use super::queue::Arg;
 use super::tensor::{Form, STRIDE};
 use crate::kernels::quantization::{quantize_int4, quantize_int8, scale_int4, scale_int8};

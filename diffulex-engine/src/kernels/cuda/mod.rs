@@ -9,6 +9,7 @@
 
 mod arena;
 mod attention;
+mod buffer;
 mod device;
 mod embed;
 mod experts;
@@ -24,7 +25,8 @@ mod tensor;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arena::Block;
-use device::{Buffer, Device};
+use buffer::Buffer;
+use device::Device;
 use queue::{Arg, Extent, Queue, Ticket};
 
 use super::routing::Routing;

@@ -1,7 +1,7 @@
 //! Products with weights: one launch for all matrices of a kind that have the same inputs.
 
 use super::arena::Block;
-use super::device::Buffer;
+use super::buffer::Buffer;
 use super::matrix::{Matrix, form, slice_bytes};
 use super::queue::Arg;
 use super::rows::Vector;

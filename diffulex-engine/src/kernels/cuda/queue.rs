@@ -16,7 +16,8 @@ use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaGraph, DriverError, result};
 
 use super::arena::{Arena, Block};
-use super::device::{Buffer, Device};
+use super::buffer::Buffer;
+use super::device::Device;
 use super::staging::{Place, Staging};
 use crate::error::{BatchError, DeviceError, StepError};
 
@@ -163,7 +164,7 @@ impl Queue {
             return Ok(block);
         }
         let needed = Arena::growth(n_bytes);
-        let Some(chunk) = self.device.allocate(needed)? else {
+        let Some(chunk) = Buffer::new(&self.device, needed)? else {
             // What waits is of a batch that cannot be computed.
             self.list = List::default();
             let free = self.device.memory()?.free;
@@ -268,8 +269,11 @@ impl Queue {
         self.device.check("bind the context", self.device.context.bind_to_thread())
     }
 
+    /// Waits until the device is idle. Nothing may wait to be started.
     fn wait(&self) -> Result<(), DeviceError> {
-        self.device.check("wait for the device", self.device.stream.synchronize())
+        self.device.check("wait for the device", self.device.stream.synchronize())?;
+        self.device.holdings.free_dropped(|address| self.device.free(address));
+        Ok(())
     }
 
     /// Starts the list.

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 
 use super::CudaOps;
 use super::attention::Cache;
-use super::device::Buffer;
+use super::buffer::Buffer;
 use super::queue::{Arg, Ticket};
 use super::step::{DeviceList, Step};
 use super::tensor::{Form, Prepared, Tensor};

@@ -9,7 +9,7 @@ use diffulex_strategies::{MAX_TOP_K, Score};
 
 use super::CudaOps;
 use super::arena::Block;
-use super::device::Buffer;
+use super::buffer::Buffer;
 use super::queue::Arg;
 use super::step::{DeviceList, NONE, bucket};
 use super::tensor::Tensor;
@@ -318,7 +318,7 @@ impl CudaOps {
             return Ok(table.clone());
         }
         let bytes: Vec<u8> = classes.class_of.iter().flat_map(|class| class.to_le_bytes()).collect();
-        let Some(table) = self.device.allocate(bytes.len())? else {
+        let Some(table) = Buffer::new(&self.device, bytes.len())? else {
             let (needed, free) = (bytes.len() as u64, self.device.memory()?.free);
             return Err(BatchError::OutOfMemory { needed, free }.into());
         };
