@@ -14,6 +14,8 @@ struct Case {
     page_size: usize,
     kv_type: KvType,
     reach: Option<usize>,
+    /// Factor on scores.
+    sharpness: f32,
     /// Per sequence, the context and what each of its rows attends to.
     sequences: Vec<(usize, Vec<u32>)>,
 }
@@ -89,7 +91,7 @@ impl Case {
         }
         let n_rows = q.len() / width;
         let batch = ModelBatch { ids: vec![0; n_rows], positions: vec![0; n_rows], sequences, ..ModelBatch::default() };
-        let attention = Attention { n_heads, reach: self.reach, scale: 2.0 / (self.head_dim as f32).sqrt() };
+        let attention = Attention { n_heads, reach: self.reach, scale: self.sharpness / (self.head_dim as f32).sqrt() };
         let q = ops.tensor(&q, width).unwrap();
         let y = ops.attend(&q, cache, 0, attention, &ops.begin(&batch).unwrap()).unwrap();
         ops.host(&y).unwrap().chunks(width).map(<[f32]>::to_vec).collect()
@@ -115,6 +117,7 @@ fn cases() -> Vec<Case> {
         page_size,
         kv_type: KvType::F32,
         reach,
+        sharpness: 2.0,
         sequences,
     };
     let all = vec![
@@ -147,7 +150,8 @@ fn tiles_whose_partial_results_need_much_memory_come_in_several_launches() {
     // 48 tiles of 2 MB each, padding included; 64 MB at a time.
     let sequences = [vec![blocks(520, 1, 1)], vec![blocks(1, 1, 1); 40]].concat();
     let (n_kv_heads, kv_type) = (16, KvType::Bf16);
-    let case = Case { n_kv_heads, group: 1, head_dim: 256, page_size: 16, kv_type, reach: None, sequences };
+    let case =
+        Case { n_kv_heads, group: 1, head_dim: 256, page_size: 16, kv_type, reach: None, sharpness: 1.0, sequences };
     diffulex_gpu_emulator::reset_counters();
     let got = case.attend_all(&*gpu, None).concat();
     if let Some(counters) = diffulex_gpu_emulator::counters() {
@@ -155,6 +159,23 @@ fn tiles_whose_partial_results_need_much_memory_come_in_several_launches() {
         assert_eq!(counters.kernels, n_stores + 4, "attention and join, twice");
     }
     assert_close(&got, &case.attend_all(&ReferenceOps, None).concat());
+}
+
+/// Values are within [-1, 1], and so are their averages, whatever the scores are.
+fn assert_averages(rows: &[Vec<f32>], case: &Case) {
+    assert!(rows.concat().iter().all(|value| value.abs() < 1.001), "{case:?}");
+}
+
+#[test]
+fn scores_that_are_far_apart_give_averages_of_values() {
+    for case in cases() {
+        // A weight of more than 1 would overflow.
+        let case = Case { sharpness: 2000.0, ..case };
+        assert_averages(&case.attend_all(&CpuOps::new(2).unwrap(), None), &case);
+        if let Some(gpu) = every_gpu() {
+            assert_averages(&case.attend_all(&*gpu, None), &case);
+        }
+    }
 }
 
 /// What a row attends to decides its bits: neither the rows beside it nor how far those attend.
