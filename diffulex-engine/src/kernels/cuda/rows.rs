@@ -225,6 +225,7 @@ impl CudaOps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::cuda::step::NONE;
     use crate::kernels::quantization::{quantize_int8, scale_int8};
     use crate::kernels::tests::{every_gpu, values};
     use crate::kernels::{ModelBatch, Ops, RowList};
@@ -334,7 +335,8 @@ mod tests {
             let batch = ModelBatch {
                 ids: vec![0; n_rows],
                 positions: vec![3, 8, 0, 2, 2],
-                slots: vec![6, 0, 3, 7, 1],
+                // One row is not stored, as those of padding.
+                slots: vec![6, 0, 3, NONE, 1],
                 ..ModelBatch::default()
             };
             let shape = CacheShape { n_slots: 8, page_size: 4, n_kv_heads, head_dim, kv_type };
