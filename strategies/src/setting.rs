@@ -366,5 +366,6 @@ mod tests {
         assert_eq!(Setting::number("x", "P", 0.0, f32::MAX, "A bound").full_help(), "A bound; 0 or more");
         assert_eq!(Setting::count("x", 1, 8, "Tokens").full_help(), "Tokens; 1 to 8");
         assert_eq!(Setting::choice("x", &["a", "b", "c"], "A rule").full_help(), "A rule: a, b or c");
+        assert_eq!(Setting::choice("x", &["a"], "The one rule").full_help(), "The one rule");
     }
 }

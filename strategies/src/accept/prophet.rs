@@ -129,4 +129,12 @@ mod tests {
         assert_eq!(rows(Prophet::default(), [(1.0, 0.0); 4], 0), [0, 1, 2, 3]);
         assert_eq!(rows(Prophet::default(), [(0.5, 0.25); 4], 0), [0]);
     }
+
+    #[test]
+    fn the_early_phase_ends_before_0_33() {
+        let rule = Prophet { denoising_steps: Some(100), early_gap: f32::MAX, middle_gap: 0.0, late_gap: f32::MAX };
+        assert_eq!(rows(rule, [(0.5, 0.25); 4], 31), [0], "progress 0.32");
+        assert_eq!(rows(rule, [(0.5, 0.25); 4], 32), [0, 1, 2, 3], "progress 0.33");
+        assert_eq!(rows(rule, [(0.5, 0.25); 4], 66), [0], "progress 0.67 is late");
+    }
 }

@@ -1,6 +1,6 @@
 //! Every rule on blocks of a few rows.
 
-use super::time::due;
+use super::time::{due, share_due};
 use super::*;
 use crate::view::Progress;
 
@@ -160,6 +160,38 @@ fn time_writes_nothing_at_first_and_everything_at_last() {
     assert_eq!(counts(16, 16), [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2]);
     assert_eq!(counts(12, 5).iter().sum::<usize>(), 12);
     assert_eq!(counts(3, 1), [3]);
+}
+
+#[test]
+fn time_is_rounded_as_torch_rounds_it() {
+    // The second half of torch.linspace is counted from its end. One value on each side of the middle and the middle
+    // itself, where counting from the other end rounds to another number.
+    assert_eq!(due(37, 107, 111), 8);
+    assert_eq!(due(495, 39, 77), 12);
+    assert_eq!(due(501, 124, 250), 3);
+    assert_eq!(due(501, 125, 250), 4);
+}
+
+#[test]
+fn a_chance_equal_to_the_share_is_not_due() {
+    let rule = AcceptRule::Origin(Origin { denoising_steps: Some(2) });
+    let share = share_due(0, 2);
+    let candidates = [Candidate { chance: share, ..Candidate::plain(0, None, 7, 0.5) }];
+    let block = BlockView::first(Progress { n_filled: 0, n_drafts: 0, block_size: 1 }, &candidates);
+    assert_eq!(rule.accept(&block), []);
+    assert!(rule.is_idle(0, 1, [share].into_iter()));
+    assert!(!rule.is_idle(0, 1, [share - f32::EPSILON].into_iter()));
+}
+
+#[test]
+fn of_equal_scores_the_highest_chance_is_taken() {
+    let rule =
+        AcceptRule::MaskgitPlus(TimeSchedule { score: Score::Probability, denoising_steps: Some(2), alg_temp: 0.5 });
+    let chances = [0.1, 0.9, 0.5];
+    let candidates: Vec<Candidate> =
+        (0..3).map(|row| Candidate { chance: chances[row], ..Candidate::plain(row, None, 7, 0.5) }).collect();
+    let block = BlockView::first(Progress { n_filled: 0, n_drafts: 0, block_size: 3 }, &candidates);
+    assert_eq!(rule.accept(&block), [candidates[1]]);
 }
 
 #[test]

@@ -101,7 +101,7 @@ pub(super) fn due(n_masked: usize, step: usize, n_steps: usize) -> usize {
 }
 
 /// The share of the masks that Dream's time has come for; 1 at the last step.
-fn share_due(step: usize, n_steps: usize) -> f32 {
+pub(super) fn share_due(step: usize, n_steps: usize) -> f32 {
     if step + 1 >= n_steps {
         return 1.0;
     }

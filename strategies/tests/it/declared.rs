@@ -1,0 +1,130 @@
+//! Declarations: which models a strategy fits, and its needs of the engine.
+
+use diffulex_strategies::{AcceptRule, Attention, Declared, KvReuse, Layout, Score, StrategyKind, Value};
+
+use crate::harness::{BLOCK_SIZE, declared, setup, strategy};
+
+#[test]
+fn a_strategy_declares_its_layout_its_blocks_and_how_it_writes() {
+    // Name, layout, block size, blocks in flight, writes drafts, encodes decided blocks apart.
+    let want = [
+        ("multi_bd", Layout::BlockCausal, BLOCK_SIZE, 2, false, false),
+        ("block_edit", Layout::BlockCausal, BLOCK_SIZE, 2, true, false),
+        ("dmax", Layout::BlockCausal, BLOCK_SIZE, 2, true, false),
+        ("diffusion_generate", Layout::WholeAnswer, 64, 1, false, false),
+        ("semi_ar", Layout::WholeAnswer, BLOCK_SIZE, 1, false, false),
+        ("d2f", Layout::PromptFirst, BLOCK_SIZE, 4, false, false),
+        ("diffusion_gemma", Layout::Canvases, BLOCK_SIZE, 2, true, false),
+        ("fast_dllm_v2", Layout::BlockCausal, BLOCK_SIZE, 1, false, true),
+        ("saber", Layout::WholeAnswer, 64, 1, true, false),
+    ];
+    assert_eq!(want.len(), StrategyKind::ALL.len());
+    for (name, layout, block_size, buffer_size, writes_drafts, encodes_apart) in want {
+        let got = declared(name, &[]);
+        assert_eq!((got.layout, got.block_size, got.buffer_size), (layout, block_size, buffer_size), "{name}");
+        assert_eq!((got.writes_drafts, got.encodes_apart), (writes_drafts, encodes_apart), "{name}");
+        assert_eq!((strategy(name).name(), strategy(name).kind().layout()), (name, layout));
+    }
+}
+
+#[test]
+fn strategies_fit_models_by_attention_shift_and_family() {
+    let fitting = |setup| -> Vec<&str> {
+        StrategyKind::ALL.iter().filter(|kind| kind.fits(&setup)).map(|kind| kind.name()).collect()
+    };
+    assert_eq!(fitting(setup(Attention::BlockCausal, false)), ["multi_bd", "block_edit", "dmax"]);
+    assert_eq!(fitting(setup(Attention::BlockCausal, true)), ["fast_dllm_v2"]);
+    assert_eq!(fitting(setup(Attention::Full, false)), ["semi_ar", "d2f", "saber"]);
+    assert_eq!(fitting(setup(Attention::Full, true)), ["diffusion_generate", "semi_ar", "d2f", "saber"]);
+    assert_eq!(fitting(setup(Attention::Canvas, false)), ["diffusion_gemma"]);
+    let plain = |attention| {
+        let setup = diffulex_strategies::Setup { may_edit: false, may_have_d2f: false, ..setup(attention, false) };
+        fitting(setup)
+    };
+    assert_eq!(plain(Attention::BlockCausal), ["multi_bd"]);
+    assert_eq!(plain(Attention::Full), ["semi_ar", "saber"]);
+}
+
+#[test]
+fn guidance_forwards_twice_unless_its_scale_is_0() {
+    let guided = |scale| {
+        let declared = declared("semi_ar", &[("cfg_scale", Value::Number(scale))]);
+        (declared.guidance, declared.n_copies())
+    };
+    assert_eq!(guided(1.5), (Some(1.5), 2));
+    assert_eq!(guided(0.0), (None, 1));
+}
+
+#[test]
+fn reuse_of_kv_is_chosen_by_name() {
+    for (name, reuse) in [("none", KvReuse::None), ("prefix", KvReuse::Prefix), ("dual", KvReuse::Dual)] {
+        assert_eq!(declared("semi_ar", &[("kv_reuse", Value::Text(name))]).kv_reuse, reuse);
+    }
+}
+
+#[test]
+fn the_penalty_is_that_of_joint() {
+    let penalty = |values: &[_]| declared("block_edit", values).penalty_lambda;
+    assert_eq!(penalty(&[]), 0.0);
+    assert_eq!(penalty(&[("penalty_lambda", Value::Number(2.5))]), 2.5);
+    assert_eq!(penalty(&[("edit_rule", Value::Text("remask"))]), 0.0);
+}
+
+#[test]
+fn dmax_looks_at_as_many_tokens_as_it_merges() {
+    let n_likeliest = |values: &[_]| declared("dmax", values).n_likeliest;
+    assert_eq!(n_likeliest(&[]), 1);
+    assert_eq!(n_likeliest(&[("token_merge_top_k", Value::Integer(3))]), 3);
+    let two = [("accept_rule", Value::Text("prophet")), ("token_merge_top_k", Value::Integer(1))];
+    assert_eq!(n_likeliest(&two), 2, "the accept rule looks at two");
+}
+
+#[test]
+fn an_accept_rule_declares_its_score_its_tokens_and_whether_it_pauses() {
+    for name in AcceptRule::NAMES {
+        let rule = AcceptRule::of_name(name).expect("a rule");
+        let score = match *name {
+            "topk_margin" => Score::Margin,
+            "entropy" | "entropy_bound" => Score::NegativeEntropy,
+            _ => Score::Probability,
+        };
+        let n_likeliest = if *name == "prophet" { 2 } else { 1 };
+        let may_pause = matches!(*name, "origin" | "maskgit_plus" | "topk_margin" | "entropy");
+        assert_eq!((rule.name(), rule.score(), rule.n_likeliest()), (*name, score, n_likeliest));
+        assert_eq!(rule.may_pause(), may_pause, "{name}");
+        let declared = Declared::new(Layout::BlockCausal, BLOCK_SIZE, Some(rule));
+        assert_eq!((declared.score, declared.n_likeliest), (score, n_likeliest), "{name}");
+        assert_eq!(declared.may_pause(), may_pause, "{name}");
+    }
+    let none = Declared::new(Layout::BlockCausal, BLOCK_SIZE, None);
+    assert_eq!((none.score, none.n_likeliest, none.may_pause()), (Score::Probability, 1, false));
+}
+
+#[test]
+fn prompts_are_shared_where_later_tokens_do_not_change_their_kv() {
+    assert!(Layout::BlockCausal.shares_prefixes() && Layout::Canvases.shares_prefixes());
+    assert!(!Layout::PromptFirst.shares_prefixes() && !Layout::WholeAnswer.shares_prefixes());
+}
+
+#[test]
+fn an_answer_takes_whole_blocks_where_its_layout_says_so() {
+    // A prompt of 3 and a limit of 13.
+    assert_eq!(Layout::BlockCausal.extent(3, 13, 8), 16, "blocks from position 0");
+    assert_eq!(Layout::PromptFirst.extent(3, 13, 8), 19, "blocks from the end of the prompt");
+    assert_eq!(Layout::Canvases.extent(3, 13, 8), 19);
+    assert_eq!(Layout::WholeAnswer.extent(3, 13, 8), 13);
+    assert_eq!(Layout::PromptFirst.extent(3, 11, 8), 11, "one block exactly");
+}
+
+#[test]
+fn only_canvases_change_their_temperature() {
+    for kind in StrategyKind::ALL {
+        let temperatures = [0, 24].map(|step| strategy(kind.name()).temperature(step));
+        if *kind == StrategyKind::CanvasRenoise {
+            assert_eq!(temperatures[0], 0.8);
+            assert!((temperatures[1] - 0.6).abs() < 1e-6, "half of 48 steps: {}", temperatures[1]);
+        } else {
+            assert_eq!(temperatures, [1.0, 1.0], "{}", kind.name());
+        }
+    }
+}
