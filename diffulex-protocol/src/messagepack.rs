@@ -279,3 +279,58 @@ macro_rules! visit_field {
 }
 
 pub(crate) use {hot_events, read_field, visit_field};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The value as our own side writes it.
+    fn written(value: &impl Serialize) -> Vec<u8> {
+        rmp_serde::to_vec_named(value).expect("encodes")
+    }
+
+    #[test]
+    fn numbers_are_read_at_every_width() {
+        let edges = [0, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000, 0xffff_ffff, 0x1_0000_0000, u64::MAX];
+        for number in edges {
+            assert_eq!(Cursor::read_all(&written(&number)), Some(number));
+            assert_eq!(Cursor::read_all::<u32>(&written(&number)), u32::try_from(number).ok());
+        }
+    }
+
+    #[test]
+    fn texts_and_lists_are_read_at_every_length() {
+        for length in [0, 1, 15, 16, 31, 32, 255, 256, 0xffff, 0x1_0000] {
+            let text = "x".repeat(length);
+            assert_eq!(Cursor::read_all::<&str>(&written(&text)), Some(text.as_str()));
+            assert_eq!(Cursor::read_all::<CompactString>(&written(&text)), Some(text.as_str().into()));
+            assert_eq!(Cursor::read_all(&written(&text)), Some(text));
+            let list = vec![7u32; length];
+            assert_eq!(Cursor::read_all(&written(&list)), Some(list));
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_fails_leaves_the_cursor_where_it_was() {
+        let bytes = written(&5u64);
+        let mut cursor = Cursor { rest: &bytes };
+        assert_eq!(cursor.attempt(|ahead| ahead.byte().and_then(|_| ahead.byte())), None);
+        assert_eq!(cursor.attempt(u64::read), Some(5));
+        assert!(cursor.rest.is_empty());
+    }
+
+    #[test]
+    fn a_map_is_closed_when_all_its_keys_are_read() {
+        let bytes = written(&std::collections::BTreeMap::from([("a", 1u64), ("b", 2)]));
+        let mut cursor = Cursor { rest: &bytes };
+        let mut fields = Fields::open(&mut cursor).expect("a map");
+        assert_eq!(fields.field("b"), None::<u64>, "a comes first");
+        assert_eq!(fields.field("a"), Some(1u64));
+        assert_eq!(fields.field_or_default("c"), Some(0u64));
+        assert_eq!(fields.close(), None);
+        let mut cursor = Cursor { rest: &bytes };
+        let mut fields = Fields::open(&mut cursor).expect("a map");
+        assert_eq!((fields.field("a"), fields.field("b")), (Some(1u64), Some(2u64)));
+        assert_eq!(fields.close(), Some(()));
+    }
+}
