@@ -16,6 +16,7 @@ mod harness;
 mod hostile;
 mod loading;
 mod picture;
+mod planning;
 mod requests;
 mod restated;
 mod text;

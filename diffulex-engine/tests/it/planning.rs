@@ -1,0 +1,335 @@
+//! Plans of the scheduler: which requests run, in which order, on how many rows, pages and slots.
+//!
+//! Blocks have 4 positions, and a toy network is sure of everything, so that a window is decided in one step.
+
+use std::collections::BTreeMap;
+
+use diffulex_engine::EngineConfig;
+use diffulex_engine::kernels::KvType;
+use diffulex_engine::kv::PageId;
+use diffulex_engine::models::LogitAlignment;
+use diffulex_engine::scheduler::{Scheduled, Scheduler, Ticket};
+use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
+use diffulex_protocol::{FinishReason, SamplingParams};
+use diffulex_strategies::{
+    AcceptRule, BlockCandidates, Candidate, KvReuse, MultiBlock, MultiBlockConfig, SemiAutoregressive, Strategy,
+    Threshold,
+};
+
+const MASK: u32 = 500;
+const BLOCK_SIZE: usize = 4;
+
+/// One block in flight.
+fn multi_bd() -> Strategy {
+    Strategy::MultiBlock(MultiBlock::of(MultiBlockConfig {
+        block_size: BLOCK_SIZE,
+        buffer_size: 1,
+        add_block_threshold: 1.0,
+        accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.9 }),
+        fuse_prefill: false,
+    }))
+}
+
+fn semi_ar(cfg_scale: f32) -> Strategy {
+    Strategy::SemiAutoregressive(SemiAutoregressive {
+        block_size: BLOCK_SIZE,
+        accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.9 }),
+        kv_reuse: KvReuse::None,
+        is_shifted: false,
+        cfg_scale,
+    })
+}
+
+/// Room for everything: pages of 4, a thousand of them.
+fn roomy() -> EngineConfig {
+    EngineConfig {
+        strategy: multi_bd(),
+        strategy_with_d2f: None,
+        alignment: LogitAlignment::Same,
+        mask_token_id: Some(MASK),
+        eos_token_ids: Vec::new(),
+        max_model_len: 4096,
+        max_num_reqs: 8,
+        max_num_batched_tokens: 4096,
+        page_size: 4,
+        n_pages: 1000,
+        kv_type: KvType::F32,
+        prefix_caching: true,
+        n_sampleable: MASK as usize,
+    }
+}
+
+/// Tokens that begin no two prompts alike.
+fn prompt(first: u32, len: usize) -> Vec<u32> {
+    (0..len as u32).map(|index| (first * 31 + index) % MASK).collect()
+}
+
+struct Toy {
+    scheduler: Scheduler,
+    requests: BTreeMap<Ticket, Scheduled>,
+}
+
+impl Toy {
+    fn new(config: &EngineConfig) -> Self {
+        Self { scheduler: Scheduler::new(config), requests: BTreeMap::new() }
+    }
+
+    fn add(&mut self, ticket: Ticket, prompt: &[u32], max_tokens: usize, strategy: Strategy) {
+        let limits = Limits { end: prompt.len() + max_tokens, reason: FinishReason::MaxNewTokensReached };
+        let params = SamplingParams::default();
+        let sequence = Sequence::new(prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same);
+        self.requests.insert(ticket, Scheduled::new(sequence, None));
+        self.scheduler.enqueue(ticket);
+    }
+
+    fn remove(&mut self, ticket: Ticket) {
+        let mut request = self.requests.remove(&ticket).expect("a request");
+        self.scheduler.remove(ticket, &mut request);
+    }
+
+    /// One tick: each request of the plan and its rows. Requests that are finished leave.
+    fn tick(&mut self) -> Vec<(Ticket, usize)> {
+        let mut rows = Vec::new();
+        for span in self.scheduler.plan(&mut self.requests) {
+            let request = self.requests.get_mut(&span.ticket).expect("a request");
+            let sequence = &mut request.sequence;
+            rows.push((span.ticket, sequence.rows_of(&span.blocks).len()));
+            let candidates: Vec<BlockCandidates> = sequence
+                .denoised(&span.blocks)
+                .filter(|block| sequence.blocks()[*block].status == BlockStatus::Active)
+                .map(|block| BlockCandidates { block, candidates: sure(sequence, block) })
+                .collect();
+            sequence.advance(span.blocks, &candidates).expect("legal edits");
+            self.scheduler.name_pages(request);
+            if request.sequence.finished().is_some() {
+                self.remove(span.ticket);
+            }
+        }
+        let holdings = self.requests.values().map(|request| request.pages.as_slice());
+        assert!(self.scheduler.pool().is_consistent(holdings));
+        rows
+    }
+
+    fn pages(&self, ticket: Ticket) -> &[PageId] {
+        &self.requests[&ticket].pages
+    }
+}
+
+/// A certain candidate at each position that a step is about.
+fn sure(sequence: &Sequence, block: usize) -> Vec<Candidate> {
+    let start = sequence.block_range(block).start;
+    let candidate = |position: usize| Candidate {
+        row: position - start,
+        current: sequence.draft(position),
+        token: position as u32,
+        confidence: 1.0,
+        likeliest: (position as u32, 1.0),
+        runners_up: Default::default(),
+        score: 1.0,
+        chance: 0.5,
+    };
+    sequence.undecided(block).into_iter().map(candidate).collect()
+}
+
+#[test]
+fn a_prompt_is_encoded_in_chunks_of_512_rows() {
+    let mut toy = Toy::new(&roomy());
+    toy.add(1, &prompt(1, 1200), 8, multi_bd());
+    let rows: Vec<usize> = (0..6).flat_map(|_| toy.tick()).map(|(_, rows)| rows).collect();
+    // Then a block is denoised and encoded, and the last one is denoised.
+    assert_eq!(rows, [512, 512, 176, 4, 4, 4]);
+    assert_eq!(toy.scheduler.n_running(), 0);
+}
+
+#[test]
+fn prompts_share_the_rows_of_a_forward() {
+    let mut toy = Toy::new(&roomy());
+    for ticket in [1, 2, 3] {
+        toy.add(ticket, &prompt(ticket as u32, 300), 8, multi_bd());
+    }
+    assert_eq!(toy.tick(), [(1, 300), (2, 212)]);
+    // What was forwarded last comes last; the rest of the second prompt leaves room for the third.
+    assert_eq!(toy.tick(), [(1, 4), (2, 88), (3, 300)]);
+}
+
+#[test]
+fn a_chunk_takes_whole_blocks_within_the_batch() {
+    let config = EngineConfig { max_num_batched_tokens: 30, ..roomy() };
+    let mut toy = Toy::new(&config);
+    toy.add(1, &prompt(1, 60), 8, multi_bd());
+    assert_eq!(toy.tick(), [(1, 28)]);
+    assert_eq!(toy.tick(), [(1, 28)]);
+    assert_eq!(toy.tick(), [(1, 4)]);
+}
+
+#[test]
+fn windows_go_before_prompts() {
+    let config = EngineConfig { max_num_batched_tokens: 16, ..roomy() };
+    let mut toy = Toy::new(&config);
+    toy.add(1, &prompt(1, 4), 40, multi_bd());
+    toy.tick();
+    toy.add(2, &prompt(2, 40), 8, multi_bd());
+    assert_eq!(toy.tick(), [(1, 4), (2, 12)]);
+    assert_eq!(toy.tick(), [(1, 4), (2, 12)]);
+}
+
+#[test]
+fn who_waited_longest_is_forwarded_first() {
+    // A window of 4 and a block that may open need 9 rows, so that one request fits.
+    let config = EngineConfig { max_num_batched_tokens: 10, ..roomy() };
+    let mut toy = Toy::new(&config);
+    for ticket in [1, 2, 3] {
+        toy.add(ticket, &prompt(ticket as u32, 4), 40, multi_bd());
+    }
+    let order: Vec<Ticket> = (0..9).flat_map(|_| toy.tick()).map(|(ticket, _)| ticket).collect();
+    for ticket in [1, 2, 3] {
+        assert!(order[order.len() - 3..].contains(&ticket), "{order:?}");
+    }
+}
+
+#[test]
+fn no_more_requests_run_than_may() {
+    let config = EngineConfig { max_num_reqs: 2, ..roomy() };
+    assert_eq!(Scheduler::max_slots(&config), 2);
+    assert_eq!(Scheduler::max_slots(&EngineConfig { n_pages: 1, ..config.clone() }), 1);
+    let mut toy = Toy::new(&config);
+    for ticket in [1, 2, 3] {
+        toy.add(ticket, &prompt(ticket as u32, 4), 40, multi_bd());
+    }
+    assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting()), (0, 3));
+    toy.tick();
+    assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting()), (2, 1));
+    let slots = |toy: &Toy| -> Vec<Option<u32>> { toy.requests.values().map(|request| request.slot).collect() };
+    assert_eq!(slots(&toy), [Some(0), Some(1), None]);
+    toy.remove(1);
+    assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting()), (1, 1));
+    toy.tick();
+    assert_eq!(slots(&toy), [Some(1), Some(0)], "the slot that came back is given again");
+}
+
+#[test]
+fn a_request_that_leaves_the_queue_never_runs() {
+    let config = EngineConfig { max_num_reqs: 1, ..roomy() };
+    let mut toy = Toy::new(&config);
+    for ticket in [1, 2, 3] {
+        toy.add(ticket, &prompt(ticket as u32, 4), 4, multi_bd());
+    }
+    toy.tick();
+    toy.remove(2);
+    assert_eq!(toy.scheduler.n_waiting(), 1);
+    let after: Vec<Ticket> = (0..3).flat_map(|_| toy.tick()).map(|(ticket, _)| ticket).collect();
+    assert_eq!(after, [1, 3, 3]);
+}
+
+#[test]
+fn a_request_starts_when_its_prompt_and_a_block_fit_and_a_page_is_spare_for_each_that_runs() {
+    // A prompt of 8 and a block take 3 pages, and the running request may take one more.
+    for (n_pages, n_running) in [(7, 2), (6, 1)] {
+        let mut toy = Toy::new(&EngineConfig { n_pages, ..roomy() });
+        toy.add(1, &prompt(1, 8), 8, multi_bd());
+        toy.tick();
+        toy.tick();
+        assert_eq!(toy.pages(1).len(), 3);
+        toy.add(2, &prompt(2, 8), 4, multi_bd());
+        toy.tick();
+        assert_eq!(toy.scheduler.n_running(), n_running, "{n_pages} pages");
+    }
+    // Whoever is alone starts in any case.
+    let mut toy = Toy::new(&EngineConfig { n_pages: 3, ..roomy() });
+    toy.add(1, &prompt(1, 8), 4, multi_bd());
+    assert_eq!(toy.tick(), [(1, 8)]);
+}
+
+#[test]
+fn the_youngest_is_preempted_and_comes_back_in_its_place() {
+    let mut toy = Toy::new(&EngineConfig { n_pages: 8, prefix_caching: false, ..roomy() });
+    for ticket in [1, 2] {
+        toy.add(ticket, &prompt(ticket as u32, 8), 16, multi_bd());
+    }
+    toy.tick();
+    assert_eq!(toy.scheduler.n_running(), 2);
+    toy.add(3, &prompt(3, 8), 4, multi_bd());
+    let mut n_ticks = 0;
+    while toy.scheduler.preemptions == 0 {
+        toy.tick();
+        n_ticks += 1;
+        assert!(n_ticks < 50, "nobody is preempted");
+    }
+    assert_eq!((toy.requests[&1].preemptions, toy.requests[&2].preemptions), (0, 1));
+    assert_eq!(toy.pages(2), [] as [PageId; 0]);
+    assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting()), (1, 2));
+    let mut order = Vec::new();
+    while toy.scheduler.n_running() + toy.scheduler.n_waiting() > 0 {
+        order.extend(toy.tick().into_iter().map(|(ticket, _)| ticket));
+        assert!(order.len() < 100, "{order:?}");
+    }
+    order.dedup();
+    let first = |ticket| order.iter().position(|other| *other == ticket).expect("it runs");
+    assert!(first(1) < first(2) && first(2) < first(3), "{order:?}");
+}
+
+#[test]
+fn preempted_requests_wait_in_order_of_arrival() {
+    let mut toy = Toy::new(&roomy());
+    for ticket in [1, 2, 3, 4] {
+        toy.add(ticket, &prompt(ticket as u32, 4), 40, multi_bd());
+    }
+    toy.tick();
+    for ticket in [2, 4, 3] {
+        toy.scheduler.preempt(ticket, &mut toy.requests);
+    }
+    assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting(), toy.scheduler.preemptions), (1, 3, 3));
+    let order: Vec<Ticket> = toy.tick().into_iter().map(|(ticket, _)| ticket).collect();
+    assert_eq!(order, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_prefix_ends_where_a_block_does() {
+    // Three blocks on one page and a half: 12 positions, pages of 8, so one page is found, and two blocks.
+    let mut toy = Toy::new(&EngineConfig { page_size: 8, ..roomy() });
+    for ticket in [1, 2] {
+        toy.add(ticket, &prompt(1, 12), 4, multi_bd());
+        toy.tick();
+    }
+    let request = &toy.requests[&2];
+    assert_eq!((request.cached_tokens, request.sequence.n_cached_blocks()), (8, 3), "8 found, 4 encoded");
+    assert_eq!((toy.scheduler.prefix_queries, toy.scheduler.prefix_hits), (24, 8));
+}
+
+#[test]
+fn nothing_is_found_without_prefix_caching() {
+    let mut toy = Toy::new(&EngineConfig { prefix_caching: false, ..roomy() });
+    for ticket in [1, 2] {
+        toy.add(ticket, &prompt(1, 8), 8, multi_bd());
+        toy.tick();
+    }
+    assert_eq!(toy.requests[&2].cached_tokens, 0);
+    assert_eq!(toy.scheduler.prefix_hits, 0);
+}
+
+#[test]
+fn a_whole_answer_is_forwarded_whole_and_with_guidance_on_twice_the_pages() {
+    for (cfg_scale, n_pages) in [(0.0, 4), (1.0, 8)] {
+        let mut toy = Toy::new(&roomy());
+        toy.add(1, &prompt(1, 5), 8, semi_ar(cfg_scale));
+        assert_eq!(toy.tick(), [(1, 13)]);
+        assert_eq!(toy.pages(1).len(), n_pages);
+    }
+    // Twice 13 rows do not fit into 25.
+    let mut toy = Toy::new(&EngineConfig { max_num_batched_tokens: 25, ..roomy() });
+    toy.add(1, &prompt(1, 5), 8, semi_ar(1.0));
+    assert_eq!(toy.tick(), []);
+    let mut toy = Toy::new(&EngineConfig { max_num_batched_tokens: 26, ..roomy() });
+    toy.add(1, &prompt(1, 5), 8, semi_ar(1.0));
+    assert_eq!(toy.tick(), [(1, 13)]);
+}
+
+#[test]
+fn whole_answers_take_their_rows_from_the_batch() {
+    let mut toy = Toy::new(&EngineConfig { max_num_batched_tokens: 30, ..roomy() });
+    for ticket in [1, 2, 3] {
+        toy.add(ticket, &prompt(ticket as u32, 5), 8, semi_ar(0.0));
+    }
+    // Twice 13 rows of 30; the third waits its turn.
+    assert_eq!(toy.tick(), [(1, 13), (2, 13)]);
+}
