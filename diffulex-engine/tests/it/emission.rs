@@ -3,8 +3,8 @@
 use diffulex_engine::emit::{Emitter, Usage};
 use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
-use diffulex_engine::{ModelFiles, TextModel};
-use diffulex_protocol::{FinishReason, SamplingParams, ServingEvent, StreamMode};
+use diffulex_engine::{ModelFiles, TextModel, snapshot_text};
+use diffulex_protocol::{FinishReason, SamplingParams, ServingEvent, SnapshotSpan, StreamMode};
 use diffulex_strategies::{
     AcceptRule, BlockCandidates, BlockEdit, Candidate, EditRule, MultiBlock, MultiBlockConfig, Strategy as Decoding,
     Threshold,
@@ -148,4 +148,126 @@ proptest! {
         prop_assert_eq!(&told, &reply_ids);
         prop_assert!(edit.is_some() || told == ids);
     }
+}
+
+/// A request for 8 tokens behind a prompt of 6, of which `n_steps` forwards of one sure block each are over.
+fn after(n_steps: usize, ids: &[u32], params: &SamplingParams) -> Sequence {
+    let prompt = [1, 2, 3, 4, 5, 6];
+    let limits = Limits { end: prompt.len() + 8, reason: FinishReason::MaxNewTokensReached };
+    let strategy = Decoding::MultiBlock(MultiBlock::of(MultiBlockConfig {
+        block_size: 4,
+        buffer_size: 1,
+        add_block_threshold: 1.0,
+        accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.5 }),
+        fuse_prefill: false,
+    }));
+    let mut sequence = Sequence::new(&prompt, limits, MASK, &[], params.clone(), strategy, LogitAlignment::Same);
+    for _ in 0..n_steps {
+        let blocks = sequence.step_blocks();
+        let active: Vec<usize> =
+            blocks.clone().filter(|block| sequence.blocks()[*block].status == BlockStatus::Active).collect();
+        let candidates: Vec<BlockCandidates> = active
+            .into_iter()
+            .map(|block| {
+                let start = sequence.block_range(block).start;
+                let certain = |position: usize| Candidate {
+                    row: position - start,
+                    current: None,
+                    token: ids[position - prompt.len()],
+                    confidence: 0.75,
+                    likeliest: (0, 0.75),
+                    runners_up: Default::default(),
+                    score: 0.75,
+                    chance: 0.0,
+                };
+                BlockCandidates { block, candidates: sequence.undecided(block).into_iter().map(certain).collect() }
+            })
+            .collect();
+        sequence.advance(blocks, &candidates).unwrap();
+    }
+    sequence
+}
+
+fn model() -> TextModel {
+    TextModel::load(&ModelFiles::folder(golden("tokenizer")).unwrap()).unwrap()
+}
+
+#[test]
+fn a_reply_has_the_requests_share_of_the_work() {
+    let text = model();
+    let ids = [11, 12, 13, 14, 15, 16, 17, 18];
+    let params = SamplingParams { logprobs: true, seed: Some(3), ..SamplingParams::default() };
+    let sequence = after(5, &ids, &params);
+    let asked = request("r", &[1, 2, 3, 4, 5, 6], params);
+    let mut emitter = Emitter::new(&asked, 6);
+    assert!(!emitter.absorb(&sequence, &text));
+    let usage = Usage { cached_tokens: 4, queue_time_s: 0.25, decode_time_s: 2.0, decode_tokens: 10, preemptions: 1 };
+    let events = emitter.finish(&sequence, &text, &usage, FinishReason::MaxNewTokensReached);
+    let [ServingEvent::Reply(reply)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((reply.token_ids.as_slice(), reply.full_token_ids.as_slice()), (&ids[..], &ids[..]));
+    assert_eq!((reply.text.as_str(), &reply.full_text), (text.decode(&ids).as_str(), &text.decode(&ids)));
+    assert_eq!((reply.prompt_tokens, reply.given_tokens, reply.cached_tokens), (6, 0, 4));
+    assert_eq!((reply.engine_decode_time_s, reply.engine_decode_tokens), (2.0, 10));
+    assert_eq!((reply.engine_decode_tps, reply.queue_time_s, reply.preemptions), (Some(5.0), 0.25, 1));
+    assert_eq!((reply.confidences.as_slice(), reply.seed), (&[0.75; 8][..], Some(3)));
+    assert_eq!(reply.nfe, sequence.nfe().charged());
+    let untimed = Emitter::new(&asked, 6).finish(&sequence, &text, &Usage::default(), FinishReason::Aborted);
+    let [ServingEvent::Reply(reply)] = &untimed[..] else { panic!("{untimed:?}") };
+    assert_eq!(reply.engine_decode_tps, None);
+}
+
+#[test]
+fn a_delta_has_whole_blocks_and_a_snapshot_what_may_change() {
+    let text = model();
+    let ids = [11, 12, 13, 14, 15, 16, 17, 18];
+    let params = SamplingParams::default();
+    let sequence = after(1, &ids, &params);
+    let mut asked = request("r", &[1, 2, 3, 4, 5, 6], params.clone());
+    (asked.stream, asked.stream_mode) = (true, StreamMode::BlockAppend);
+    let mut emitter = Emitter::new(&asked, 6);
+    emitter.absorb(&sequence, &text);
+    let event = emitter.step_event(&sequence, &text, &Usage::default(), true);
+    let Some(ServingEvent::Delta(delta)) = event else { panic!("{event:?}") };
+    assert_eq!((delta.token_offset, delta.token_ids.as_slice(), delta.seq), (0, &ids[..2], 0));
+    assert_eq!((delta.text, delta.finished), (text.decode(&ids[..2]), false));
+    assert_eq!(emitter.step_event(&sequence, &text, &Usage::default(), true), None, "nothing new");
+
+    for (span, start) in [(SnapshotSpan::Window, 8), (SnapshotSpan::Full, 6)] {
+        (asked.stream_mode, asked.snapshot) = (StreamMode::Denoise, span);
+        let mut emitter = Emitter::new(&asked, 6);
+        let mut seen = Vec::new();
+        for n_steps in 1..=5 {
+            let sequence = after(n_steps, &ids, &params);
+            emitter.absorb(&sequence, &text);
+            assert_eq!(emitter.step_event(&sequence, &text, &Usage::default(), false), None, "nothing changed");
+            let event = emitter.step_event(&sequence, &text, &Usage::default(), true);
+            let Some(ServingEvent::BufferSnapshot(snapshot)) = event else { panic!("{event:?}") };
+            assert_eq!((snapshot.seq, snapshot.block_size, snapshot.finished), (n_steps as u32 - 1, 4, false));
+            assert_eq!(snapshot.token_offset + 6, snapshot.absolute_start);
+            assert_eq!(snapshot.token_ids.len() as u32, snapshot.absolute_end - snapshot.absolute_start);
+            assert_eq!(
+                (snapshot.pieces.len(), snapshot.confidences.len()),
+                (snapshot.token_ids.len(), snapshot.token_ids.len())
+            );
+            seen.push(*snapshot);
+        }
+        let first = &seen[0];
+        assert_eq!((first.absolute_start, first.absolute_end, first.committed_len), (6, 8, 2), "{span:?}");
+        assert_eq!((first.mask_positions.len(), &first.text), (0, &text.decode(&ids[..2])));
+        let next = seen.iter().find(|snapshot| snapshot.absolute_end > 8).expect("a second block");
+        assert_eq!(next.absolute_start, start, "{span:?}");
+        let last = seen.last().expect("a snapshot");
+        assert_eq!((last.committed_len, last.absolute_end), (8, 14), "{span:?}");
+        assert_eq!(seen.iter().map(|snapshot| snapshot.committed_text.as_str()).collect::<String>(), text.decode(&ids));
+    }
+}
+
+#[test]
+fn masks_are_shades_between_decoded_runs() {
+    let text = model();
+    let ids = [11, 12, 13, 14, 15];
+    let runs = |run: &[u32]| text.decode(run);
+    assert_eq!(snapshot_text(&text, &ids, &[]), runs(&ids));
+    assert_eq!(snapshot_text(&text, &ids, &[0, 4]), format!("░{}░", runs(&ids[1..4])));
+    assert_eq!(snapshot_text(&text, &ids, &[1, 2]), format!("{}░░{}", runs(&ids[..1]), runs(&ids[3..])));
 }

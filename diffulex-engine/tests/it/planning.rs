@@ -78,7 +78,8 @@ impl Toy {
         let limits = Limits { end: prompt.len() + max_tokens, reason: FinishReason::MaxNewTokensReached };
         let params = SamplingParams::default();
         let sequence = Sequence::new(prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same);
-        self.requests.insert(ticket, Scheduled::new(sequence, None));
+        let adapter = (ticket >= 100).then_some(7);
+        self.requests.insert(ticket, Scheduled::new(sequence, adapter));
         self.scheduler.enqueue(ticket);
     }
 
@@ -241,6 +242,23 @@ fn a_request_starts_when_its_prompt_and_a_block_fit_and_a_page_is_spare_for_each
 }
 
 #[test]
+fn pages_found_in_the_cache_need_not_be_free() {
+    let mut toy = Toy::new(&EngineConfig { n_pages: 6, ..roomy() });
+    let prompt = prompt(1, 8);
+    toy.add(1, &prompt, 8, multi_bd());
+    toy.tick();
+    toy.tick();
+    // Of 3 pages of a second request with that prompt 2 are there, and 3 are free: one for each.
+    toy.add(2, &prompt, 8, multi_bd());
+    toy.tick();
+    assert_eq!(toy.scheduler.n_running(), 2);
+    assert_eq!(toy.pages(2)[..2], toy.pages(1)[..2]);
+    let request = &toy.requests[&2];
+    assert_eq!((request.cached_tokens, request.sequence.n_cached_blocks()), (8, 2));
+    assert_eq!((toy.scheduler.prefix_queries, toy.scheduler.prefix_hits), (16, 8));
+}
+
+#[test]
 fn the_youngest_is_preempted_and_comes_back_in_its_place() {
     let mut toy = Toy::new(&EngineConfig { n_pages: 8, prefix_caching: false, ..roomy() });
     for ticket in [1, 2] {
@@ -281,6 +299,27 @@ fn preempted_requests_wait_in_order_of_arrival() {
     assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting(), toy.scheduler.preemptions), (1, 3, 3));
     let order: Vec<Ticket> = toy.tick().into_iter().map(|(ticket, _)| ticket).collect();
     assert_eq!(order, [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_prefix_is_found_by_the_same_adapter_only_and_not_after_a_flush() {
+    let mut toy = Toy::new(&roomy());
+    let prompt = prompt(1, 8);
+    let mut cached_tokens = |ticket: Ticket, flush: bool| {
+        if flush {
+            toy.scheduler.flush_cache();
+        }
+        toy.add(ticket, &prompt, 8, multi_bd());
+        toy.tick();
+        let found = toy.requests[&ticket].cached_tokens;
+        toy.remove(ticket);
+        found
+    };
+    assert_eq!(cached_tokens(1, false), 0);
+    assert_eq!(cached_tokens(2, false), 8);
+    assert_eq!(cached_tokens(100, false), 0, "with an adapter");
+    assert_eq!(cached_tokens(101, false), 8);
+    assert_eq!(cached_tokens(3, true), 0);
 }
 
 #[test]
