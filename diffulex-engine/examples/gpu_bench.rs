@@ -30,9 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         (0..n_out * n_in).flat_map(|index| (((index * 37) % 101) as f32 * 0.01).to_le_bytes()).collect();
     let blocks: Vec<u8> = (0..2 * n_out * n_in).map(|index| (index * 37 % 101) as u8).collect();
     let plain = [(WeightType::F32, 32.0), (WeightType::Bf16, 16.0), (WeightType::Int8, 8.0), (WeightType::Int4, 4.5)];
-    let stored = BlockType::ALL.map(|kind| {
-        (WeightType::Blocks(kind), 8.0 * kind.n_bytes() as f64 / kind.n_values() as f64)
-    });
+    let stored =
+        BlockType::ALL.map(|kind| (WeightType::Blocks(kind), 8.0 * kind.n_bytes() as f64 / kind.n_values() as f64));
     for (hold, bits) in plain.into_iter().chain(stored) {
         let data = match hold {
             WeightType::Blocks(kind) => {

@@ -63,7 +63,7 @@ pub(crate) fn load(
             let failed = |error: DeviceError| LoadError::of("--device", error);
             let memory_bytes = ops.memory().map_err(failed)?.map(|room| room.total);
             let place = Place { device: ops.describe().map_err(failed)?, threads: None, memory_bytes };
-            on_device(files, options, &text, ops, place, progress)?
+            on_device(files, options, &text, *ops, place, progress)?
         }
     };
     let card = card(&config, &spec, place);
@@ -80,7 +80,7 @@ pub(crate) fn load(
 enum Device {
     Reference,
     Cpu,
-    Cuda(CudaOps),
+    Cuda(Box<CudaOps>),
 }
 
 /// Where a model runs, for people.
@@ -102,12 +102,13 @@ fn device(options: &EngineOptions) -> Result<Device, LoadError> {
                 let what = format!("{n_devices} CUDA devices are present; use --device cpu, or leave --device out");
                 return Err(LoadError::of(format!("--device {}", options.device), what));
             }
-            Device::Cuda(CudaOps::new(index as usize, share).map_err(|error| LoadError::of("--device", error))?)
+            let ops = CudaOps::new(index as usize, share).map_err(|error| LoadError::of("--device", error))?;
+            Device::Cuda(Box::new(ops))
         }
         DeviceChoice::Auto if CudaOps::n_devices() == 0 => Device::Cpu,
         // A card that is too old, or taken, must not keep a server from starting that asked for no GPU.
         DeviceChoice::Auto => match CudaOps::new(0, share) {
-            Ok(ops) => Device::Cuda(ops),
+            Ok(ops) => Device::Cuda(Box::new(ops)),
             Err(error) => {
                 tracing::warn!("--device auto: {error}; running on the CPU");
                 Device::Cpu

@@ -254,8 +254,8 @@ mod tests {
     }
 
     /// What `prepared` points to.
-    fn read(ops: &CudaOps, prepared: Prepared, n_rows: usize, form: Form) -> (Vec<u8>, Vec<f32>) {
-        let n_bytes = n_rows * prepared.stride * if form == Form::Bf16 { 2 } else { 1 };
+    fn read(ops: &CudaOps, prepared: Prepared, [n_rows, width]: [usize; 2], form: Form) -> (Vec<u8>, Vec<f32>) {
+        let n_bytes = n_rows * width.next_multiple_of(64) * if form == Form::Bf16 { 2 } else { 1 };
         let n_scales = if form == Form::Int8 { n_rows } else { 0 };
         let mut read = ops.queue().download(&[(prepared.rows, n_bytes), (prepared.scales, 4 * n_scales)]).unwrap();
         let scales = read.pop().unwrap();
@@ -278,13 +278,13 @@ mod tests {
                 for tensor in [x(), ops.rms_norm(&x(), &weight, 1e-6).unwrap(), gated] {
                     let prepared = ops.prepared(&tensor, form).unwrap();
                     let want = rounded(&ops.host(&tensor).unwrap(), width, form);
-                    assert_eq!(read(&ops, prepared, n_rows, form), want, "{n_rows} rows of {width}, {form:?}");
+                    assert_eq!(read(&ops, prepared, [n_rows, width], form), want, "{n_rows} rows of {width}, {form:?}");
                 }
                 // Once the launch has run, rounding is a launch of its own.
                 let normed = ops.rms_norm(&x(), &weight, 1e-6).unwrap();
                 let want = rounded(&ops.host(&normed).unwrap(), width, form);
                 let prepared = ops.prepared(&normed, form).unwrap();
-                assert_eq!(read(&ops, prepared, n_rows, form), want);
+                assert_eq!(read(&ops, prepared, [n_rows, width], form), want);
             }
         }
     }
@@ -296,7 +296,7 @@ mod tests {
         let mut host = values(1, 3 * width);
         (host[7], host[width + 99]) = (f32::NAN, f32::NEG_INFINITY);
         let x = ops.tensor(&host, width).unwrap();
-        let (_, scales) = read(&ops, ops.prepared(&x, Form::Int8).unwrap(), 3, Form::Int8);
+        let (_, scales) = read(&ops, ops.prepared(&x, Form::Int8).unwrap(), [3, width], Form::Int8);
         assert_eq!(scales.iter().map(|scale| scale.is_finite()).collect::<Vec<_>>(), [false, false, true]);
     }
 

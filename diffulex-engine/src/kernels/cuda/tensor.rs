@@ -26,21 +26,18 @@ pub(super) struct Prepared {
     pub(super) rows: u64,
     /// `[n_rows]`; of int8 only.
     pub(super) scales: u64,
-    /// Values from one row to the next.
-    pub(super) stride: usize,
 }
 
 /// Memory for rounded rows of either form.
 pub(super) struct RoundedRows {
     block: Block,
     scales_at: u64,
-    stride: usize,
 }
 
 impl RoundedRows {
     fn of(&self) -> Prepared {
         let rows = self.block.address();
-        Prepared { rows, scales: rows + self.scales_at, stride: self.stride }
+        Prepared { rows, scales: rows + self.scales_at }
     }
 }
 
@@ -111,7 +108,7 @@ impl CudaOps {
         let stride = width.next_multiple_of(STRIDE);
         let scales_at = (n_rows * stride).next_multiple_of(256);
         let n_bytes = (2 * n_rows * stride).max(scales_at + 4 * n_rows);
-        Ok(RoundedRows { block: self.alloc(n_bytes)?, scales_at: scales_at as u64, stride })
+        Ok(RoundedRows { block: self.alloc(n_bytes)?, scales_at: scales_at as u64 })
     }
 
     /// The rounded rows of `x`: written by the launch that made it, if that is still waiting, or by one of its own.

@@ -120,6 +120,13 @@ fn members_of_a_group_are_multiplied_in_one_launch_with_the_same_results() {
         let x = ops.tensor(&values(7, 20 * stored[0].n_in), stored[0].n_in).unwrap();
         let alone =
             members.each_ref().map(|(weight, bias)| ops.host(&ops.linear(&x, weight, bias.as_ref()).unwrap()).unwrap());
+        for ((weight, bias), got) in members.iter().zip(&alone) {
+            let plain = ops.host(&ops.linear(&x, weight, None).unwrap()).unwrap();
+            let biases = values(8, plain.len() / 20);
+            let added = |i: usize| if bias.is_some() { biases[i % biases.len()] } else { 0.0 };
+            let want: Vec<f32> = plain.iter().enumerate().map(|(i, x)| x + added(i)).collect();
+            assert_eq!(*got, want, "{hold:?}");
+        }
         let group = ops.group(members).unwrap();
         diffulex_gpu_emulator::reset_counters();
         let together = ops.linears(&x, &group).unwrap();
