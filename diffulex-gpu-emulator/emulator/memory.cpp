@@ -32,6 +32,7 @@ Memory::Memory() {
     page_written = (unsigned char*)reserve(N_RESERVED / PAGE);
     writer_shadow = (uint32_t*)reserve(N_RESERVED * sizeof(uint32_t));
     reader_shadow = (uint32_t*)reserve(N_RESERVED * sizeof(uint32_t));
+    stamp_shadow = (uint64_t*)reserve(N_RESERVED * sizeof(uint64_t));
     pages = (Allocation**)reserve(N_RESERVED / PAGE * sizeof(Allocation*));
     const char* total = getenv("DIFFULEX_EMULATOR_MEMORY");
     n_total = total ? strtoull(total, nullptr, 10) : DEFAULT_TOTAL;
@@ -90,6 +91,7 @@ bool Memory::release(unsigned char* begin) {
     madvise(written_shadow + offset(page), n_pages * PAGE, MADV_DONTNEED);
     madvise(writer_shadow + offset(page), n_pages * PAGE * sizeof(uint32_t), MADV_DONTNEED);
     madvise(reader_shadow + offset(page), n_pages * PAGE * sizeof(uint32_t), MADV_DONTNEED);
+    madvise(stamp_shadow + offset(page), n_pages * PAGE * sizeof(uint64_t), MADV_DONTNEED);
     n_used -= rounded(n_bytes, GRANULE);
     live.erase(found);
     return true;

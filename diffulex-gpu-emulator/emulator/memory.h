@@ -70,6 +70,8 @@ public:
     // Which blocks wrote and read the byte at `p`: see shadow.cpp.
     uint32_t* writers(const void* p) const { return writer_shadow + offset(p); }
     uint32_t* readers(const void* p) const { return reader_shadow + offset(p); }
+    // When and by which thread of its block it was written last.
+    uint64_t* write_stamps(const void* p) const { return stamp_shadow + offset(p); }
     // Forgets which blocks touched what; needed where their numbers start again.
     void forget_blocks();
 
@@ -86,6 +88,7 @@ private:
     // Pages all of whose bytes are written: their bytes in `written_shadow` say nothing.
     unsigned char* page_written;
     uint32_t *writer_shadow, *reader_shadow;
+    uint64_t* stamp_shadow;
     Allocation** pages;
     std::map<unsigned char*, Allocation> live;
     size_t n_total, n_used = 0;

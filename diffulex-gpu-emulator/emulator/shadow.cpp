@@ -183,6 +183,18 @@ template <int N> static void check_device(const unsigned char* p, Access access)
     uint32_t *writer = memory->writers(p), *reader = memory->readers(p);
     bool is_clean = true;
     for (int i = 0; i < N; i++) is_clean &= (writer[i] < first_block) | (writer[i] == this_block);
+    // Within the block, barriers order accesses. What was read before it is written by another thread is not looked for.
+    uint64_t* stamps = memory->write_stamps(p);
+    unsigned thread = (unsigned)current_thread();
+    for (int i = 0; i < N; i++) {
+        if ((writer[i] & ~ATOMIC) != this_block || is_ordered(stamps[i], thread)) continue;
+        if (access == Access::Atomic && writer[i] & ATOMIC) continue;
+        char name[40];
+        fail("race: byte %ld of an allocation of %zu bytes is %s, and was %s by %s with no barrier between", at + i, allocation->n_bytes, verb(access), writer[i] & ATOMIC ? "changed" : "written", name_of(stamps[i], name));
+    }
+    if (access != Access::Load)
+        for (int i = 0; i < N; i++)
+            stamps[i] = (writer[i] & ~ATOMIC) == this_block && access == Access::Atomic ? joined(stamps[i], thread) : stamp_of(thread);
     if (access == Access::Load && is_clean) {
         for (int i = 0; i < N; i++) reader[i] = (reader[i] < first_block) | (reader[i] == this_block) ? this_block : first_block;
     } else {

@@ -122,6 +122,13 @@ FAULT(fault_unwritten_device_memory) {
     y[at] += x[at];
 }
 
+FAULT(fault_no_barrier_around_device_memory) {
+    THREAD;
+    y[at] = x[at];
+    float value = __shfl_xor_sync(FULL_WARP, x[at], 1);
+    y[at ^ 1] += value;
+}
+
 FAULT(fault_blocks_write_the_same) {
     THREAD;
     y[thread] = x[at];

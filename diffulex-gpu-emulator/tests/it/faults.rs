@@ -18,6 +18,7 @@ const FAULTS: &[(&str, u32, &str)] = &[
     ("fault_wide_read_not_aligned", 1, "aligned"),
     ("fault_null", 1, "is read, which is neither device memory"),
     ("fault_unwritten_device_memory", 1, "is read, and nobody wrote it"),
+    ("fault_no_barrier_around_device_memory", 1, "with no barrier between"),
     ("fault_blocks_write_the_same", 3, "race between blocks"),
     ("fault_blocks_read_what_others_write", 3, "between blocks"),
     ("fault_plain_beside_atomic", 2, "race between blocks"),
