@@ -119,8 +119,8 @@ fn a_failing_kernel_ends_every_request_and_the_engine_says_so() {
     emulator::heal();
     let is_told = |message: &str| message.contains("cuda:0") && message.contains("CUDA_ERROR_LAUNCH_FAILED");
     for name in ["one", "two"] {
-        let of_request = events.iter().filter(|event| event.request_id() == Some(name));
-        let Some(ServingEvent::Error(error)) = of_request.last() else { panic!("{events:?}") };
+        let mut of_request = events.iter().filter(|event| event.request_id() == Some(name));
+        let Some(ServingEvent::Error(error)) = of_request.next_back() else { panic!("{events:?}") };
         assert!(error.code == ErrorCode::EngineFailed && is_told(&error.message), "{error:?}");
     }
     let Some(ServingEvent::Fatal { message, .. }) = events.last() else { panic!("{events:?}") };
