@@ -6,13 +6,13 @@ use std::f32::consts::LOG2_E;
 use std::rc::Rc;
 
 use super::CudaOps;
-use super::arena::Block;
 use super::buffer::Buffer;
 use super::queue::Arg;
-use super::step::{Step, bucket};
+use super::step::Step;
 use super::tensor::Tensor;
+use super::tiles::{TILE, Tiles, tiles};
 use crate::error::StepError;
-use crate::kernels::{Attention, CacheShape, HoldError, KvType, ModelBatch};
+use crate::kernels::{Attention, CacheShape, HoldError, KvType};
 
 /// Positions whose partial results are computed by themselves. `CHUNK` of attention.h.
 const CHUNK: usize = 256;
@@ -28,9 +28,6 @@ const F32_SHARED: u32 = 54_336;
 
 /// Bytes of partial results at a time; tiles that need more come in several launches. Chosen by us.
 const MAX_PARTIAL: usize = 64 << 20;
-
-/// Words of a tile.
-const TILE: usize = 5;
 
 /// K and V of every layer and slot.
 pub struct Cache {
@@ -103,42 +100,6 @@ impl Plan {
     fn rows_per_tile(&self) -> usize {
         self.queries / self.heads
     }
-}
-
-/// Tiles of a step.
-#[derive(Clone)]
-pub(super) struct Tiles {
-    memory: Rc<Block>,
-    n_tiles: usize,
-    /// Where the list of pages begins, in words.
-    pages_at: usize,
-    /// Chunks of the longest context, rounded up.
-    n_chunks: usize,
-}
-
-/// Words of the tiles of a batch with `n_rows` padded rows, and of all its pages, each rounded up so that steps of about the
-/// same size have the same extent; the number of tiles.
-fn tiles(batch: &ModelBatch, rows_per_tile: usize, n_rows: usize) -> (Vec<u32>, usize, Vec<u32>) {
-    let (mut words, mut pages) = (Vec::new(), Vec::new());
-    let mut n_attending = 0;
-    for sequence in &batch.sequences {
-        let mut row = sequence.rows.start;
-        for visible in sequence.visible.chunks(rows_per_tile) {
-            let [most, least] = [visible.iter().max(), visible.iter().min()].map(|n| n.copied().unwrap_or(0));
-            words.extend([row as u32, visible.len() as u32, pages.len() as u32, most, least]);
-            row += visible.len();
-        }
-        n_attending = row;
-        pages.extend(&sequence.pages);
-    }
-    // Rows of padding attend to nothing.
-    for row in (n_attending..n_rows).step_by(rows_per_tile) {
-        words.extend([row as u32, rows_per_tile.min(n_rows - row) as u32, 0, 0, 0]);
-    }
-    let n_tiles = bucket(words.len() / TILE);
-    words.resize(n_tiles * TILE, 0);
-    pages.resize(pages.len().next_power_of_two(), 0);
-    (words, n_tiles, pages)
 }
 
 impl CudaOps {

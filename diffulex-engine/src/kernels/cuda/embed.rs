@@ -4,9 +4,10 @@
 
 use super::CudaOps;
 use super::matrix::Matrix;
+use super::padding::{NONE, bucket};
 use super::queue::Arg;
 use super::rows::{FLAT_THREADS, REDUCTION};
-use super::step::{NONE, Step, bucket};
+use super::step::Step;
 use super::tensor::Tensor;
 use crate::error::{BatchError, StepError};
 

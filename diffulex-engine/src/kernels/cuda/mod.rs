@@ -14,13 +14,16 @@ mod device;
 mod embed;
 mod experts;
 mod matrix;
+mod padding;
 mod product;
 mod queue;
+mod rotation;
 mod rows;
 mod score;
 mod staging;
 mod step;
 mod tensor;
+mod tiles;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -8,6 +8,7 @@ use super::CudaOps;
 use super::attention::Cache;
 use super::buffer::Buffer;
 use super::queue::{Arg, Ticket};
+use super::rotation::Rotation;
 use super::step::{DeviceList, Step};
 use super::tensor::{Form, Prepared, Tensor};
 use crate::error::StepError;
@@ -25,19 +26,6 @@ pub struct Rope {
     sin: Buffer,
     half: usize,
     head_dim: usize,
-}
-
-/// A launch of `norm_rope`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rotation {
-    ticket: Ticket,
-    /// The heads and their norm.
-    heads: [Arg; 3],
-    /// Angles and positions.
-    angles: [Arg; 3],
-    n_rows: usize,
-    n_heads: usize,
-    half: usize,
 }
 
 /// Threads of a block that has a row.
@@ -225,7 +213,7 @@ impl CudaOps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::cuda::step::NONE;
+    use crate::kernels::cuda::padding::NONE;
     use crate::kernels::quantization::{quantize_int8, scale_int8};
     use crate::kernels::tests::{every_gpu, values};
     use crate::kernels::{ModelBatch, Ops, RowList};
