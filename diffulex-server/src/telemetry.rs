@@ -141,7 +141,7 @@ pub struct Gauges {
     pub worker_up: bool,
     /// The engine's last heartbeat.
     pub engine: EngineStats,
-    /// What is served, and where; `None` while the model loads for the first time.
+    /// The model and its device; `None` while the model loads for the first time.
     pub card: Option<Arc<ModelCard>>,
 }
 

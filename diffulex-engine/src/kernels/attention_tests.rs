@@ -20,7 +20,7 @@ struct Case {
     sequences: Vec<(usize, Vec<u32>)>,
 }
 
-/// What is stored instead of a random number, by sequence and position.
+/// Values stored instead of random ones, by sequence and position.
 type Stored = Option<(usize, usize, f32)>;
 
 impl Case {
@@ -178,7 +178,7 @@ fn scores_that_are_far_apart_give_averages_of_values() {
     }
 }
 
-/// What a row attends to decides its bits: neither the rows beside it nor how far those attend.
+/// The positions that a row attends to decide its bits: neither the rows beside it nor how far those attend.
 fn assert_rows_do_not_depend_on_each_other<O: Ops>(ops: &O, case: &Case) {
     let cache = case.store(ops, None);
     let together = case.attend(ops, &cache, |_| true);

@@ -173,7 +173,7 @@ fn after(n_steps: usize, ids: &[u32], params: &SamplingParams) -> Sequence {
                 let certain = |position: usize| Candidate {
                     row: position - start,
                     current: None,
-                    token: ids[position - prompt.len()],
+                    token: ids.get(position - prompt.len()).copied().unwrap_or_default(),
                     confidence: 0.75,
                     likeliest: (0, 0.75),
                     runners_up: Default::default(),

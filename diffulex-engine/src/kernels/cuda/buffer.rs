@@ -1,10 +1,14 @@
 //! Device memory that stays until it is dropped: weights, tables, cache.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::result;
 
 use super::arena::{Arena, Block};
 use super::device::Device;
+use super::holdings::{Holdings, Memory};
 use crate::error::DeviceError;
+use crate::memory::Room;
 
 /// Sizes that share allocations: the driver rounds what is above a mebibyte to two (an expert of 3.1 MB would lose a quarter), and
 /// larger ones lose little.
@@ -19,40 +23,6 @@ pub(super) struct Buffer {
     n_bytes: usize,
     memory: Option<Memory>,
     device: Arc<Device>,
-}
-
-/// Where a buffer's memory is from.
-enum Memory {
-    Own(u64),
-    Shared(Block),
-}
-
-/// The memory of a device's buffers.
-#[derive(Default)]
-pub(super) struct Holdings {
-    shared: Arc<Mutex<Arena>>,
-    chunks: Mutex<Vec<u64>>,
-    /// Of dropped buffers: launches that wait or run may still use it.
-    dropped: Mutex<Vec<Memory>>,
-}
-
-impl Holdings {
-    /// Frees the memory of dropped buffers. No launch may wait or run.
-    pub(super) fn free_dropped(&self, free: impl Fn(u64)) {
-        for memory in std::mem::take(&mut *self.dropped.lock().unwrap_or_else(PoisonError::into_inner)) {
-            match memory {
-                Memory::Own(address) => free(address),
-                Memory::Shared(block) => drop(block),
-            }
-        }
-    }
-
-    /// Frees everything; no buffer is left.
-    pub(super) fn free_all(&self, free: impl Fn(u64)) {
-        self.free_dropped(&free);
-        let chunks = std::mem::take(&mut *self.chunks.lock().unwrap_or_else(PoisonError::into_inner));
-        chunks.into_iter().for_each(free);
-    }
 }
 
 impl Buffer {
@@ -101,6 +71,33 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let dropped = &self.device.holdings.dropped;
         dropped.lock().unwrap_or_else(PoisonError::into_inner).extend(self.memory.take());
+    }
+}
+
+impl Device {
+    /// An allocation that a load cannot do without.
+    pub(super) fn hold(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
+        match Buffer::new(self, n_bytes)? {
+            Some(buffer) => Ok(buffer),
+            None => Err(self.out_of_memory(n_bytes)?),
+        }
+    }
+
+    /// The error of a device without `n_bytes` of free memory.
+    fn out_of_memory(&self, n_bytes: usize) -> Result<DeviceError, DeviceError> {
+        let Room { free, total, .. } = self.memory()?;
+        let message = format!("out of memory: {n_bytes} bytes are needed, {free} of {total} are free");
+        Ok(DeviceError { device: self.name().to_owned(), operation: "allocate", message })
+    }
+
+    /// As [`Device::hold`], with zeros.
+    pub(super) fn hold_zeros(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
+        let buffer = self.hold(n_bytes)?;
+        // SAFETY: the range is that of the buffer.
+        let zeroed = unsafe { result::memset_d8_async(buffer.address(), 0, n_bytes, self.stream.cu_stream()) };
+        self.check("clear memory", zeroed)?;
+        self.check("clear memory", self.stream.synchronize())?;
+        Ok(buffer)
     }
 }
 

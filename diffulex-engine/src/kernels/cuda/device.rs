@@ -7,7 +7,7 @@ use cudarc::driver::sys::{CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 
-use super::buffer::{Buffer, Holdings};
+use super::holdings::Holdings;
 use super::staging::Pinned;
 use crate::error::DeviceError;
 use crate::memory::Room;
@@ -86,7 +86,7 @@ impl Device {
         &self.name
     }
 
-    /// What it is, for people.
+    /// Name, card and compute capability, for people.
     pub(super) fn describe(&self) -> Result<String, DeviceError> {
         let name = self.check("describe", self.context.name())?;
         let (major, minor) = self.check("describe", self.context.compute_capability())?;
@@ -128,31 +128,6 @@ impl Device {
     pub(super) fn free(&self, address: u64) {
         // SAFETY: the address is of an allocation that nothing else frees; the caller answers for what runs.
         self.context.record_err(unsafe { result::free_sync(address) });
-    }
-
-    /// An allocation that a load cannot do without.
-    pub(super) fn hold(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
-        match Buffer::new(self, n_bytes)? {
-            Some(buffer) => Ok(buffer),
-            None => Err(self.out_of_memory(n_bytes)?),
-        }
-    }
-
-    /// The error of a device without `n_bytes` of free memory.
-    fn out_of_memory(&self, n_bytes: usize) -> Result<DeviceError, DeviceError> {
-        let Room { free, total, .. } = self.memory()?;
-        let message = format!("out of memory: {n_bytes} bytes are needed, {free} of {total} are free");
-        Ok(DeviceError { device: self.name.clone(), operation: "allocate", message })
-    }
-
-    /// As [`Device::hold`], with zeros.
-    pub(super) fn hold_zeros(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
-        let buffer = self.hold(n_bytes)?;
-        // SAFETY: the range is that of the buffer.
-        let zeroed = unsafe { result::memset_d8_async(buffer.address(), 0, n_bytes, self.stream.cu_stream()) };
-        self.check("clear memory", zeroed)?;
-        self.check("clear memory", self.stream.synchronize())?;
-        Ok(buffer)
     }
 
     /// Copies `bytes` to a range of a buffer, a piece at a time.

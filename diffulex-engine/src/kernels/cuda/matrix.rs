@@ -22,7 +22,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// What `weight_at` of matrix.h takes before the place of a weight.
+    /// Arguments of `weight_at` of matrix.h before the place of a weight.
     pub(super) fn as_args(&self) -> [Arg; 4] {
         [Arg::I32(Layout::new(self.hold, self.n_in).kind), (&self.data).into(), self.n_out.into(), self.n_in.into()]
     }

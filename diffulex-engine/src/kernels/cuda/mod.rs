@@ -13,6 +13,7 @@ mod buffer;
 mod device;
 mod embed;
 mod experts;
+mod holdings;
 mod matrix;
 mod padding;
 mod product;
@@ -62,7 +63,7 @@ impl CudaOps {
         Ok(Self { device, memory_share, queue, score: score::Memory::default() })
     }
 
-    /// What the device is, for people.
+    /// Name, card and compute capability, for people.
     pub fn describe(&self) -> Result<String, DeviceError> {
         self.device.describe()
     }

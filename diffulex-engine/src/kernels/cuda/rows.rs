@@ -241,7 +241,7 @@ mod tests {
         (bytes, scales)
     }
 
-    /// What `prepared` points to.
+    /// Rows and scales that `prepared` points to.
     fn read(ops: &CudaOps, prepared: Prepared, [n_rows, width]: [usize; 2], form: Form) -> (Vec<u8>, Vec<f32>) {
         let n_bytes = n_rows * width.next_multiple_of(64) * if form == Form::Bf16 { 2 } else { 1 };
         let n_scales = if form == Form::Int8 { n_rows } else { 0 };
