@@ -177,8 +177,9 @@ fn what_is_wrong_with_a_request_is_a_status_also_when_it_streams() {
 fn a_queued_stream_is_answered_before_its_turn() {
     let server = Server::start(&["--max-num-reqs", "1"]);
     let long = json!({"prompt": [5], "max_tokens": 2000, "ignore_eos": true, "stream": true});
-    let running = server.open("/generate", &long);
-    wait_until("a running request", || server.metric("num_requests_running") == 1.0);
+    // More than one, so that none of them need still run when it is looked for.
+    let running = [(); 3].map(|()| server.open("/generate", &long));
+    wait_until("requests ahead", || server.metric("num_requests_in_flight") > 1.0);
     let mut queued = server.open("/generate", &long);
     let mut start = [0; 15];
     // Either its turn comes, or the headers are sent without it.
