@@ -169,7 +169,7 @@ fn bandwidth(n_threads: usize) -> f64 {
 /// Bytes a second that copies within a device read and write.
 fn copies<O: Ops>(ops: &O) -> Result<f64, Box<dyn Error>> {
     let x = ops.zeros(PROBE_BYTES / 4096, 1024)?;
-    // Few enough that the copies lie beside each other.
+    // All copies are allocated until the list runs: they must fit in device memory.
     const N_COPIES: usize = 16;
     let least = least_seconds(ops, N_COPIES, || ops.copy(&x).map(drop))?;
     Ok(2.0 * PROBE_BYTES as f64 / least)

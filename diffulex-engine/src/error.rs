@@ -112,6 +112,13 @@ pub enum BatchError {
     Reference(#[from] candle_core::Error),
 }
 
+impl BatchError {
+    /// Fails if `id` is not a row of an embedding of `vocab_size` rows.
+    pub(crate) fn check_id(id: u32, vocab_size: usize) -> Result<(), Self> {
+        if (id as usize) < vocab_size { Ok(()) } else { Err(Self::TokenOutsideVocabulary { id, vocab_size }) }
+    }
+}
+
 impl From<candle_core::Error> for StepError {
     fn from(error: candle_core::Error) -> Self {
         Self::Batch(error.into())

@@ -51,7 +51,16 @@ pub fn library_path() -> Option<PathBuf> {
         return Some(path.into());
     }
     let is_checked = std::env::var_os("DIFFULEX_EMULATOR_CHECKS").is_none_or(|value| value != "0");
-    let folder = if is_checked { "checked" } else { "fast" };
+    if is_checked { built("checked") } else { fast_library_path() }
+}
+
+/// The library without checks, which runs kernels several times faster.
+#[must_use]
+pub fn fast_library_path() -> Option<PathBuf> {
+    built("fast")
+}
+
+fn built(folder: &str) -> Option<PathBuf> {
     is_available().then(|| PathBuf::from(env!("EMULATED_CUDA")).join(folder).join("libcuda.so"))
 }
 

@@ -90,8 +90,7 @@ fn weights_that_do_not_fit_into_a_gpu_end_the_server_with_both_figures() {
 #[test]
 fn the_demo_model_chats_on_a_gpu() {
     // Without checks, which other tests have: a chat takes hundreds of forwards.
-    let Some(fast) = diffulex_gpu_emulator::library_path() else { return };
-    let fast = fast.parent().unwrap().with_file_name("fast").join("libcuda.so");
+    let Some(fast) = diffulex_gpu_emulator::fast_library_path() else { return };
     let ask = |device: &str| {
         let mut command = program();
         command.args(["--port", "0", "--log-level", "warn", "--device", device, "--kv-cache-bytes", "4194304"]);

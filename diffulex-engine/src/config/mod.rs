@@ -29,7 +29,7 @@ pub use options::{DeviceChoice, DtypeChoice, EngineOptions, Quantization};
 pub struct EngineConfig {
     /// The strategy with its settings.
     pub strategy: Strategy,
-    /// The strategy of requests with a D2F adapter; `None` if there are none for the family.
+    /// Strategy of requests with a D2F adapter; `None` if the family has no such adapters.
     pub strategy_with_d2f: Option<Strategy>,
     /// Whether logits are shifted.
     pub alignment: LogitAlignment,

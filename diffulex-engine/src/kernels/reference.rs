@@ -79,9 +79,7 @@ pub struct ReferenceExperts {
 /// Rows of `table` by id.
 fn rows_of(table: &ReferenceMatrix, ids: &[u32]) -> Result<Tensor, StepError> {
     let vocab_size = table.weight.dim(0)?;
-    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
-        return Err(BatchError::TokenOutsideVocabulary { id: *id, vocab_size }.into());
-    }
+    ids.iter().try_for_each(|id| BatchError::check_id(*id, vocab_size))?;
     Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
 }
 

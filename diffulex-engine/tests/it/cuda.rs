@@ -20,6 +20,11 @@ fn ops() -> Option<CudaOps> {
     emulator::install().then(|| CudaOps::new(0, 0.9).unwrap())
 }
 
+/// Counts and planted faults are there: on the emulator alone.
+fn is_emulated() -> bool {
+    emulator::install() && !emulator::is_real()
+}
+
 /// Options of an engine on the GPU, with a small pool.
 fn on_gpu() -> EngineOptions {
     EngineOptions { device: DeviceChoice::Cuda(0), kv_cache_bytes: Some(1 << 20), ..options() }
@@ -88,7 +93,7 @@ fn rounded_weights_on_a_gpu_give_the_cpus_logits() {
 /// A step that repeats is one graph, with an upload of lists, one of attention's tiles and one of recipes, and one download.
 #[test]
 fn a_step_that_repeats_is_one_graph_and_four_copies() {
-    if !emulator::install() || emulator::is_real() {
+    if !is_emulated() {
         return;
     }
     let mut engine = engine("sdar", &on_gpu());
@@ -109,7 +114,7 @@ fn a_step_that_repeats_is_one_graph_and_four_copies() {
 
 #[test]
 fn a_failing_kernel_ends_every_request_and_the_engine_says_so() {
-    if !emulator::install() || emulator::is_real() {
+    if !is_emulated() {
         return;
     }
     let mut engine = engine("sdar", &on_gpu());
@@ -131,7 +136,7 @@ fn a_failing_kernel_ends_every_request_and_the_engine_says_so() {
 
 #[test]
 fn a_batch_without_memory_fails_alone() {
-    if !emulator::install() || emulator::is_real() {
+    if !is_emulated() {
         return;
     }
     let mut engine = engine("sdar", &on_gpu());
@@ -145,7 +150,7 @@ fn a_batch_without_memory_fails_alone() {
 
 #[test]
 fn weights_that_do_not_fit_are_refused_with_what_is_needed_and_free() {
-    if !emulator::install() || emulator::is_real() {
+    if !is_emulated() {
         return;
     }
     emulator::fail_alloc(3);

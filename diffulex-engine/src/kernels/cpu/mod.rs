@@ -70,9 +70,7 @@ impl CpuOps {
     fn rows_of(&self, table: &PackedMatrix, ids: impl ExactSizeIterator<Item = u32>) -> Result<Rows, BatchError> {
         let mut out = Rows::new(&self.buffers, ids.len(), table.n_in());
         for (row, id) in ids.enumerate() {
-            if id as usize >= table.n_out() {
-                return Err(BatchError::TokenOutsideVocabulary { id, vocab_size: table.n_out() });
-            }
+            BatchError::check_id(id, table.n_out())?;
             table.unpack_row(id as usize, out.row_mut(row));
         }
         Ok(out)

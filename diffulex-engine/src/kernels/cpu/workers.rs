@@ -1,22 +1,22 @@
 //! The threads of the pool, and how a job reaches them and ends.
 //!
 //! A job is a number of tasks. The caller opens it, wakes the workers, takes tasks itself until none is left, closes the job
-//! and waits until nobody is inside. A worker enters when it sees a new open job, takes tasks until none is left and leaves.
+//! and waits until no worker is inside. A worker enters when it sees a new open job, takes tasks until none is left, and leaves.
 //! It spins for a moment before it parks, and whenever it wakes. The end is a job of its own kind, which is never closed.
 //!
 //! | state | written by | when |
 //! |---|---|---|
 //! | `gate`: the turn | the caller | opens a job (odd), closes it (even) |
 //! | `gate`: the number inside | a worker | enters, leaves |
-//! | `job` | the caller | the turn is even, and nobody is inside who entered in an odd one |
+//! | `job` | the caller | the turn is even, and no worker that entered in an odd turn is inside |
 //! | `next`: the first task not taken | the caller; everybody who works | before it opens a job; to take a task |
-//! | `panic` | everybody who works; the caller | a task panics; takes it when nobody is inside |
+//! | `panic` | workers and the caller | a task panics; the caller takes it when no worker is inside |
 //! | a worker's token (`unpark`, `park`) | the caller; the worker | gives it when it has opened a job; takes it to wake |
 //! | `is_busy` | the caller | sets it before it writes the job, clears it when it has taken the panic |
 //!
 //! It must hold that
 //! - each task runs once: `next` only grows while the job is open, and who takes a number alone runs that task;
-//! - [`Workers::run`] returns after every task has, sees what they wrote, and nobody uses its closure afterwards: turn and
+//! - [`Workers::run`] returns after every task has, sees what they wrote, and no worker uses its closure afterwards: turn and
 //!   number inside are one atomic, so a worker is either counted when the job closes, or finds it closed. Leaving releases
 //!   what the worker wrote to the caller, who acquires it with the number 0;
 //! - no worker reads a job while it is written: opening releases it, entering acquires it, and the next job is written after
@@ -60,14 +60,14 @@ struct Job {
 struct Shared {
     /// The number of workers inside (times [`ENTRY`]) and the turn (times [`TURN`]), which is odd while a job is open.
     gate: AtomicU64,
-    /// The first task that nobody has taken.
+    /// The first task that is not taken yet.
     next: AtomicUsize,
     /// The last job opened; none is the end.
     job: UnsafeCell<Option<Job>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written only while the turn is even and nobody is inside, and read only inside, by those who entered while
+// SAFETY: `job` is written only while the turn is even and no worker is inside, and read only by workers that entered while
 // it was odd, as `Workers::run` and `Shared::enter` show; the task it points to is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer is not used after the call that made it ends.
@@ -172,7 +172,7 @@ impl Workers {
             return (0..n_tasks).for_each(task);
         }
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes; nobody uses the pointer after this call, which waits below.
+        // SAFETY: only the lifetime changes; no worker uses the pointer after this call, which waits below.
         let task = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(task) };
         let job = Job { task, n_tasks };
         self.open(Some(job));

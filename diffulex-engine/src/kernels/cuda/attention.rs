@@ -11,6 +11,7 @@ use super::queue::Arg;
 use super::step::Step;
 use super::tensor::Tensor;
 use super::tiles::{TILE, Tiles, tiles};
+use super::words::Words;
 use crate::error::StepError;
 use crate::kernels::{Attention, CacheShape, HoldError, KvType};
 
@@ -117,13 +118,14 @@ impl CudaOps {
         if let Some((_, tiles)) = step.tiles.borrow().iter().find(|(rows, _)| *rows == rows_per_tile) {
             return Ok(tiles.clone());
         }
-        let (mut words, n_tiles, pages) = tiles(step.batch, rows_per_tile, step.n_rows);
-        let pages_at = words.len();
-        words.extend(pages);
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let (of_tiles, n_tiles, pages) = tiles(step.batch, rows_per_tile, step.n_rows);
+        let n_pages = pages.len();
+        let mut words = Words::default();
+        words.push(of_tiles, n_tiles * TILE, 0);
+        let pages_at = words.push(pages, n_pages, 0);
         let longest = step.batch.sequences.iter().flat_map(|sequence| &sequence.visible).max().copied().unwrap_or(0);
         let n_chunks = (longest as usize).div_ceil(CHUNK).next_power_of_two();
-        let tiles = Tiles { memory: Rc::new(self.upload(&bytes)?), n_tiles, pages_at, n_chunks };
+        let tiles = Tiles { memory: Rc::new(self.upload_words(&words)?), n_tiles, pages_at, n_chunks };
         step.tiles.borrow_mut().push((rows_per_tile, tiles.clone()));
         Ok(tiles)
     }
@@ -148,11 +150,11 @@ impl CudaOps {
         let partial = if is_partial { Some(self.alloc(slab * per_tile)?) } else { None };
         let partial = partial.as_ref().map_or(Arg::NULL, Arg::from);
         let reach = attention.reach.unwrap_or(0);
-        let at = |word: usize| Arg::Pointer(memory.address() + 4 * word as u64);
+        let at = |bytes: usize| Arg::Pointer(memory.address() + bytes as u64);
         let sizes = [q.n_rows.into(), attention.n_heads.into(), n_kv_heads.into(), head_dim.into()];
         for first in (0..n_tiles).step_by(slab.max(1)) {
             let n = slab.min(n_tiles - first);
-            let lists = [at(TILE * first), at(pages_at), Arg::Pointer(step.visible)];
+            let lists = [at(4 * TILE * first), at(pages_at), Arg::Pointer(step.visible)];
             let tensors = [q.into(), (&layer.k).into(), (&layer.v).into(), (&y).into(), partial];
             let page_bits = page_size.trailing_zeros() as usize;
             let rest = [layer.stride().into(), page_bits.into(), reach.into(), (attention.scale * LOG2_E).into()];

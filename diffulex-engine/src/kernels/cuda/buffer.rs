@@ -17,7 +17,7 @@ const SHARED: std::ops::RangeInclusive<usize> = (1 << 20)..=(8 << 20);
 /// Size of an allocation that buffers share. Chosen by us.
 const SHARED_CHUNK: usize = 64 << 20;
 
-/// Device memory that stays until it is dropped.
+/// Device memory of a weight, a table or a cache.
 pub(super) struct Buffer {
     address: u64,
     n_bytes: usize,
@@ -39,7 +39,7 @@ impl Buffer {
         Ok(Some(Self { address, n_bytes, memory: Some(memory), device: device.clone() }))
     }
 
-    /// A part of a shared allocation; `None` where there is no memory for another one.
+    /// A part of a shared allocation; `None` if the device has no memory for a further one.
     fn share(device: &Device, n_bytes: usize) -> Result<Option<Block>, DeviceError> {
         let Holdings { shared, chunks, .. } = &device.holdings;
         if let Some(block) = Arena::take(shared, n_bytes) {

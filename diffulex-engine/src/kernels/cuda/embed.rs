@@ -9,6 +9,7 @@ use super::queue::Arg;
 use super::rows::{FLAT_THREADS, REDUCTION};
 use super::step::Step;
 use super::tensor::Tensor;
+use super::words::Words;
 use crate::error::{BatchError, StepError};
 
 /// Ids whose sum is taken by itself. `MIX_CHUNK` of embed.cu.
@@ -20,19 +21,9 @@ const MIX_TILE: usize = 64;
 /// Bytes of shared memory of a block of a mix: 16 ids of the weights and of the table.
 const MIX_SHARED: u32 = 2 * 16 * 4 * MIX_TILE as u32;
 
-impl Matrix {
-    /// Fails if one of `ids` is not a row of this table.
-    fn check_ids<'a>(&self, ids: impl IntoIterator<Item = &'a u32>) -> Result<(), StepError> {
-        match ids.into_iter().find(|id| **id as usize >= self.n_out) {
-            Some(id) => Err(BatchError::TokenOutsideVocabulary { id: *id, vocab_size: self.n_out }.into()),
-            None => Ok(()),
-        }
-    }
-}
-
 impl CudaOps {
     pub(super) fn embed_ids(&self, table: &Matrix, step: &Step<'_>) -> Result<Tensor, StepError> {
-        table.check_ids(&step.batch.ids)?;
+        step.batch.ids.iter().try_for_each(|id| BatchError::check_id(*id, table.n_out))?;
         let out = self.tensor_of(step.n_rows, step.batch.ids.len(), table.n_in)?;
         let args = [&table.as_args()[..], &[Arg::Pointer(step.ids), (&out).into()]].concat();
         self.launch_listed("embed", step.n_rows, table.n_in, &args);
@@ -45,27 +36,23 @@ impl CudaOps {
             return Ok(());
         }
         let parts = || blends.iter().flat_map(|blend| &blend.parts);
-        table.check_ids(parts().map(|(id, _)| id))?;
+        parts().try_for_each(|(id, _)| BatchError::check_id(*id, table.n_out))?;
         // Blends as `Blend` of embed.cu, ids, weights; each rounded up, so that steps of about the same size have the same extent.
         let n_blends = bucket(blends.len());
-        let mut words = Vec::new();
+        let mut descriptions = Vec::new();
         let mut first = 0;
         for blend in blends {
-            words.extend([blend.row, first, blend.parts.len() as u32, u32::from(blend.keeps_length)]);
+            descriptions.extend([blend.row, first, blend.parts.len() as u32, u32::from(blend.keeps_length)]);
             first += blend.parts.len() as u32;
         }
-        words.resize(4 * n_blends, NONE);
-        let ids_at = words.len();
         let n_parts = (first as usize).next_power_of_two();
-        words.extend(parts().map(|(id, _)| *id));
-        words.resize(ids_at + n_parts, 0);
-        let weights_at = words.len();
-        words.extend(parts().map(|(_, weight)| weight.to_bits()));
-        words.resize(weights_at + n_parts, 0);
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let lists = self.upload(&bytes)?;
-        let at = |word: usize| Arg::Pointer(lists.address() + 4 * word as u64);
-        let args = [&[(&*x).into()], &table.as_args()[..], &[at(0), at(ids_at), at(weights_at)]].concat();
+        let mut words = Words::default();
+        let blends_at = words.push(descriptions, 4 * n_blends, NONE);
+        let ids_at = words.push(parts().map(|(id, _)| *id), n_parts, 0);
+        let weights_at = words.push(parts().map(|(_, weight)| weight.to_bits()), n_parts, 0);
+        let lists = self.upload_words(&words)?;
+        let lists_at = [blends_at, ids_at, weights_at].map(|at| Arg::Pointer(lists.address() + at as u64));
+        let args = [&[(&*x).into()], &table.as_args()[..], &lists_at].concat();
         self.launch("blend", [n_blends, 1, 1], FLAT_THREADS, REDUCTION, &args);
         Ok(())
     }

@@ -25,6 +25,7 @@ mod staging;
 mod step;
 mod tensor;
 mod tiles;
+mod words;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -161,7 +162,7 @@ impl Ops for CudaOps {
     }
 
     fn tensor(&self, values: &[f32], width: usize) -> Result<Self::Tensor, StepError> {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = rows::bytes_of(values);
         let n_rows = values.len() / width;
         Ok(tensor::Tensor::new(self.upload(&bytes)?, n_rows, n_rows, width))
     }

@@ -7,9 +7,7 @@
 //! Never here: what the operations are.
 
 use std::collections::HashMap;
-use std::collections::hash_map::DefaultHasher;
 use std::ffi::c_void;
-use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
@@ -104,9 +102,8 @@ struct List {
     args: Vec<u64>,
 }
 
-/// A list that ran, and its graph from the second time on.
+/// When a list ran, and its graph from the second time on.
 struct Known {
-    list: List,
     graph: Option<Graph>,
     last_run: u64,
 }
@@ -141,7 +138,7 @@ pub(super) struct Queue {
     chunks: Vec<Buffer>,
     staging: Staging,
     list: List,
-    known: HashMap<u64, Known>,
+    known: HashMap<List, Known>,
     n_runs: u64,
 }
 
@@ -165,8 +162,9 @@ impl Queue {
         }
         let needed = Arena::growth(n_bytes);
         let Some(chunk) = Buffer::new(&self.device, needed)? else {
-            // What waits is of a batch that cannot be computed.
+            // The waiting launches belong to a batch that cannot be computed; no ticket of theirs holds any more.
             self.list = List::default();
+            self.n_runs += 1;
             let free = self.device.memory()?.free;
             return Err(BatchError::OutOfMemory { needed: needed as u64, free }.into());
         };
@@ -284,35 +282,37 @@ impl Queue {
         if list.entries.len() < LEAST_ENTRIES {
             return self.start(&list);
         }
-        let mut hasher = DefaultHasher::new();
-        list.hash(&mut hasher);
-        let key = hasher.finish();
-        let now = self.n_runs;
-        match self.known.get_mut(&key).filter(|known| known.list == list) {
-            Some(known) => {
-                known.last_run = now;
-                if known.graph.is_none() {
-                    let graph = self.capture(&list)?;
-                    if let Some(known) = self.known.get_mut(&key) {
-                        known.graph = Some(graph);
-                    }
-                }
-                let graph = self.known.get(&key).and_then(|known| known.graph.as_ref());
-                graph.map_or(Ok(()), |Graph(graph)| self.device.check("launch a graph", graph.launch()))
-            }
+        match self.known.get(&list).map(|known| known.graph.is_some()) {
             None => {
                 self.start(&list)?;
-                if self.known.len() >= MAX_KNOWN
-                    && let Some(oldest) = self.known.iter().min_by_key(|(_, known)| known.last_run).map(|(key, _)| *key)
-                {
-                    // Its graph may still run.
-                    self.wait()?;
-                    self.known.remove(&oldest);
-                }
-                self.known.insert(key, Known { list, graph: None, last_run: now });
-                Ok(())
+                return self.remember(list);
             }
+            Some(false) => {
+                let graph = self.capture(&list)?;
+                self.known.insert(list.clone(), Known { graph: Some(graph), last_run: self.n_runs });
+            }
+            Some(true) => {}
         }
+        let Some(known) = self.known.get_mut(&list) else { return Ok(()) };
+        known.last_run = self.n_runs;
+        match &known.graph {
+            Some(Graph(graph)) => self.device.check("launch a graph", graph.launch()),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps a list that ran once, in place of the one that ran longest ago where there are many.
+    fn remember(&mut self, list: List) -> Result<(), DeviceError> {
+        if self.known.len() >= MAX_KNOWN
+            && let Some(oldest) =
+                self.known.iter().min_by_key(|(_, known)| known.last_run).map(|(list, _)| list.clone())
+        {
+            // Its graph may still run.
+            self.wait()?;
+            self.known.remove(&oldest);
+        }
+        self.known.insert(list, Known { graph: None, last_run: self.n_runs });
+        Ok(())
     }
 
     /// Records the list instead of starting it.

@@ -14,6 +14,7 @@ use super::padding::{NONE, bucket};
 use super::queue::Arg;
 use super::step::DeviceList;
 use super::tensor::Tensor;
+use super::words::Words;
 use crate::error::{BatchError, StepError};
 use crate::kernels::{ClassScore, Classes, Draw, Head, Recipe, Scored, SelfConditioning};
 
@@ -50,25 +51,6 @@ const CLASS_WORDS: usize = 3;
 #[derive(Default)]
 pub(super) struct Memory {
     tables: Mutex<Vec<(Weak<Classes>, Arc<Buffer>)>>,
-}
-
-/// Words for the device.
-#[derive(Default)]
-struct Words(Vec<u32>);
-
-impl Words {
-    /// Appends a list, padded to `n` words; where it begins, in bytes.
-    fn push(&mut self, list: impl IntoIterator<Item = u32>, n: usize, padding: u32) -> usize {
-        let start = self.0.len().next_multiple_of(4);
-        self.0.resize(start, 0);
-        self.0.extend(list);
-        self.0.resize(start + n, padding);
-        4 * start
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|word| word.to_le_bytes()).collect()
-    }
 }
 
 /// Recipes that are scored at once, and where their lists lie.
@@ -147,7 +129,7 @@ impl CudaOps {
             return Ok(Vec::new());
         }
         let plan = self.plan_scores(recipes, head.matrix.n_out)?;
-        let lists = self.upload(&plan.words.bytes())?;
+        let lists = self.upload_words(&plan.words)?;
         let output = self.alloc(4 * plan.n_words)?;
         for part in &plan.parts {
             let at = |offset: usize| lists.address() + offset as u64;
@@ -318,7 +300,9 @@ impl CudaOps {
         if let Some((_, table)) = tables.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(classes)) {
             return Ok(table.clone());
         }
-        let bytes: Vec<u8> = classes.class_of.iter().flat_map(|class| class.to_le_bytes()).collect();
+        let mut words = Words::default();
+        words.push(classes.class_of.iter().copied(), classes.class_of.len(), 0);
+        let bytes = words.bytes();
         let Some(table) = Buffer::new(&self.device, bytes.len())? else {
             let (needed, free) = (bytes.len() as u64, self.device.memory()?.free);
             return Err(BatchError::OutOfMemory { needed, free }.into());

@@ -10,6 +10,7 @@ use super::arena::Block;
 use super::padding::{NONE, bucket};
 use super::rotation::Rotation;
 use super::tiles::Tiles;
+use super::words::Words;
 use crate::adapter_id::AdapterId;
 use crate::error::StepError;
 use crate::kernels::{ModelBatch, RowList};
@@ -53,18 +54,11 @@ impl CudaOps {
     pub(super) fn begin_step<'a>(&self, batch: &'a ModelBatch) -> Result<Step<'a>, StepError> {
         let n_attending: usize = batch.sequences.iter().map(|sequence| sequence.visible.len()).sum();
         let n_rows = bucket(batch.ids.len().max(batch.positions.len()).max(n_attending));
-        let mut words: Vec<u32> = Vec::new();
-        let mut push = |values: &mut dyn Iterator<Item = u32>, n_padded: usize, padding: u32| {
-            // Each list begins at a multiple of 16 bytes.
-            let start = words.len();
-            words.extend(values);
-            words.resize(start + n_padded.next_multiple_of(4), padding);
-            4 * start as u64
-        };
-        let ids = push(&mut batch.ids.iter().copied(), n_rows, 0);
-        let positions = push(&mut batch.positions.iter().copied(), n_rows, 0);
-        let slots = push(&mut batch.slots.iter().copied(), n_rows, NONE);
-        let visible = push(&mut batch.sequences.iter().flat_map(|rows| rows.visible.iter().copied()), n_rows, 0);
+        let mut words = Words::default();
+        let ids = words.push(batch.ids.iter().copied(), n_rows, 0);
+        let positions = words.push(batch.positions.iter().copied(), n_rows, 0);
+        let slots = words.push(batch.slots.iter().copied(), n_rows, NONE);
+        let visible = words.push(batch.sequences.iter().flat_map(|rows| rows.visible.iter().copied()), n_rows, 0);
         let adapters = batch.adapted.keys().map(|id: &AdapterId| RowList::Adapter(*id));
         let names = [RowList::Logits, RowList::Conditioned, RowList::Conditioning].into_iter().chain(adapters);
         let mut lists = Vec::new();
@@ -72,21 +66,20 @@ impl CudaOps {
             let rows = batch.rows(name);
             let n_padded = bucket(rows.len());
             if n_padded > 0 {
-                let address = push(&mut rows.iter().copied(), n_padded, NONE);
+                let address = words.push(rows.iter().copied(), n_padded, NONE) as u64;
                 lists.push((name, DeviceList { address, n_padded, n_real: rows.len() }));
             }
         }
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let memory = self.upload(&bytes)?;
+        let memory = self.upload_words(&words)?;
         let at = memory.address();
         lists.iter_mut().for_each(|(_, list)| list.address += at);
         Ok(Step {
             batch,
             n_rows,
-            ids: at + ids,
-            positions: at + positions,
-            slots: at + slots,
-            visible: at + visible,
+            ids: at + ids as u64,
+            positions: at + positions as u64,
+            slots: at + slots as u64,
+            visible: at + visible as u64,
             lists,
             tiles: RefCell::default(),
             rotations: RefCell::default(),

@@ -14,7 +14,7 @@ pub(super) const TILE: usize = 5;
 pub(super) struct Tiles {
     pub(super) memory: Rc<Block>,
     pub(super) n_tiles: usize,
-    /// Where the list of pages begins, in words.
+    /// Where the list of pages begins, in bytes.
     pub(super) pages_at: usize,
     /// Chunks of the longest context, rounded up.
     pub(super) n_chunks: usize,
