@@ -391,6 +391,28 @@ fn scores_rows_alike<O: Ops>(ops: &O, other: &O, case: &Case) {
     assert_eq!(bits(scored(other, case)), bits(together));
 }
 
+/// The least uniform number draws the first token that has a probability at all. Tokens of whole tiles before it have one that
+/// only 64-bit floats can tell from 0.
+#[test]
+fn a_token_without_a_probability_is_not_drawn_by_zero() {
+    let draws = |ops: &dyn Fn(&Case) -> Vec<Option<Scored>>| {
+        for certain in [1500, 2999] {
+            let row: Vec<f32> = (0..3000).map(|token| if token == certain { 1.0 } else { 0.6 }).collect();
+            let vocabulary = Vocabulary { n_sampleable: 3000, mask_token_id: None };
+            let recipe = Recipe { temperature: 1e-3, draw: Draw::Uniform(0.0), ..Recipe::greedy(0, vocabulary) };
+            let case = Case { logits: vec![row; N_ROWS], soft_cap: None, recipes: vec![recipe] };
+            let scored = ops(&case)[0].as_ref().map(|scored| (scored.token, scored.confidence));
+            assert_eq!(scored, Some((certain, 1.0)));
+        }
+    };
+    for simd in Simd::all() {
+        draws(&|case| scored(&CpuOps::with_simd(simd), case).0);
+    }
+    if let Some(gpu) = every_gpu() {
+        draws(&|case| scored(&*gpu, case).0);
+    }
+}
+
 /// In every way in which a head is held: what is found tile by tile is what the rows of logits say, and a tile that is
 /// computed again for a draw has the same logits.
 #[test]

@@ -217,11 +217,13 @@ impl<'a> Part<'a> {
         let mut drawing = if recipe.is_greedy() {
             Drawing { scored: greedy(recipe, &summary)?, search: None }
         } else if summary.largest[0].is_finite() && summary.total.is_finite() {
+            let tops: Vec<f32> = of_tiles().map(|tile| tile.summary.largest[0]).collect();
+            let mut top_weights = vec![0.0; tops.len()];
+            self.ops.simd.exp_into(&tops, summary.largest[0], row.wanted.factor, &mut top_weights);
             if recipe.is_cut() {
-                let tops = of_tiles().map(|tile| tile.summary.largest[0]).collect();
-                self.drawn_cut(row, kept.tiles(row.kept?), tops, &summary)?
+                self.drawn_cut(row, kept.tiles(row.kept?), &top_weights, &summary)?
             } else {
-                drawn(row, of_tiles(), &summary)?
+                drawn(row, of_tiles().zip(top_weights), &summary)?
             }
         } else {
             return None;
@@ -244,21 +246,19 @@ impl<'a> Part<'a> {
         Some(drawing)
     }
 
-    /// A row that is drawn from what its cuts leave. `tops` are the largest logits of its tiles.
+    /// A row that is drawn from what its cuts leave. `top_weights` are the largest weights of its tiles.
     fn drawn_cut<'t>(
         &self,
         row: &Row<'_>,
         tiles: impl Iterator<Item = &'t [f32]>,
-        tops: Vec<f32>,
+        top_weights: &[f32],
         summary: &Summary,
     ) -> Option<Drawing> {
         let (recipe, top, factor) = (row.recipe, summary.largest[0], row.wanted.factor);
         let simd = self.ops.simd;
-        let mut top_weights = vec![0.0; tops.len()];
-        simd.exp_into(&tops, top, factor, &mut top_weights);
-        let least = least_kept(recipe, &top_weights);
+        let least = least_kept(recipe, top_weights);
         let mut weights = self.normed.scratch(1, self.matrix.n_out());
-        for ((weights, logits), largest) in weights.values_mut().chunks_mut(TILE).zip(tiles).zip(&top_weights) {
+        for ((weights, logits), largest) in weights.values_mut().chunks_mut(TILE).zip(tiles).zip(top_weights) {
             if *largest < least {
                 // Nothing of the tile is kept.
                 weights.fill(0.0);
@@ -471,12 +471,13 @@ fn greedy(recipe: &Recipe, summary: &Summary) -> Option<Scored> {
     Some(ranked.scored(recipe, token, confidence, score))
 }
 
-/// A row that is drawn from all that may be drawn; `tiles` are its tiles.
-fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = &'t TileOfRow>, summary: &Summary) -> Option<Drawing> {
+/// A row that is drawn from all that may be drawn; `tiles` are its tiles, each with its largest weight.
+fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, summary: &Summary) -> Option<Drawing> {
     let (recipe, top, factor) = (row.recipe, summary.largest[0], row.wanted.factor);
-    let sum = |tile: &TileOfRow| {
+    let sum = |(tile, top_weight): (&TileOfRow, f32)| {
         let Summary { largest, total, .. } = tile.summary;
-        if total == 0.0 { 0.0 } else { f64::from(total) * f64::from((largest[0] - top) * factor).exp() }
+        // Tokens have 32-bit weights: where all of a tile's are 0, the search of its token would find none.
+        if top_weight == 0.0 { 0.0 } else { f64::from(total) * f64::from((largest[0] - top) * factor).exp() }
     };
     let sums: Vec<f64> = tiles.map(sum).collect();
     let total: f64 = sums.iter().sum();
