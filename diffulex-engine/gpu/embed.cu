@@ -1,6 +1,6 @@
 // Rows of a table [n_out, n_in] of any kind (matrix.h): by id, blended by weight, and mixed by a softmax over all ids.
 //
-// embed: grid (n_rows, n_in / 1024, rounded up), block 256. Ids outside the table, which padding may have, give zeros.
+// embed: grid (n_rows, n_in / 1024, rounded up), block 256. Left to the caller: ids are in the table, and so is the padding's.
 // blend: grid (blends), block 256, 128 bytes of shared memory. Left to the caller: ids are in the table, rows in x.
 // mix_*: softmax(logits) table in three launches. mix_weights: grid (n_rows), block 512, 128 bytes of shared memory. mix_sums:
 // grid (n_in / 64, n_rows / 64, n_out / MIX_CHUNK, each rounded up), block 256, 8192 bytes. mix_join: grid (n_rows, n_in / 1024, rounded up),
@@ -33,9 +33,8 @@ KERNEL __launch_bounds__(256) embed(int kind, const uint8_t* data, int n_out, in
     using namespace embed_rows;
     Table table = {kind, data, n_out, n_in};
     int id = ids[blockIdx.x];
-    bool is_there = id >= 0 && id < n_out;
     for (int i = blockIdx.y * FLAT + threadIdx.x; i < min(n_in, (int)(blockIdx.y + 1) * FLAT); i += blockDim.x)
-        out[(int64_t)blockIdx.x * n_in + i] = is_there ? table.at(id, i) : 0;
+        out[(int64_t)blockIdx.x * n_in + i] = table.at(id, i);
 }
 EMU_KERNEL(embed)
 

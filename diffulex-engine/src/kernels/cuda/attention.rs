@@ -168,3 +168,44 @@ impl CudaOps {
         Ok(y)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::tests::{every_gpu, values};
+    use crate::kernels::{ModelBatch, Ops, SequenceRows, WeightData, WeightType};
+
+    /// Later operations read the rows of padding, too.
+    #[test]
+    fn padding_attends_to_nothing_and_gets_zeros() {
+        let Some(ops) = every_gpu() else { return };
+        let (n_real, head_dim) = (5_u32, 16);
+        let bytes: Vec<u8> = values(1, 8 * head_dim).into_iter().flat_map(f32::to_le_bytes).collect();
+        let table = ops.matrix(WeightData::F32(&bytes), 8, head_dim, WeightType::F32).unwrap();
+        let rows = SequenceRows { rows: 0..n_real as usize, pages: vec![0], visible: (1..=n_real).collect() };
+        let ids: Vec<u32> = (0..n_real).collect();
+        let batch = ModelBatch {
+            positions: ids.clone(),
+            slots: ids.clone(),
+            ids,
+            sequences: vec![rows],
+            ..ModelBatch::default()
+        };
+        let step = ops.begin(&batch).unwrap();
+        let q = ops.embed(&table, &step).unwrap();
+        for kv_type in [KvType::F32, KvType::Bf16] {
+            let shape = CacheShape { n_slots: 16, page_size: 16, n_kv_heads: 1, head_dim, kv_type };
+            let mut cache = ops.cache(&[shape]).unwrap();
+            ops.store(&mut cache, 0, &q, &q, &step).unwrap();
+            // The memory that the result will have.
+            drop(ops.tensor(&vec![f32::NAN; q.len()], head_dim).unwrap());
+            let attention = Attention { n_heads: 1, reach: None, scale: 1.0 };
+            let y = ops.attend(&q, &cache, 0, attention, &step).unwrap();
+            let bytes = ops.queue().download(&[(y.data.address(), 4 * y.len())]).unwrap().remove(0);
+            let all: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+            let padding = &all[y.n_real * head_dim..];
+            assert_eq!((padding.len(), y.n_real), (3 * head_dim, n_real as usize));
+            assert!(padding.iter().all(|value| *value == 0.0), "{padding:?}");
+        }
+    }
+}
