@@ -179,8 +179,20 @@ impl Subject {
     }
 }
 
-/// Every strategy, for what must hold of all of them.
+/// Every strategy, for what must hold of all of them. One of each layout on the emulated GPU, which takes minutes for each.
 pub(crate) fn subjects() -> Vec<Subject> {
+    let mut all = every_subject();
+    if is_on_gpu() && !diffulex_gpu_emulator::is_real() {
+        let mut left = vec!["multi_bd", "d2f", "semi_ar", "diffusion_gemma"];
+        all.retain(|subject| {
+            left.iter().position(|name| *name == subject.strategy).map(|at| left.remove(at)).is_some()
+        });
+        assert!(left.is_empty(), "{left:?}");
+    }
+    all
+}
+
+fn every_subject() -> Vec<Subject> {
     let page_bytes = |n_kv_heads: u64| 3 * 2 * n_kv_heads * 16 * 4 * 8;
     let options = EngineOptions { max_model_len: 96, ..options() };
     let of_four = EngineOptions { block_size: Some(4), ..options.clone() };
