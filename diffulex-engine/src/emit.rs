@@ -110,14 +110,11 @@ impl Emitter {
     }
 
     fn extend(&mut self, fresh: &str) {
-        if fresh.is_empty() || self.stop_at.is_some() {
+        if self.stop_at.is_some() {
             return;
         }
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
-        let mut from = self.text.len().saturating_sub(longest);
-        while !self.text.is_char_boundary(from) {
-            from -= 1;
-        }
+        let from = self.text.floor_char_boundary(self.text.len().saturating_sub(longest));
         self.text.push_str(fresh);
         let found = self.stops.iter().filter_map(|stop| self.text[from..].find(stop.as_str())).min();
         self.stop_at = found.map(|offset| from + offset);

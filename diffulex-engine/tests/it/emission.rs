@@ -107,6 +107,7 @@ fn stream(
             ServingEvent::Delta(delta) => {
                 joined.push_str(&delta.text);
                 told.extend(delta.token_ids);
+                assert!(delta.finished || (prompt.len() + told.len()).is_multiple_of(4), "a part of a block");
             }
             ServingEvent::BufferSnapshot(snapshot) => {
                 joined.push_str(&snapshot.committed_text);

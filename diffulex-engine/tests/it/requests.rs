@@ -1,13 +1,16 @@
 //! Life of a request: limits, ends, refusals, streams, aborts.
 
-use diffulex_engine::{EngineOptions, ServingEngine};
+use diffulex_engine::{EngineOptions, ModelFiles, ServingEngine, TextModel};
 use diffulex_protocol::{
     ErrorCode, FinishReason, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, SnapshotSpan, StreamMode,
 };
+use diffulex_strategies::Layout;
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::harness::{Told, deciding, decoding, engine, greedy, options, prompt, request, run, run_with, subjects};
+use crate::harness::{
+    Told, deciding, decoding, engine, golden, greedy, options, prompt, request, run, run_with, subjects,
+};
 
 fn streaming(mut request: ServingGenerate, mode: StreamMode) -> ServingGenerate {
     request.stream = true;
@@ -189,6 +192,46 @@ fn stop_strings_cut_the_text_in_every_mode() {
         }
         check_stream(&told, "append", engine.card().mask_token_id);
         check_stream(&told, "denoise", engine.card().mask_token_id);
+    }
+}
+
+#[test]
+fn a_token_that_begins_with_a_stop_string_is_not_part_of_the_answer() {
+    let text = TextModel::load(&ModelFiles::folder(golden("sdar")).unwrap()).unwrap();
+    let mut engine = engine(&options());
+    let ids = run(&mut engine, vec![request("free", &prompt(8, 7), greedy(32))]).reply("free").token_ids.clone();
+    let mut n_stops = 0;
+    for (index, id) in ids.iter().enumerate() {
+        let (before, stop) = (text.decode(&ids[..index]), text.decode(&[*id]));
+        // An incomplete character is written with the token behind it.
+        let is_apart = text.decode(&ids[..=index]) == format!("{before}{stop}") && !before.ends_with('\u{FFFD}');
+        if stop.is_empty() || !is_apart || format!("{before}{stop}").find(&stop) != Some(before.len()) {
+            continue;
+        }
+        let params = SamplingParams { stop: vec![stop], ..greedy(32) };
+        let told = run(&mut engine, vec![request("stopped", &prompt(8, 7), params)]);
+        assert_eq!(told.reply("stopped").token_ids, ids[..index]);
+        n_stops += 1;
+    }
+    assert!(n_stops > 3, "{n_stops}");
+}
+
+#[test]
+fn deltas_end_where_blocks_do() {
+    for subject in subjects() {
+        let mut engine = subject.engine(&subject.options);
+        let n_prompt = 7;
+        let told =
+            run(&mut engine, vec![streaming(request("r", &prompt(3, n_prompt), greedy(22)), StreamMode::BlockAppend)]);
+        let block_size = engine.card().block_size;
+        let origin =
+            if engine.config().strategy.declared().layout == Layout::BlockCausal { 0 } else { n_prompt as u32 };
+        for event in &told.0["r"] {
+            let ServingEvent::Delta(delta) = event else { continue };
+            let end = n_prompt as u32 + delta.token_offset + delta.token_ids.len() as u32;
+            let is_edge = (end - origin).is_multiple_of(block_size);
+            assert!(delta.finished || is_edge, "{}: {end}, blocks of {block_size}", subject.strategy);
+        }
     }
 }
 
