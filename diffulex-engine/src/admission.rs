@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
-use diffulex_protocol::{FinishReason, Prompt, ServingGenerate, ServingInput, SettingValue};
+use diffulex_protocol::{FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
 use diffulex_strategies::accept::DENOISING_STEPS;
 use diffulex_strategies::{Layout, Strategy};
 
@@ -50,6 +50,13 @@ pub fn check_ids(param: &'static str, ids: &[u32], vocab_size: u32) -> Result<()
     Err(RequestError::invalid(param, message))
 }
 
+/// Refuses token ids of `params` that are not below `vocab_size`.
+pub fn check_params_ids(params: &SamplingParams, vocab_size: u32) -> Result<(), RequestError> {
+    check_ids("stop_token_ids", &params.stop_token_ids, vocab_size)?;
+    let biased: Vec<u32> = params.logit_bias.iter().map(|(token, _)| *token).collect();
+    check_ids("logit_bias", &biased, vocab_size)
+}
+
 impl Admission<'_> {
     /// The sequence of `request`, whose seed is set.
     pub(crate) fn admit(&self, request: &mut ServingGenerate) -> Result<Admitted, RequestError> {
@@ -63,6 +70,7 @@ impl Admission<'_> {
             ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
         };
         check_ids("prompt", &prompt, self.vocab_size)?;
+        check_params_ids(params, self.vocab_size)?;
         let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let is_d2f = adapter.is_some_and(|adapter| adapter.is_d2f);
         let mut decoding = params.decoding.clone();
@@ -135,12 +143,8 @@ impl Admission<'_> {
             return Err(RequestError::invalid("prompt", "prompt is empty"));
         }
         if prompt_len >= max_model_len {
-            return Err(RequestError::invalid(
-                "prompt",
-                format!(
-                    "prompt has {prompt_len} tokens; with at least one to write, the limit of {max_model_len} is passed"
-                ),
-            ));
+            let problem = format!("{prompt_len} tokens, and at least one to write");
+            return Err(RequestError::context_length("prompt", max_model_len, problem));
         }
         let wanted = prompt_len.saturating_add(max_tokens);
         let limits = if wanted <= max_model_len {
@@ -177,8 +181,8 @@ impl Admission<'_> {
         };
         let max_model_len = self.config.max_model_len;
         if prompt.len() > max_model_len {
-            let message = format!("prompt has {} tokens, masks included; the limit is {max_model_len}", prompt.len());
-            return Err(RequestError::too_large("prompt", message));
+            let problem = format!("{} tokens, masks included", prompt.len());
+            return Err(RequestError::context_length("prompt", max_model_len, problem));
         }
         if last >= prompt.len() {
             return invalid(format!("position {last} is masked; the prompt has {}", prompt.len()));

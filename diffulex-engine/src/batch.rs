@@ -6,6 +6,7 @@ use std::ops::Range;
 use diffulex_strategies::Input;
 
 use crate::kernels::{Blend, Guidance, ModelBatch, Recipe, SequenceRows, Vocabulary};
+use crate::logit_changes::LogitChanges;
 use crate::randomness::Randomness;
 use crate::sampler::{self, Wanted, draw_key};
 use crate::scheduler::{Scheduled, Span, Ticket};
@@ -112,13 +113,15 @@ fn add_rows(
     }
     // The rows without the prompt follow those with it, in the same order.
     let unguided = sequence.guidance().map(|scale| (scale, positions.len()));
-    for block in sequence.denoised(&blocks).filter(|_| !is_unguided) {
+    let denoised = if is_unguided { 0..0 } else { sequence.denoised(&blocks) };
+    let changes = (!denoised.is_empty()).then(|| LogitChanges::of(sequence, frame.vocabulary));
+    for (block, changes) in denoised.flat_map(|block| Some((block, changes.as_ref()?))) {
         let start = sequence.block_range(block).start;
         for position in sequence.undecided(block) {
             let row = first_row + sequence.predicting_position(position) - positions.start;
             let guidance = unguided.map(|(scale, n_rows)| Guidance { unguided_row: (row + n_rows) as u32, scale });
             owners.push(Wanted { ticket, block, row: position - start });
-            let recipe = sampler::recipe(sequence, position, row as u32, frame.vocabulary, frame.randomness);
+            let recipe = sampler::recipe(sequence, position, row as u32, changes, frame.vocabulary, frame.randomness);
             batch.recipes.push(Recipe { guidance, ..recipe });
         }
     }

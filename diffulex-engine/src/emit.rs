@@ -5,9 +5,11 @@
 //!
 //! Never here: decisions about tokens; scheduling; sockets.
 
+use std::ops::Range;
+
 use diffulex_protocol::{
-    FinishReason, ServingBufferSnapshot, ServingDelta, ServingEvent, ServingGenerate, ServingReply, SnapshotSpan,
-    StreamMode,
+    Alternatives, FinishReason, ServingBufferSnapshot, ServingDelta, ServingEvent, ServingGenerate, ServingReply,
+    SnapshotSpan, StreamMode,
 };
 
 use crate::sequence::{PositionState, Sequence};
@@ -63,6 +65,10 @@ pub struct Emitter {
     mode: Option<StreamMode>,
     span: SnapshotSpan,
     stops: Vec<String>,
+    /// Tokens before any stop string.
+    min_tokens: usize,
+    /// Where a stop string may begin in `text`: behind the first `min_tokens`.
+    stops_from: usize,
     detokenizer: Detokenizer,
     text: String,
     /// Length of `text` after each token.
@@ -84,6 +90,8 @@ impl Emitter {
             mode: request.stream.then_some(request.stream_mode),
             span: request.snapshot,
             stops: request.sampling_params.stop.clone(),
+            min_tokens: request.sampling_params.min_tokens as usize,
+            stops_from: 0,
             detokenizer: Detokenizer::default(),
             text: String::new(),
             ends: Vec::new(),
@@ -113,8 +121,14 @@ impl Emitter {
         if self.stop_at.is_some() {
             return;
         }
+        if self.ends.len() < self.min_tokens {
+            self.text.push_str(fresh);
+            self.stops_from = self.text.len();
+            return;
+        }
         let longest = self.stops.iter().map(String::len).max().unwrap_or(0);
-        let from = self.text.floor_char_boundary(self.text.len().saturating_sub(longest));
+        let from = self.text.len().saturating_sub(longest).max(self.stops_from);
+        let from = self.text.floor_char_boundary(from);
         self.text.push_str(fresh);
         let found = self.stops.iter().filter_map(|stop| self.text[from..].find(stop.as_str())).min();
         self.stop_at = found.map(|offset| from + offset);
@@ -122,7 +136,7 @@ impl Emitter {
 
     /// Bytes of `text` that no stop string can take back any more.
     fn safe_len(&self) -> usize {
-        let bytes = self.text.as_bytes();
+        let bytes = &self.text.as_bytes()[self.stops_from..];
         let held = self
             .stops
             .iter()
@@ -149,7 +163,8 @@ impl Emitter {
             // A token belongs to the answer if it began before the stop string.
             let n_tokens =
                 std::iter::once(0).chain(self.ends.iter().copied()).take_while(|start| *start < stop).count();
-            self.ends.truncate(n_tokens);
+            // One that is only a part of the stop string's first character stays where `min_tokens` asks for it.
+            self.ends.truncate(n_tokens.max(self.min_tokens));
         }
         if let Some(end) = self.ends.last_mut() {
             *end = self.text.len();
@@ -224,14 +239,15 @@ impl Emitter {
             cached_tokens: usage.cached_tokens,
             nfe_counts: nfe,
             queue_time_s: usage.queue_time_s,
-            confidences: self.reported_confidences(sequence, answer),
+            confidences: self.reported_confidences(sequence, answer.clone()),
+            alternatives: reported_alternatives(sequence, answer),
             seed: sequence.params().seed,
             preemptions: usage.preemptions,
         })));
         events
     }
 
-    fn reported_confidences(&self, sequence: &Sequence, positions: std::ops::Range<usize>) -> Vec<f32> {
+    fn reported_confidences(&self, sequence: &Sequence, positions: Range<usize>) -> Vec<f32> {
         if sequence.params().logprobs { sequence.confidences()[positions].to_vec() } else { Vec::new() }
     }
 
@@ -270,7 +286,8 @@ impl Emitter {
             engine_decode_tokens: usage.decode_tokens,
             engine_decode_tps: usage.tokens_per_second(),
             seq: self.next_seq(),
-            confidences: self.reported_confidences(sequence, positions),
+            confidences: self.reported_confidences(sequence, positions.clone()),
+            alternatives: reported_alternatives(sequence, positions),
         })
     }
 
@@ -326,6 +343,12 @@ impl Emitter {
             pieces,
             confidences: sequence.confidences()[start..end].to_vec(),
             block_size: block_size as u32,
+            alternatives: reported_alternatives(sequence, start..end),
         }))
     }
+}
+
+/// The likeliest tokens at `positions`, if they are asked for.
+fn reported_alternatives(sequence: &Sequence, positions: Range<usize>) -> Vec<Alternatives> {
+    if sequence.params().top_logprobs > 0 { sequence.alternatives()[positions].to_vec() } else { Vec::new() }
 }

@@ -148,7 +148,8 @@ impl Engine {
             has_started: false,
         };
         self.outputs.insert(ticket, output);
-        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter));
+        let root = self.scheduler.pool().root(adapter, request.cache_salt.as_deref());
+        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter).rooted(root));
         self.tickets.insert(request.rid, ticket);
         self.scheduler.enqueue(ticket);
         Ok(())

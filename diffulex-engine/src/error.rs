@@ -60,6 +60,13 @@ impl RequestError {
         Self { message: message.into(), code: ErrorCode::TooLarge, param: Some(param.into()) }
     }
 
+    /// The model's context of `max_model_len` cannot hold field `param`; `problem` says how large that is. The first sentence is
+    /// OpenAI's: clients recognise an overflow by it, and make the prompt shorter.
+    pub fn context_length(param: &'static str, max_model_len: usize, problem: impl std::fmt::Display) -> Self {
+        let message = format!("This model's maximum context length is {max_model_len} tokens. {param}: {problem}");
+        Self { message, code: ErrorCode::ContextLengthExceeded, param: Some(param.into()) }
+    }
+
     /// The engine's fault.
     pub fn engine(message: impl Into<String>) -> Self {
         Self { message: message.into(), code: ErrorCode::EngineFailed, param: None }

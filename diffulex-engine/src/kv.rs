@@ -65,6 +65,12 @@ impl PagePool {
         self.free.len()
     }
 
+    /// The name before the first page of requests with this adapter and this salt, which are the only ones to find the pages.
+    pub fn root(&self, adapter: Option<AdapterId>, salt: Option<&str>) -> PageHash {
+        let root = PageHash::root(adapter);
+        salt.map_or(root, |salt| PageHash(self.hasher.hash_one((root, salt))))
+    }
+
     /// The name of the page with tokens `ids` that follows the page named `previous`.
     pub fn hash(&self, previous: PageHash, ids: &[u32]) -> PageHash {
         PageHash(self.hasher.hash_one((previous, ids)))

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K};
 
 use crate::error::RequestError;
-use crate::kernels::{LogitChange, Recipe, Scored, Vocabulary};
+use crate::kernels::{Recipe, Scored, Vocabulary};
+use crate::logit_changes::LogitChanges;
 use crate::randomness::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Ticket};
 use crate::sequence::Sequence;
@@ -32,17 +33,14 @@ pub fn recipe(
     sequence: &Sequence,
     position: usize,
     row: u32,
+    changes: &LogitChanges,
     vocabulary: Vocabulary,
     randomness: &dyn Randomness,
 ) -> Recipe {
     let params = sequence.params();
-    let penalty = sequence.penalty(position);
     Recipe {
         strategy_temperature: sequence.temperature(sequence.block_of(position)),
-        changes: penalty
-            .map(|(token, penalty)| LogitChange { penalty, ..LogitChange::none(token) })
-            .into_iter()
-            .collect(),
+        changes: changes.at(sequence, position),
         temperature: params.temperature,
         top_k: params.top_k,
         top_p: params.top_p,

@@ -34,6 +34,8 @@ pub struct Scheduled {
     pub pages: Vec<PageId>,
     /// Number of named pages at the front, and the name of the last one.
     named: (usize, PageHash),
+    /// The name before its first page.
+    root: PageHash,
     last_step: u64,
     /// Its place in buffers of a device that keep something for each request. It has one from its first forward to its end:
     /// the contents of such a buffer are not lost with the pages. Slots are below [`Scheduler::max_slots`].
@@ -52,11 +54,18 @@ impl Scheduled {
             adapter,
             pages: Vec::new(),
             named: (0, PageHash::root(adapter)),
+            root: PageHash::root(adapter),
             last_step: 0,
             slot: None,
             cached_tokens: 0,
             preemptions: 0,
         }
+    }
+
+    /// With the name that stands before its first page, of [`PagePool::root`].
+    #[must_use]
+    pub fn rooted(self, root: PageHash) -> Self {
+        Self { named: (0, root), root, ..self }
     }
 }
 
@@ -228,7 +237,7 @@ impl Scheduler {
         }
         let (ready, _) = sequence.window();
         let n_final = sequence.rows_of(&ready).end;
-        let root = PageHash::root(request.adapter);
+        let root = request.root;
         let mut hash = root;
         let mut names = Vec::new();
         for index in 0..n_final / self.page_size {
@@ -258,7 +267,7 @@ impl Scheduler {
     /// Undoes [`Self::find_prefix`] for a request that has not written any K/V.
     fn forget_prefix(&mut self, request: &mut Scheduled) {
         self.pool.give_back(&mut request.pages);
-        request.named = (0, PageHash::root(request.adapter));
+        request.named = (0, request.root);
         request.cached_tokens = 0;
         request.sequence.found_in_cache(0);
     }

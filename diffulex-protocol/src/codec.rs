@@ -246,6 +246,7 @@ mod tests {
                 nfe_counts: Default::default(),
                 queue_time_s: 0.25,
                 confidences: Vec::new(),
+                alternatives: if seed % 5 == 0 { vec![vec![(7, 0.5)], Vec::new()] } else { Vec::new() },
                 seed: Some(seed).filter(|seed| seed % 2 == 0),
                 preemptions: 0,
             }))

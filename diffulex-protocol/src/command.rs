@@ -95,6 +95,9 @@ pub struct ServingGenerate {
     /// The adapter to answer with; `None` is the model as it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
+    /// Cached prefixes are shared only with requests of the same salt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_salt: Option<String>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,
@@ -116,6 +119,7 @@ impl ServingGenerate {
             suffix: None,
             masked: Vec::new(),
             adapter: None,
+            cache_salt: None,
             user: None,
             created_time: 0.0,
         }

@@ -119,6 +119,9 @@ fn read_hot_event(cursor: &mut Cursor<'_>) -> Option<ServingEvent> {
     fields.close().map(|()| event)
 }
 
+/// The likeliest tokens of a position and their probabilities, in falling order.
+pub type Alternatives = Vec<(u32, f32)>;
+
 hot_events! {
     /// Text that will not change any more.
     ///
@@ -148,6 +151,8 @@ hot_events! {
         pub seq: u32,
         /// Probability of each token when it was committed, if `logprobs` was asked for.
         pub confidences: Vec<f32> [optional],
+        /// Of each token the likeliest at its place then, in falling order, if `top_logprobs` was asked for.
+        pub alternatives: Vec<Alternatives> [optional],
     }
 
     /// The part of the answer that can still change, after one step.
@@ -191,6 +196,8 @@ hot_events! {
         pub confidences: Vec<f32>,
         /// Positions of one block, so that a client can draw the edges: they lie at multiples of it in absolute positions.
         pub block_size: u32,
+        /// See [`ServingDelta`]; one per position, empty where masked.
+        pub alternatives: Vec<Alternatives> [optional],
     }
 }
 
@@ -341,6 +348,8 @@ hot_events! {
         pub queue_time_s: f64,
         /// Probability of each token when committed, if `logprobs` was asked for.
         pub confidences: Vec<f32> [optional],
+        /// See [`ServingDelta`].
+        pub alternatives: Vec<Alternatives> [optional],
         /// The seed that draws this text again.
         pub seed: Option<u64> [optional],
         /// How many times the request lost its pages to an older one.
@@ -370,6 +379,7 @@ impl ServingReply {
             nfe_counts: NfeCounts::default(),
             queue_time_s: 0.0,
             confidences: Vec::new(),
+            alternatives: Vec::new(),
             seed: None,
             preemptions: 0,
         }
@@ -389,6 +399,8 @@ pub enum ErrorCode {
     InvalidRequest,
     /// It can never fit this server.
     TooLarge,
+    /// Its prompt, with at least one token of answer, is longer than the model's context.
+    ContextLengthExceeded,
     /// The engine failed at it.
     #[default]
     EngineFailed,
@@ -448,6 +460,7 @@ mod tests {
         for event in [
             ServingEvent::Delta(ServingDelta::default()),
             ServingEvent::Delta(ServingDelta { confidences: vec![0.5], ..ServingDelta::default() }),
+            ServingEvent::Delta(ServingDelta { alternatives: vec![vec![(5, 0.5), (6, 0.25)]], ..Default::default() }),
             ServingEvent::BufferSnapshot(Box::default()),
             ServingEvent::Reply(Box::new(ServingReply::new("r", FinishReason::Aborted))),
             ServingEvent::Reply(Box::new(full)),

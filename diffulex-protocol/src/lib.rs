@@ -20,8 +20,8 @@ pub use command::{
     AdapterSource, ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
 };
 pub use event::{
-    ErrorCode, EventBatch, FinishReason, NfeCounts, ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent,
-    ServingReply,
+    Alternatives, ErrorCode, EventBatch, FinishReason, NfeCounts, ServingBufferSnapshot, ServingDelta, ServingError,
+    ServingEvent, ServingReply,
 };
 pub use messagepack::FieldVisitor;
 pub use params::{ParamError, ParamProblem, SamplingParams};

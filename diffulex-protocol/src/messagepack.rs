@@ -209,6 +209,14 @@ impl<'a, T: Read<'a>> Read<'a> for Vec<T> {
     }
 }
 
+/// A pair is a list of two.
+impl<'a, A: Read<'a>, B: Read<'a>> Read<'a> for (A, B) {
+    fn read(cursor: &mut Cursor<'a>) -> Option<Self> {
+        (cursor.length(0x90, None, 0xdc)? == 2).then_some(())?;
+        Some((A::read(cursor)?, B::read(cursor)?))
+    }
+}
+
 /// True for a value that an optional field leaves out.
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()

@@ -39,9 +39,27 @@ pub struct SamplingParams {
     /// Token ids that end the answer, beside the model's own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop_token_ids: Vec<u32>,
+    /// Tokens of the answer that come before any end token, and any `stop`, ends it; at most `max_tokens`.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub min_tokens: u32,
+    /// Subtracted from the logits of tokens that the answer has, in [-2, 2]; the engine's `LogitChanges` says which count.
+    #[serde(skip_serializing_if = "is_zero_float")]
+    pub presence_penalty: f32,
+    /// The same, for each time that the answer has the token.
+    #[serde(skip_serializing_if = "is_zero_float")]
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens that prompt or answer has (CTRL, section 4.1); 1 is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub repetition_penalty: Option<f32>,
+    /// Added to the logits of single tokens, by id: ascending, each once, each in [-100, 100].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub logit_bias: Vec<(u32, f32)>,
     /// Report the probability each token had when it was committed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub logprobs: bool,
+    /// With `logprobs`: report so many of the likeliest tokens beside each, at most [`SamplingParams::MAX_TOP_LOGPROBS`].
+    #[serde(skip_serializing_if = "is_zero")]
+    pub top_logprobs: u32,
     /// Settings of the loaded strategy that this request changes; the engine checks them.
     #[serde(skip_serializing_if = "DecodingSettings::is_empty")]
     pub decoding: DecodingSettings,
@@ -69,7 +87,13 @@ impl Default for SamplingParams {
             seed: None,
             stop: Vec::new(),
             stop_token_ids: Vec::new(),
+            min_tokens: 0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: None,
+            logit_bias: Vec::new(),
             logprobs: false,
+            top_logprobs: 0,
             decoding: DecodingSettings::default(),
         }
     }
@@ -82,6 +106,16 @@ impl SamplingParams {
     pub const MAX_STOPS: usize = 16;
     /// Longest stop string in bytes; chosen by us: text is held back by up to this much while it may still match.
     pub const MAX_STOP_BYTES: usize = 1024;
+    /// OpenAI's bound of the presence and the frequency penalty, on both sides of 0.
+    pub const MAX_PENALTY: f32 = 2.0;
+    /// Bounds of the repetition penalty. vLLM has 0, open, and none; these are chosen by us, so that no logit overflows.
+    pub const REPETITION_PENALTIES: (f32, f32) = (0.01, 100.0);
+    /// OpenAI's bound of a token's bias, on both sides of 0.
+    pub const MAX_LOGIT_BIAS: f32 = 100.0;
+    /// Most tokens with a bias. Chosen by us: they are looked at for every position of every step; OpenAI takes 300.
+    pub const MAX_LOGIT_BIASES: usize = 1024;
+    /// Most alternatives per token: as many as scoring ranks.
+    pub const MAX_TOP_LOGPROBS: u32 = 8;
 
     /// Checks every range but those of `decoding`.
     pub fn validate(&self) -> Result<(), ParamError> {
@@ -99,10 +133,41 @@ impl SamplingParams {
         if self.stop.iter().any(|stop| stop.is_empty()) {
             return stop(ParamProblem::EmptyStop);
         }
-        match self.stop.iter().find(|stop| stop.len() > Self::MAX_STOP_BYTES) {
-            Some(long) => stop(ParamProblem::LongStop(long.len())),
-            None => Ok(()),
+        if let Some(long) = self.stop.iter().find(|stop| stop.len() > Self::MAX_STOP_BYTES) {
+            return stop(ParamProblem::LongStop(long.len()));
         }
+        self.validate_penalties()?;
+        let top_logprobs = |problem| Err(ParamError { field: "top_logprobs", problem });
+        match self.top_logprobs {
+            0 => Ok(()),
+            n if n > Self::MAX_TOP_LOGPROBS => {
+                top_logprobs(ParamProblem::TooMany { most: u64::from(Self::MAX_TOP_LOGPROBS), got: u64::from(n) })
+            }
+            _ if !self.logprobs => top_logprobs(ParamProblem::WithoutLogprobs),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ranges of what changes the logits.
+    fn validate_penalties(&self) -> Result<(), ParamError> {
+        let most = Self::MAX_PENALTY;
+        within("presence_penalty", Some(self.presence_penalty), -most, most, false)?;
+        within("frequency_penalty", Some(self.frequency_penalty), -most, most, false)?;
+        let (low, high) = Self::REPETITION_PENALTIES;
+        within("repetition_penalty", self.repetition_penalty, low, high, false)?;
+        if self.min_tokens > self.max_tokens {
+            let problem = ParamProblem::TooMany { most: u64::from(self.max_tokens), got: u64::from(self.min_tokens) };
+            return Err(ParamError { field: "min_tokens", problem });
+        }
+        let logit_bias = |problem| Err(ParamError { field: "logit_bias", problem });
+        if self.logit_bias.len() > Self::MAX_LOGIT_BIASES {
+            return logit_bias(ParamProblem::TooManyBiases(self.logit_bias.len()));
+        }
+        if !self.logit_bias.is_sorted_by(|(a, _), (b, _)| a < b) {
+            return logit_bias(ParamProblem::Unsorted);
+        }
+        let most = Self::MAX_LOGIT_BIAS;
+        self.logit_bias.iter().try_for_each(|(_, bias)| within("logit_bias", Some(*bias), -most, most, false))
     }
 }
 
@@ -137,6 +202,19 @@ pub enum ParamProblem {
     EmptyStop,
     /// A stop string has so many bytes, more than [`SamplingParams::MAX_STOP_BYTES`].
     LongStop(usize),
+    /// More than there may be.
+    TooMany {
+        /// Largest value.
+        most: u64,
+        /// As it was sent.
+        got: u64,
+    },
+    /// So many tokens have a bias, more than [`SamplingParams::MAX_LOGIT_BIASES`].
+    TooManyBiases(usize),
+    /// Tokens with a bias are not in order, or one of them has two.
+    Unsorted,
+    /// `top_logprobs` where `logprobs` is not asked for.
+    WithoutLogprobs,
 }
 
 impl std::fmt::Display for ParamError {
@@ -156,6 +234,12 @@ impl std::fmt::Display for ParamError {
             ParamProblem::LongStop(n_bytes) => {
                 write!(out, "a {field} string takes at most {} bytes, got {n_bytes}", SamplingParams::MAX_STOP_BYTES)
             }
+            ParamProblem::TooMany { most, got } => write!(out, "{field} must be at most {most}, got {got}"),
+            ParamProblem::TooManyBiases(n) => {
+                write!(out, "{field} takes at most {} tokens, got {n}", SamplingParams::MAX_LOGIT_BIASES)
+            }
+            ParamProblem::Unsorted => write!(out, "{field} must name each token once, in ascending order"),
+            ParamProblem::WithoutLogprobs => write!(out, "{field} needs logprobs"),
         }
     }
 }
@@ -170,6 +254,14 @@ fn within(field: &'static str, value: Option<f32>, low: f32, high: f32, low_is_o
         return Ok(());
     }
     Err(ParamError { field, problem: ParamProblem::OutOfRange { low, high, low_is_open, got } })
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
+fn is_zero_float(value: &f32) -> bool {
+    *value == 0.0
 }
 
 fn at_least_one(field: &'static str, value: Option<u32>) -> Result<(), ParamError> {
@@ -200,6 +292,16 @@ mod tests {
             ("min_p", SamplingParams { min_p: Some(1.5), ..base() }),
             ("stop", SamplingParams { stop: vec![String::new()], ..base() }),
             ("stop", SamplingParams { stop: vec!["x".to_owned(); 17], ..base() }),
+            ("min_tokens", SamplingParams { min_tokens: 513, ..base() }),
+            ("presence_penalty", SamplingParams { presence_penalty: 2.5, ..base() }),
+            ("frequency_penalty", SamplingParams { frequency_penalty: f32::NAN, ..base() }),
+            ("repetition_penalty", SamplingParams { repetition_penalty: Some(0.0), ..base() }),
+            ("repetition_penalty", SamplingParams { repetition_penalty: Some(f32::INFINITY), ..base() }),
+            ("logit_bias", SamplingParams { logit_bias: vec![(3, 100.5)], ..base() }),
+            ("logit_bias", SamplingParams { logit_bias: vec![(3, 1.0), (3, 1.0)], ..base() }),
+            ("logit_bias", SamplingParams { logit_bias: (0..1025).map(|id| (id, 1.0)).collect(), ..base() }),
+            ("top_logprobs", SamplingParams { top_logprobs: 9, logprobs: true, ..base() }),
+            ("top_logprobs", SamplingParams { top_logprobs: 1, ..base() }),
         ];
         for (field, params) in wrong {
             assert_eq!(params.validate().map_err(|error| error.field), Err(field), "{params:?}");

@@ -19,6 +19,7 @@ fn generate(sampling_params: SamplingParams, snapshot: SnapshotSpan) -> ServingC
         suffix: None,
         masked: Vec::new(),
         adapter: None,
+        cache_salt: None,
         user: None,
         created_time: 0.0,
     })

@@ -66,7 +66,13 @@ fn full_commands() -> Vec<ServingCommand> {
         seed: Some(u64::MAX),
         stop: vec!["x".to_owned()],
         stop_token_ids: vec![7],
+        min_tokens: 1,
+        presence_penalty: 0.5,
+        frequency_penalty: -0.5,
+        repetition_penalty: Some(1.5),
+        logit_bias: vec![(3, -100.0), (7, 1.5)],
         logprobs: true,
+        top_logprobs: 2,
         decoding: serde_json::from_value(serde_json::json!({
             "accept_rule": "static",
             "accept_threshold": 0.5,
@@ -107,6 +113,7 @@ fn full_commands() -> Vec<ServingCommand> {
         suffix: Some(Prompt::Ids(vec![3])),
         masked: vec![1],
         adapter: Some("a".to_owned()),
+        cache_salt: Some("s".to_owned()),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -142,6 +149,7 @@ fn full_events() -> Vec<ServingEvent> {
         nfe_counts: NfeCounts { denoise: 1, prefill: 1, commit: 0, rebuild: 4 },
         queue_time_s: 0.125,
         confidences: vec![0.5],
+        alternatives: vec![vec![(1, 0.5), (2, 0.25)]],
         seed: Some(7),
         preemptions: 1,
     };
@@ -154,9 +162,14 @@ fn full_events() -> Vec<ServingEvent> {
         model: ModelCard::default(),
     };
     vec![
-        ServingEvent::Delta(ServingDelta { confidences: vec![0.5], ..ServingDelta::default() }),
+        ServingEvent::Delta(ServingDelta {
+            confidences: vec![0.5],
+            alternatives: vec![vec![(1, 0.5)]],
+            ..ServingDelta::default()
+        }),
         ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
             pieces: vec![None, Some("a".into())],
+            alternatives: vec![Vec::new(), vec![(1, 0.5)]],
             ..ServingBufferSnapshot::default()
         })),
         ServingEvent::Reply(Box::new(reply)),
@@ -300,6 +313,7 @@ proptest! {
                 suffix: None,
                 masked: Vec::new(),
                 adapter: None,
+                cache_salt: None,
                 user: None,
                 created_time: 0.5,
             });

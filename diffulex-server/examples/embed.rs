@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use diffulex_engine::TextModel;
-use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, SnapshotSpan, StreamMode};
+use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, StreamMode};
 use diffulex_server::config::ServerConfig;
 use diffulex_server::engine_loop::EngineLoop;
 use diffulex_server::frontend::{StreamEvent, Submission};
@@ -34,18 +34,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let factory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, launch::frontend_options(&config)).await?;
 
+    let input = ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: prompt }] };
     let submission = Submission {
-        route: "embed",
-        input: ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: prompt }] },
         sampling_params: SamplingParams { temperature: 0.0, max_tokens: 64, ..SamplingParams::default() },
         stream: true,
         stream_mode: StreamMode::Denoise,
-        snapshot: SnapshotSpan::Window,
-        suffix: None,
-        fills_masks: false,
-        adapter: None,
-        user: None,
-        n_choices: 1,
+        ..Submission::new("embed", input)
     };
     // One stream per choice. Dropping a stream aborts its request.
     for mut stream in engine.frontend().submit(submission).await? {

@@ -7,7 +7,6 @@ use diffulex_protocol::SamplingParams;
 use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
-use crate::demo;
 use crate::flags::{EngineFlags, ServeArgs};
 
 /// Serves a diffusion language model over HTTP.
@@ -69,8 +68,11 @@ pub fn command() -> clap::Command {
     let of_serve = ServerConfig::flag_defaults();
     let mut of_generate = of_serve.clone();
     let SamplingParams { max_tokens, temperature, .. } = SamplingParams::default();
-    let temperature = format!("{temperature:?}, for the demo model {:?}", demo::default_temperature(None));
-    of_generate.extend([("max_tokens".to_owned(), max_tokens.into()), ("temperature".to_owned(), temperature.into())]);
+    let unless_named = |value: String| format!("the checkpoint's, otherwise {value}").into();
+    of_generate.extend([
+        ("max_tokens".to_owned(), unless_named(max_tokens.to_string())),
+        ("temperature".to_owned(), unless_named(format!("{temperature:?}"))),
+    ]);
     with_defaults(Cli::command(), &of_serve)
         // The flags of `serve`, whose own help has them all.
         .mut_args(|argument| {

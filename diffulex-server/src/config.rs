@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use crate::config_error::ConfigError;
 use crate::flags::{EngineFlags, ServeArgs, ServerFlags};
 use crate::link::address::Address;
+use crate::sampling_defaults::GenerationConfig;
 use engine::check_decoding;
 pub(crate) use engine::engine_options;
 
@@ -30,6 +31,8 @@ pub struct ServerConfig {
     pub port: u16,
     /// Checkpoint folder or GGUF file; `None` is the demo model.
     pub model: Option<PathBuf>,
+    /// Where sampling that requests do not name comes from.
+    pub generation_config: GenerationConfig,
     /// Public name; `None` is the folder's.
     pub served_model_name: Option<String>,
     /// One more name.
@@ -39,6 +42,8 @@ pub struct ServerConfig {
     pub api_key: Option<String>,
     /// Origin whose pages may call.
     pub cors_origin: Option<String>,
+    /// Server that requests for speech are passed on to.
+    pub speech_upstream: Option<String>,
     /// Names that clients call the server by.
     pub allowed_host: Vec<String>,
     /// The engine runs in this process.
@@ -86,10 +91,12 @@ impl Default for ServerConfig {
             // Diffulex's.
             port: 8000,
             model: None,
+            generation_config: GenerationConfig::default(),
             served_model_name: None,
             model_name: None,
             api_key: None,
             cors_origin: None,
+            speech_upstream: None,
             allowed_host: Vec::new(),
             in_process: false,
             // The following are chosen by us. Eight batches of waiting requests: minutes of queue at worst.
@@ -157,6 +164,7 @@ impl ServerConfig {
             model_name,
             api_key,
             cors_origin,
+            speech_upstream,
             allowed_host,
             in_process,
             max_queued_requests,
@@ -180,10 +188,12 @@ impl ServerConfig {
             host: host.unwrap_or(defaults.host),
             port: port.unwrap_or(defaults.port),
             model: engine.model.clone(),
+            generation_config: engine.generation_config.unwrap_or(defaults.generation_config),
             served_model_name: given(served_model_name),
             model_name: given(model_name),
             api_key,
             cors_origin: given(cors_origin),
+            speech_upstream: given(speech_upstream),
             allowed_host: allowed_host.unwrap_or(defaults.allowed_host),
             in_process: in_process.unwrap_or(defaults.in_process),
             max_queued_requests: max_queued_requests.unwrap_or(defaults.max_queued_requests),
@@ -231,6 +241,16 @@ impl ServerConfig {
                 self.heartbeat_interval_seconds, self.watchdog_timeout
             );
             return Err(ConfigError::flag("--watchdog-timeout", problem));
+        }
+        if let Some(url) = &self.speech_upstream {
+            let is_http = |uri: axum::http::Uri| uri.scheme_str() == Some("http") && uri.host().is_some();
+            if !url.parse().is_ok_and(is_http) {
+                // TLS would be a large dependency for a server that is nearly always on the same machine.
+                return Err(ConfigError::flag(
+                    "--speech-upstream",
+                    format!("expected http://HOST[:PORT], got {url:?}"),
+                ));
+            }
         }
         if let Some(key) = &self.api_key
             && (key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))

@@ -6,11 +6,6 @@ use std::path::Path;
 
 use diffulex_engine::models::read_config;
 use diffulex_engine::{LoadError, ModelFiles};
-use diffulex_protocol::SamplingParams;
-
-/// The temperature of requests to the demo model that name none: its answers are facts, sums and lists, which drawing at
-/// random only spoils.
-const TEMPERATURE: f32 = 0.0;
 
 /// Each file that [`ModelFiles`] may be asked for, with its content.
 macro_rules! embedded {
@@ -27,11 +22,6 @@ const FILES: &[(&str, &[u8])] = embedded![
     "chat_template.jinja",
     "model.safetensors",
 ];
-
-/// The temperature of requests that name none, to the model at `path` or the demo model.
-pub fn default_temperature(path: Option<&Path>) -> f32 {
-    path.map_or(TEMPERATURE, |_| SamplingParams::default().temperature)
-}
 
 /// The model at `path`, or the demo model when none is named. One that no network here computes is refused before anything
 /// is started for it.

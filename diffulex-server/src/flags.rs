@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config_error::ConfigError;
 use crate::decoding_flags::DecodingFlags;
 use crate::diffulex_flags::DiffulexFlags;
+use crate::sampling_defaults::GenerationConfig;
 
 /// Where the key may stand instead of on the command line, which everybody on the machine can read.
 pub(crate) const API_KEY_VARIABLE: &str = "DIFFULEX_API_KEY";
@@ -55,6 +56,9 @@ pub struct ServerFlags {
     /// Origin whose web pages may call this server; * allows every origin.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Option<String>,
+    /// Server that /v1/audio/speech is passed on to: http://HOST:PORT of one with OpenAI's route.
+    #[arg(long, value_name = "URL")]
+    pub speech_upstream: Option<String>,
     /// Host name that clients may use for this server, such as a proxy's; * allows any. IP addresses and localhost are always
     /// allowed. Repeatable.
     #[arg(long, value_name = "HOST")]
@@ -116,6 +120,9 @@ pub struct EngineFlags {
     /// Checkpoint folder with config.json, tokenizer.json and safetensors, or a GGUF file; default: the demo model.
     #[arg(long, value_name = "PATH")]
     pub model: Option<PathBuf>,
+    /// Sampling of requests that name none: auto takes it from the checkpoint's generation_config.json, none from this server.
+    #[arg(long, value_name = "SOURCE")]
+    pub generation_config: Option<GenerationConfig>,
     /// LoRA adapter in PEFT's format; requests select it by NAME as their model; default name: the folder's. Repeatable.
     #[arg(long, value_name = "[NAME=]FOLDER")]
     pub lora_path: Option<Vec<String>>,

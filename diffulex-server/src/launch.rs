@@ -22,10 +22,11 @@ use crate::engine_loop::{EngineFactory, InProcess};
 use crate::flags::ServeArgs;
 use crate::frontend::{CrashReports, Frontend, FrontendOptions, NotServing, WorkerStarter, WorkerStatus};
 use crate::http::connection::{self, ConnectionOptions};
-use crate::http::{self, BodyLimits, CorsOriginError, HttpOptions};
+use crate::http::{self, BodyLimits, HttpOptions, RouterError};
 use crate::link::LinkError;
 use crate::log::{self, LogError};
 use crate::private_dir::{PrivateDir, PrivateDirError};
+use crate::sampling_defaults::sampling_defaults;
 use crate::telemetry::Telemetry;
 use crate::worker_process::{self, WorkerBoot, WorkerPlan, WorkerProcessError, WorkerProcesses};
 use crate::{demo, descriptors};
@@ -54,9 +55,9 @@ pub enum LaunchError {
     /// ZMQ cannot start.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// `--cors-origin` is wrong.
+    /// `--cors-origin` or `--speech-upstream` is wrong.
     #[error(transparent)]
-    CorsOrigin(#[from] CorsOriginError),
+    Router(#[from] RouterError),
     /// Something that every server needs cannot be had.
     #[error("cannot {what}: {error}")]
     System {
@@ -217,7 +218,7 @@ pub async fn serve_with(
         model_aliases: aliases(config, files),
         model_name: name.clone(),
         model_place: files.place(),
-        default_temperature: demo::default_temperature(config.model.as_deref()),
+        sampling_defaults: sampling_defaults(files, config.generation_config)?,
         started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         api_key: config.api_key.clone(),
         cors_origin: config.cors_origin.clone(),
@@ -228,6 +229,7 @@ pub async fn serve_with(
             max_bytes: config.max_body_bytes,
             timeout: ServerConfig::duration(config.header_timeout_seconds),
         },
+        speech_upstream: config.speech_upstream.clone(),
     };
     let router = http::router(frontend.clone(), telemetry, http_options)?;
     let (stop_http, stop) = watch::channel(false);

@@ -27,6 +27,7 @@ pub mod one_shot;
 pub mod panics;
 mod platform;
 pub mod private_dir;
+pub mod sampling_defaults;
 pub mod telemetry;
 pub mod terminal;
 pub mod worker;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use diffulex_engine::{EngineOptions, ModelFiles, TextModel};
 use diffulex_protocol::{
-    ChatMessage, FinishReason, SamplingParams, ServingError, ServingInput, ServingReply, StreamMode,
+    ChatMessage, ErrorCode, FinishReason, SamplingParams, ServingError, ServingInput, ServingReply, StreamMode,
 };
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -20,6 +20,7 @@ use crate::config::{ServerConfig, engine_options};
 use crate::engine_loop::{EngineFactory, EngineLoop, EngineLoopError};
 use crate::frontend::{EventStream, StreamEvent, Submission, SubmitError};
 use crate::launch::LaunchError;
+use crate::sampling_defaults::sampling_defaults;
 use crate::terminal::{Abilities, Screen};
 use crate::{demo, launch, log};
 
@@ -57,7 +58,7 @@ pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
 }
 
 async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
-    let Model { files, options, text } = model_of(args)?;
+    let Model { files, options, text, sampling } = model_of(args)?;
     let config = ServerConfig { engine: options.clone(), request_timeout_seconds: 0.0, ..ServerConfig::default() };
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, launch::frontend_options(&config)).await?;
@@ -65,7 +66,7 @@ async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
     let abilities = Abilities::of_environment();
     let is_shown = std::io::stdout().is_terminal() && abilities.moves_cursor;
     let started = Instant::now();
-    let submission = submission(args, prompt, is_shown);
+    let submission = submission(args, sampling, prompt, is_shown);
     let mut streams = engine.frontend().submit(submission).await?;
     let stream = streams.pop().ok_or(GenerateError::NoAnswer)?;
     let (reply, finished) =
@@ -79,17 +80,19 @@ struct Model {
     files: ModelFiles,
     options: EngineOptions,
     text: TextModel,
+    /// Sampling that the command line does not name.
+    sampling: SamplingParams,
 }
 
 fn model_of(args: &GenerateArgs) -> Result<Model, LaunchError> {
     let files = demo::model_files(args.engine.model.as_deref())?;
     let options = engine_options(&args.engine)?;
     let text = TextModel::load(&files)?;
-    Ok(Model { files, options, text })
+    let sampling = sampling_defaults(&files, args.engine.generation_config.unwrap_or_default())?;
+    Ok(Model { files, options, text, sampling })
 }
 
-fn submission(args: &GenerateArgs, prompt: String, is_shown: bool) -> Submission {
-    let defaults = SamplingParams::default();
+fn submission(args: &GenerateArgs, defaults: SamplingParams, prompt: String, is_shown: bool) -> Submission {
     let input = if args.raw {
         ServingInput::text(prompt)
     } else {
@@ -98,7 +101,7 @@ fn submission(args: &GenerateArgs, prompt: String, is_shown: bool) -> Submission
     Submission {
         sampling_params: SamplingParams {
             max_tokens: args.max_tokens.unwrap_or(defaults.max_tokens),
-            temperature: args.temperature.unwrap_or_else(|| demo::default_temperature(args.engine.model.as_deref())),
+            temperature: args.temperature.unwrap_or(defaults.temperature),
             seed: args.seed,
             ..defaults
         },
@@ -198,8 +201,12 @@ fn read_prompt(input: impl Read) -> Result<String, GenerateError> {
 /// An error of the front end without the name of a field, because the user sent none.
 fn without_field_name(error: &SubmitError) -> String {
     let message = error.to_string();
-    let rest = ["messages", "prompt"].iter().find_map(|field| message.strip_prefix(field)?.strip_prefix(": "));
-    rest.map_or_else(|| message.clone(), |rest| format!("the prompt is too long: {rest}"))
+    let field = ["messages: ", "prompt: "].into_iter().find(|field| message.contains(field));
+    let is_long = matches!(error, SubmitError::Request(error) if error.code == ErrorCode::ContextLengthExceeded);
+    match field.filter(|_| is_long) {
+        Some(field) => format!("the prompt is too long: {}", message.replacen(field, "It has ", 1)),
+        None => message,
+    }
 }
 
 /// The finish reason in words.

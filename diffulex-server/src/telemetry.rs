@@ -14,9 +14,10 @@ use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, ModelCa
 const LATENCY_BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
 
 /// Every [`ErrorCode`] with its label.
-const ERROR_LABELS: [(ErrorCode, &str); 7] = [
+const ERROR_LABELS: [(ErrorCode, &str); 8] = [
     (ErrorCode::InvalidRequest, "invalid_request"),
     (ErrorCode::TooLarge, "too_large"),
+    (ErrorCode::ContextLengthExceeded, "context_length_exceeded"),
     (ErrorCode::EngineFailed, "engine_failed"),
     (ErrorCode::EngineLost, "engine_lost"),
     (ErrorCode::ShuttingDown, "shutting_down"),

@@ -14,7 +14,7 @@ use axum::http::{Method, Request, Response, StatusCode, Uri, header};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{
     ErrorCode, EventBatch, FinishReason, ModelCard, PROTOCOL_VERSION, Ready, ServingBufferSnapshot, ServingCommand,
-    ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode,
+    SamplingParams, ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode,
 };
 use diffulex_server::frontend::{Frontend, FrontendOptions, StartError, WorkerHandle, WorkerParts, WorkerStarter};
 use diffulex_server::http::{BodyLimits, HttpOptions, router};
@@ -25,10 +25,11 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 /// Routes with a body. Of all other first bytes the rest is a path.
-const POST: [&str; 11] = [
+const POST: [&str; 12] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/audio/speech",
     "/tokenize",
     "/detokenize",
     "/abort_request",
@@ -188,13 +189,14 @@ impl Stage {
             model_name: "fuzz".to_owned(),
             model_aliases: Vec::new(),
             model_place: "nowhere".to_owned(),
-            default_temperature: 1.0,
+            sampling_defaults: SamplingParams::default(),
             started_at: 0,
             api_key: None,
             cors_origin: None,
             allowed_hosts: Vec::new(),
             is_exposed: false,
             body: BodyLimits { max_bytes: 1 << 20, timeout: Duration::from_secs(60) },
+            speech_upstream: None,
         };
         let router = router(frontend, telemetry, options).expect("the options are right");
         Self { runtime, router, answer }

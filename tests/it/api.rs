@@ -278,7 +278,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("/v1/chat/completions", json!({"messages": []}), 400, Some("messages")),
         ("/v1/chat/completions", chat(json!({"n": 9})), 400, Some("n")),
         ("/v1/chat/completions", chat(json!({"tools": [{"type": "function"}]})), 400, Some("tools")),
-        ("/v1/chat/completions", chat(json!({"logit_bias": {"1": 5}})), 400, Some("logit_bias")),
+        ("/v1/chat/completions", chat(json!({"logit_bias": {"1": 500}})), 400, Some("logit_bias")),
         ("/v1/chat/completions", chat(json!({"temperature": "hot"})), 400, Some("temperature")),
         ("/v1/chat/completions", chat(json!({"stop": [""]})), 400, Some("stop")),
         ("/v1/completions", prompt(json!({"suffix": "x"})), 400, Some("suffix")),

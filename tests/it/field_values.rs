@@ -8,7 +8,7 @@ use crate::harness::{Answer, Server};
 /// One of so many combinations is asked, so that this takes seconds. A prime, so that it meets every field and every value.
 const EVERY: usize = 7;
 
-const FIELDS: [&str; 18] = [
+const FIELDS: [&str; 30] = [
     "max_tokens",
     "max_completion_tokens",
     "max_nfe",
@@ -27,6 +27,18 @@ const FIELDS: [&str; 18] = [
     "stop",
     "stop_token_ids",
     "user",
+    "min_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "top_logprobs",
+    "request_id",
+    "truncate_prompt_tokens",
+    "cache_salt",
+    "reasoning_effort",
+    "stage_sampling",
+    "stage_params",
 ];
 
 const SETTINGS: [&str; 26] = [

@@ -57,7 +57,7 @@ fn a_text_that_can_never_fit_is_refused_before_it_is_tokenised() {
     for (path, body, param) in cases {
         let answer = server.post(path, &body);
         assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some(param)), "{path} {}", answer.body);
-        assert_eq!(answer.json()["error"]["code"], "too_large");
+        assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
         assert!(answer.body.contains("bytes") && answer.body.contains("2048"), "{path} {}", answer.body);
     }
     let growth = server.resident_bytes().saturating_sub(before);
@@ -218,7 +218,7 @@ fn pages_of_others_command_nothing() {
     let local = format!("localhost:{port}");
     let evil_name = format!("evil.example:{port}");
     let same = format!("origin: http://{own}");
-    let cases: [(&str, &[&str], u16); 16] = [
+    let cases: [(&str, &[&str], u16); 21] = [
         (&own, &[], 200),
         (&local, &[], 200),
         (&format!("LOCALHOST:{port}"), &[], 200),
@@ -233,7 +233,12 @@ fn pages_of_others_command_nothing() {
         (&own, &[&same], 200),
         (&own, &["origin: https://evil.example"], 403),
         (&own, &["origin: null"], 403),
-        (&own, &["origin: http://localhost:1"], 403),
+        (&own, &["origin: http://localhost:1"], 200),
+        (&own, &["origin: https://app.localhost", "sec-fetch-site: same-site"], 200),
+        (&own, &["origin: http://[::1]:3000"], 200),
+        (&own, &["origin: http://localhost.evil.example"], 403),
+        (&own, &["origin: http://127.0.0.1.evil.example"], 403),
+        (&own, &["origin: ftp://localhost"], 403),
         (&own, &["sec-fetch-site: cross-site"], 403),
         (&own, &["origin: https://proxy.example", "sec-fetch-site: same-origin"], 200),
     ];
@@ -277,6 +282,8 @@ fn hosts_and_origins_that_are_named_may_call() {
     assert_eq!(post("127.0.0.1", &["origin: https://chat.example"]), 200);
     assert_eq!(post("localhost", &["origin: https://a.example", "sec-fetch-site: cross-site"]), 200);
     assert_eq!(post("localhost", &["origin: https://b.example", "sec-fetch-site: cross-site"]), 403);
+    // An origin that is named is the only one.
+    assert_eq!(post("localhost", &["origin: http://localhost:1"]), 403);
 
     let anybody = Server::start(&["--allowed-host", "*", "--cors-origin", "*"]);
     let post = |host: &str, lines: &[&str]| with_headers(&anybody, "POST", "/flush_cache", host, lines).status;

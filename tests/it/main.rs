@@ -13,6 +13,7 @@ mod command_line;
 mod engine_loop;
 mod faults;
 mod field_values;
+mod fields;
 mod gpu;
 mod harness;
 mod hostile;

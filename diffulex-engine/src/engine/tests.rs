@@ -56,6 +56,7 @@ fn request(rid: &str) -> ServingCommand {
         suffix: None,
         masked: Vec::new(),
         adapter: None,
+        cache_salt: None,
         user: None,
         created_time: 0.0,
     })

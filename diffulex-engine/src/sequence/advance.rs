@@ -81,6 +81,9 @@ impl Sequence {
             for edit in &proposal.edits {
                 self.apply(*index, *edit, &mut change)?;
             }
+            if self.params.top_logprobs > 0 {
+                self.note_alternatives(*index, &proposal.edits, candidates);
+            }
             let is_unchanged = was_full && before == self.positions.tokens[range];
             let block = &mut self.blocks[*index];
             block.steps += 1;
@@ -99,6 +102,25 @@ impl Sequence {
             for candidate in candidates {
                 self.positions.last_confidences[start + candidate.row] = candidate.confidence;
             }
+        }
+    }
+
+    /// Records the likeliest tokens of the positions of block `index` that `edits` wrote.
+    fn note_alternatives(&mut self, index: usize, edits: &[Edit], candidates: &[BlockCandidates]) {
+        let n_wanted = self.params.top_logprobs as usize;
+        let Some(block) = candidates.iter().find(|block| block.block == index) else { return };
+        for edit in edits {
+            let (row, is_written) = match edit {
+                Edit::Fill { row, .. } | Edit::Draft { row, .. } => (*row, true),
+                Edit::Mask { row } => (*row, false),
+            };
+            let candidate = block.candidates.iter().find(|candidate| candidate.row == row).filter(|_| is_written);
+            let alternatives = candidate.map(|candidate| {
+                let likeliest = std::iter::once(candidate.likeliest).chain(candidate.runners_up);
+                likeliest.take(n_wanted).filter(|(_, probability)| *probability > 0.0).collect()
+            });
+            let position = self.block_start(index) + row;
+            self.positions.alternatives[position] = alternatives.unwrap_or_default();
         }
     }
 

@@ -13,10 +13,10 @@ mod forward;
 mod geometry;
 mod position;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use diffulex_protocol::{FinishReason, NfeCounts, SamplingParams};
+use diffulex_protocol::{Alternatives, FinishReason, NfeCounts, SamplingParams};
 use diffulex_strategies::{Declared, Input, Layout, Progress, Score, Strategy};
 
 use crate::alignment::LogitAlignment;
@@ -73,7 +73,7 @@ pub struct Sequence {
     context: Context,
     /// Blocks before this one were cached once and lost.
     rebuild_end: usize,
-    /// First position at which an end token ends the answer: after the last token that the client gave.
+    /// First position at which an end token ends the answer: after the last token that the client gave, and after `min_tokens`.
     stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
@@ -109,6 +109,7 @@ impl Sequence {
             limits,
             mask_token_id,
             stop_ids,
+            stops_from: prompt.len() + params.min_tokens as usize,
             params,
             declared,
             strategy,
@@ -117,7 +118,6 @@ impl Sequence {
             blocks: Vec::new(),
             context: Context::Never,
             rebuild_end: 0,
-            stops_from: prompt.len(),
             first_stop: None,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
@@ -146,7 +146,7 @@ impl Sequence {
         for (position, token) in (self.geometry.prompt_len..).zip(given) {
             if let Some(token) = *token {
                 self.positions.give(position, token);
-                self.stops_from = position + 1;
+                self.stops_from = self.stops_from.max(position + 1);
             }
         }
         self
@@ -181,9 +181,40 @@ impl Sequence {
         Some((self.positions.tokens[before], penalty))
     }
 
-    /// How many of the likeliest tokens of a position its strategy looks at.
+    /// How many of the likeliest tokens of a position its strategy looks at, or its client asks for.
     pub fn n_likeliest(&self) -> usize {
-        self.declared.n_likeliest
+        self.declared.n_likeliest.max(self.params.top_logprobs as usize)
+    }
+
+    /// Tokens that end the answer.
+    pub fn stop_ids(&self) -> &BTreeSet<u32> {
+        &self.stop_ids
+    }
+
+    /// End of the positions at which no end token may come: the first `min_tokens` of the answer.
+    pub fn min_end(&self) -> usize {
+        self.geometry.prompt_len + self.params.min_tokens as usize
+    }
+
+    /// Tokens that penalties count, and how often the answer has each: 0 where only the client gave it.
+    ///
+    /// An occurrence in the answer is a decided position before its end, which is the first end token or the limit, whatever
+    /// the order in which positions were decided. Drafts, masks and positions behind the end are none. Occurrences that the
+    /// client gave are the prompt, the suffix, and the tokens between the masks of a prompt.
+    pub fn occurrences(&self) -> BTreeMap<u32, u32> {
+        let Positions { tokens, states, .. } = &self.positions;
+        let answer = self.geometry.prompt_len..self.answer_end();
+        let mut occurrences = BTreeMap::new();
+        for (position, (token, state)) in tokens.iter().zip(states).enumerate() {
+            match state {
+                PositionState::Prompt => {
+                    occurrences.entry(*token).or_insert(0);
+                }
+                PositionState::Filled if answer.contains(&position) => *occurrences.entry(*token).or_insert(0) += 1,
+                PositionState::Filled | PositionState::Masked | PositionState::Draft => {}
+            }
+        }
+        occurrences
     }
 
     /// The score that its candidates are ranked by.
@@ -253,6 +284,11 @@ impl Sequence {
     /// Probability of every token when it was written, 1 in the prompt, 0 where masked.
     pub fn confidences(&self) -> &[f32] {
         &self.positions.confidences
+    }
+
+    /// The likeliest tokens of every position when its token was written, if the client asks for them.
+    pub fn alternatives(&self) -> &[Alternatives] {
+        &self.positions.alternatives
     }
 
     /// Opened blocks.

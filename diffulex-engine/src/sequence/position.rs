@@ -1,5 +1,6 @@
 //! The positions of a sequence: given, masked, drafts or decided.
 
+use diffulex_protocol::Alternatives;
 use diffulex_strategies::Input;
 
 /// State of a position.
@@ -32,6 +33,8 @@ pub(super) struct Positions {
     pub(super) inputs: Vec<Input>,
     /// Probability of the token when it was written, 1 where given, 0 where masked.
     pub(super) confidences: Vec<f32>,
+    /// The likeliest tokens when the token was written, if they are asked for; empty where masked or given.
+    pub(super) alternatives: Vec<Alternatives>,
     /// Confidence with which a token was last written here; see [`diffulex_strategies::BlockView`].
     pub(super) written_confidences: Vec<f32>,
     /// Confidence of the last candidate; see [`diffulex_strategies::BlockView`].
@@ -64,6 +67,7 @@ impl Positions {
         let end = self.tokens.len();
         self.states.resize(end, state);
         self.confidences.resize(end, confidence);
+        self.alternatives.resize(end, Vec::new());
         self.written_confidences.resize(end, 0.0);
         self.last_confidences.resize(end, 0.0);
     }
@@ -82,6 +86,7 @@ impl Positions {
         self.states.truncate(end);
         self.inputs.truncate(end);
         self.confidences.truncate(end);
+        self.alternatives.truncate(end);
         self.written_confidences.truncate(end);
         self.last_confidences.truncate(end);
     }

@@ -18,6 +18,7 @@ mod loading;
 mod pages;
 mod picture;
 mod planning;
+mod request_params;
 mod requests;
 mod restated;
 mod sequences;

@@ -16,6 +16,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
     let defaults = EngineOptions::default();
     let EngineFlags {
         model: _,
+        generation_config: _,
         lora_path: _,
         pre_merge_lora: _,
         use_lora: _,

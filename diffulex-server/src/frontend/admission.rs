@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use diffulex_engine::{RequestError, TextModel, check_ids};
+use diffulex_engine::{RequestError, TextModel, check_ids, check_params_ids};
 use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
 
 use super::quarantine::Fingerprint;
@@ -50,8 +50,40 @@ pub struct Submission {
     pub adapter: Option<String>,
     /// The client's own tag.
     pub user: Option<String>,
+    /// The id that the client knows the request by; `None` makes one. Further choices add `-1`, `-2`, ... to it.
+    pub request_id: Option<String>,
+    /// Cuts the beginning of a prompt that is too long; `None` refuses it.
+    pub truncation: Option<Truncation>,
+    /// Shares cached prefixes only with requests of the same salt.
+    pub cache_salt: Option<String>,
     /// Answers wanted; each is a request of its own with the next seed.
     pub n_choices: u32,
+}
+
+/// How many tokens of a prompt are kept, from its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Truncation {
+    /// This many at most.
+    To(u32),
+    /// As many as leave room for `max_tokens`, and half of the context at least. (The half is chosen by us: a `max_tokens` of the
+    /// whole context would leave nothing of the prompt.)
+    ToFit,
+}
+
+impl Truncation {
+    /// Cuts `ids`; the error is that more are to be kept than the model takes.
+    fn cut(self, ids: &mut Vec<u32>, max_tokens: u32, max_model_len: u32) -> Result<(), RequestError> {
+        let n_kept = match self {
+            Self::To(n) if n > max_model_len => {
+                let message = format!("truncate_prompt_tokens must be at most {max_model_len}, got {n}");
+                return Err(RequestError::invalid("truncate_prompt_tokens", message));
+            }
+            Self::To(n) => n,
+            Self::ToFit => max_model_len.saturating_sub(max_tokens).max(max_model_len / 2),
+        };
+        ids.drain(..ids.len().saturating_sub(n_kept as usize));
+        Ok(())
+    }
 }
 
 impl Submission {
@@ -68,6 +100,9 @@ impl Submission {
             fills_masks: false,
             adapter: None,
             user: None,
+            request_id: None,
+            truncation: None,
+            cache_salt: None,
             n_choices: 1,
         }
     }
@@ -92,6 +127,12 @@ pub enum SubmitError {
         message: String,
         /// When to try again.
         retry_after: Duration,
+    },
+    /// Another request of that id has not ended.
+    #[error("request_id {id:?} is the id of a request that has not ended")]
+    IdInFlight {
+        /// The id.
+        id: String,
     },
     /// The engine has not answered.
     #[error("the engine did not answer within {} s", .after.as_secs())]
@@ -125,19 +166,16 @@ impl Frontend {
         }
         let prompt_field = field_of(&submission.input);
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
-        let ids = self.tokenise(prompt_field, submission.input).await?;
+        let max_tokens = submission.sampling_params.max_tokens;
+        let ids = self.prompt(prompt_field, submission.input, submission.truncation, max_tokens, &card).await?;
         // First, because the other checks read the whole list.
         check_length(prompt_field, &ids, 0, &card)?;
         let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
         check_prompt(prompt_field, &ids, &masked, &submission.sampling_params, &card)?;
         let suffix = match submission.suffix {
-            Some(prompt) => Some(self.tokenise("suffix", ServingInput::Prompt { prompt }).await?),
+            Some(prompt) => Some(self.suffix(prompt, &card).await?),
             None => None,
         };
-        if suffix.as_ref().is_some_and(|suffix| !masks_of(suffix, &card).is_empty()) {
-            let message = "suffix holds the mask token; places to fill are masks of the prompt, without a suffix";
-            return Err(RequestError::invalid("suffix", message).into());
-        }
 
         let fingerprint = Fingerprint::of(
             &self.shared.draws.key,
@@ -151,12 +189,14 @@ impl Frontend {
         }
         let size = RequestSize {
             prompt_tokens: ids.len(),
-            max_tokens: submission.sampling_params.max_tokens,
+            max_tokens,
             stream: submission.stream,
             stream_mode: submission.stream_mode,
             age_s: 0.0,
         };
 
+        let n_suffix = suffix.as_ref().map_or(0, Vec::len);
+        let n_given = (ids.len() - masked.len() + n_suffix) as u32;
         let first_seed = submission.sampling_params.seed_or(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let mut streams = Vec::with_capacity(permits.len());
@@ -176,21 +216,52 @@ impl Frontend {
                 masked: masked.clone(),
                 adapter: submission.adapter.clone(),
                 user: submission.user.clone(),
+                cache_salt: submission.cache_salt.clone(),
                 created_time,
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
-            let state = Arc::new(RequestState::new(rid, first, (fingerprint, size), accepted, deadline));
+            let name = submission.request_id.as_ref().map(|id| match choice {
+                0 => id.clone(),
+                choice => format!("{id}-{choice}"),
+            });
+            let state = RequestState::new(rid, first, (fingerprint, size), accepted, deadline).named(name);
+            let state = Arc::new(state);
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
             let log = RequestLog::new(submission.route, ids.len());
-            streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, _permit: permit });
+            streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, n_given, _permit: permit });
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;
         self.shared.flush();
         self.shared.advance_trials();
         Ok(streams)
+    }
+
+    /// Token ids of a prompt, cut where that is asked for.
+    async fn prompt(
+        &self,
+        field: &'static str,
+        input: ServingInput,
+        truncation: Option<Truncation>,
+        max_tokens: u32,
+        card: &ModelCard,
+    ) -> Result<Vec<u32>, SubmitError> {
+        let Some(truncation) = truncation else { return self.tokenise(field, input).await };
+        let mut ids = self.tokenise_any(field, input, None).await?;
+        truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
+        Ok(ids)
+    }
+
+    /// Token ids of a suffix.
+    async fn suffix(&self, prompt: Prompt, card: &ModelCard) -> Result<Vec<u32>, SubmitError> {
+        let suffix = self.tokenise("suffix", ServingInput::Prompt { prompt }).await?;
+        if masks_of(&suffix, card).is_empty() {
+            return Ok(suffix);
+        }
+        let message = "suffix holds the mask token; places to fill are masks of the prompt, without a suffix";
+        Err(RequestError::invalid("suffix", message).into())
     }
 
     /// Why a request would not be taken now, whatever it asks for.
@@ -273,6 +344,17 @@ impl Frontend {
     /// Token ids of what the client calls `field`. Long texts leave the caller's thread, and one that can never fit the
     /// model is refused before it is tokenised.
     pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
+        // Unknown while the model loads for the first time, when nothing can be generated either.
+        let max_tokens = self.card().map(|card| card.max_model_len as usize);
+        self.tokenise_any(field, input, max_tokens).await
+    }
+
+    async fn tokenise_any(
+        &self,
+        field: &'static str,
+        input: ServingInput,
+        max_tokens: Option<usize>,
+    ) -> Result<Vec<u32>, SubmitError> {
         let n_bytes: usize = match &input {
             ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
             ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),
@@ -280,8 +362,6 @@ impl Frontend {
                 messages.iter().map(|message| message.role.len() + message.content.len()).sum()
             }
         };
-        // Unknown while the model loads for the first time, when nothing can be generated either.
-        let max_tokens = self.card().map(|card| card.max_model_len as usize);
         if n_bytes <= INLINE_BYTES {
             return Ok(tokenise(self.text(), field, input, max_tokens)?);
         }
@@ -313,8 +393,8 @@ fn tokenise(
     let least = text.min_tokens(written.len());
     if let Some(most) = max_tokens.filter(|most| least > *most) {
         let n_bytes = written.len();
-        let message = format!("{field}: {n_bytes} bytes are at least {least} tokens; the model takes {most}");
-        return Err(RequestError::too_large(field, message));
+        let problem = format!("{n_bytes} bytes, which are at least {least} tokens");
+        return Err(RequestError::context_length(field, most, problem));
     }
     text.encode(&written)
 }
@@ -329,9 +409,9 @@ fn check_length(field: &'static str, ids: &[u32], n_more: usize, card: &ModelCar
     if ids.len() + n_more <= card.max_model_len as usize {
         return Ok(());
     }
-    let what = if n_more > 0 { " with at least one token of answer" } else { "" };
-    let message = format!("{field}: {} tokens; the model takes {}{what}", ids.len(), card.max_model_len);
-    Err(RequestError::too_large(field, message))
+    let what = if n_more > 0 { ", and at least one to write" } else { "" };
+    let problem = format!("{} tokens{what}", ids.len());
+    Err(RequestError::context_length(field, card.max_model_len as usize, problem))
 }
 
 /// Checks that need no engine: emptiness, ids, length.
@@ -350,7 +430,7 @@ fn check_prompt(
     if masked.is_empty() {
         check_length(field, ids, 1, card)?;
     }
-    check_ids("stop_token_ids", &params.stop_token_ids, card.vocab_size)
+    check_params_ids(params, card.vocab_size)
 }
 
 /// Request ids and seeds: a keyed hash of a count, which costs no system call and cannot be guessed without the key.

@@ -27,7 +27,7 @@ use tokio::sync::watch;
 use adapters::AdapterRegistry;
 pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
-pub use admission::{Submission, SubmitError};
+pub use admission::{Submission, SubmitError, Truncation};
 pub use crash_report::CrashReports;
 use quarantine::Quarantine;
 use request_state::RequestState;

@@ -23,7 +23,7 @@ impl RequestLog {
         match event {
             StreamEvent::Delta(_) | StreamEvent::Snapshot(_) => {}
             StreamEvent::Reply(reply) => tracing::info!(
-                id = %state.rid,
+                id = %state.public_id(),
                 route = %self.route,
                 finish = %reply.finish_reason.as_str(),
                 prompt_tokens = reply.prompt_tokens,
@@ -34,7 +34,7 @@ impl RequestLog {
                 "answered"
             ),
             StreamEvent::Error(error) => tracing::info!(
-                id = %state.rid,
+                id = %state.public_id(),
                 route = %self.route,
                 error = %error_label(error.code),
                 prompt_tokens = self.n_prompt_tokens,
@@ -50,7 +50,7 @@ impl RequestLog {
             return;
         }
         tracing::info!(
-            id = %state.rid,
+            id = %state.public_id(),
             route = %self.route,
             prompt_tokens = self.n_prompt_tokens,
             total_ms = %total_ms(state),

@@ -34,8 +34,22 @@ pub enum StreamEvent {
     Error(ServingError),
 }
 
+impl StreamEvent {
+    fn rid_mut(&mut self) -> &mut String {
+        match self {
+            Self::Delta(delta) => &mut delta.rid,
+            Self::Snapshot(snapshot) => &mut snapshot.rid,
+            Self::Reply(reply) => &mut reply.rid,
+            Self::Error(error) => &mut error.rid,
+        }
+    }
+}
+
 pub(super) struct RequestState {
     pub(super) rid: String,
+    /// The client's own id, which stands for `rid` in everything that its reader gets. On the wire ids are never used twice, so
+    /// that late events of one request do not come to the next of its name.
+    name: Option<String>,
     /// The first choice's id, which the client knows all of them by; `None` for the first.
     pub(super) first: Option<String>,
     pub(super) fingerprint: Fingerprint,
@@ -117,7 +131,22 @@ impl RequestState {
         accepted: Instant,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { rid, first, fingerprint, size, accepted, deadline, pending: Mutex::default() }
+        Self { rid, name: None, first, fingerprint, size, accepted, deadline, pending: Mutex::default() }
+    }
+
+    /// With the client's own id, if there is one.
+    pub(super) fn named(self, name: Option<String>) -> Self {
+        Self { name, ..self }
+    }
+
+    /// The client's own id, if there is one.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// The id that its client knows it by.
+    pub(super) fn public_id(&self) -> &str {
+        self.name.as_deref().unwrap_or(&self.rid)
     }
 
     /// As the quarantine knows it.
@@ -239,7 +268,7 @@ impl RequestState {
         let seq = pending.next_seq;
         let progress = pending.progress.pop_front();
         pending.unread_positions -= progress.as_ref().map_or(0, Progress::n_positions);
-        let event = match progress {
+        let mut event = match progress {
             Some(Progress::Delta(delta)) => StreamEvent::Delta(ServingDelta { seq, ..delta }),
             Some(Progress::Snapshot(mut snapshot)) => {
                 snapshot.seq = seq;
@@ -261,6 +290,9 @@ impl RequestState {
             },
         };
         pending.next_seq += 1;
+        if let Some(name) = &self.name {
+            event.rid_mut().clone_from(name);
+        }
         Poll::Ready(Some(event))
     }
 
@@ -311,7 +343,9 @@ fn merge_deltas(mut older: ServingDelta, newer: ServingDelta) -> ServingDelta {
     token_ids.extend(newer.token_ids);
     let mut confidences = std::mem::take(&mut older.confidences);
     confidences.extend(newer.confidences);
-    ServingDelta { text, token_ids, confidences, token_offset: older.token_offset, ..newer }
+    let mut alternatives = std::mem::take(&mut older.alternatives);
+    alternatives.extend(newer.alternatives);
+    ServingDelta { text, token_ids, confidences, alternatives, token_offset: older.token_offset, ..newer }
 }
 
 /// `newer`, with what only `older` shows before it.
@@ -336,6 +370,7 @@ fn merge_snapshots(older: ServingBufferSnapshot, mut newer: ServingBufferSnapsho
     newer.token_ids = join(older.token_ids, n_kept, newer.token_ids);
     newer.pieces = join(older.pieces, n_kept, newer.pieces);
     newer.confidences = join(older.confidences, n_kept, newer.confidences);
+    newer.alternatives = join(older.alternatives, n_kept, newer.alternatives);
     for position in &mut newer.mask_positions {
         *position += n_kept as u32;
     }

@@ -31,7 +31,7 @@ impl Frontend {
     /// Asks the engine to end request `rid`, all of its choices; their streams get replies with reason `aborted`. False for
     /// unknown ids.
     pub fn abort(&self, rid: &str) -> bool {
-        let of_request = |state: &&Arc<RequestState>| state.rid == rid || state.first.as_deref() == Some(rid);
+        let of_request = |state: &&Arc<RequestState>| state.public_id() == rid || state.first.as_deref() == Some(rid);
         let rids: Vec<String> =
             self.shared.requests().values().filter(of_request).map(|state| state.rid.clone()).collect();
         for rid in &rids {
@@ -56,7 +56,15 @@ impl Shared {
         if view.commands.is_none() {
             return Err(self.no_worker(&view));
         }
-        self.requests().insert(state.rid.clone(), Arc::clone(state));
+        {
+            let mut requests = self.requests();
+            if let Some(name) = state.name()
+                && requests.values().any(|other| other.public_id() == name)
+            {
+                return Err(SubmitError::IdInFlight { id: name.to_owned() });
+            }
+            requests.insert(state.rid.clone(), Arc::clone(state));
+        }
         let admitted = {
             let mut quarantine = lock(&self.quarantine);
             if quarantine.is_suspect(state.fingerprint, state.accepted) {

@@ -36,13 +36,20 @@ pub struct EventStream {
     pub(super) shared: Arc<Shared>,
     pub(super) state: Arc<RequestState>,
     pub(super) log: RequestLog,
+    /// Tokens that the client gave.
+    pub(super) n_given: u32,
     pub(super) _permit: Permit,
 }
 
 impl EventStream {
-    /// The request's id.
+    /// The request's id, as its client knows it.
     pub fn rid(&self) -> &str {
-        &self.state.rid
+        self.state.public_id()
+    }
+
+    /// Tokens of the prompt, as `usage` counts them: with the suffix, without masks.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.n_given
     }
 
     /// When a request that was lost with its worker may be sent again.

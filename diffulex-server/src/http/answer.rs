@@ -10,7 +10,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use diffulex_engine::TextModel;
-use diffulex_protocol::{FinishReason, ServingBufferSnapshot, ServingReply};
+use diffulex_protocol::{Alternatives, FinishReason, ServingBufferSnapshot, ServingDelta, ServingReply};
 use serde::Serialize;
 
 use super::error::ApiError;
@@ -117,8 +117,48 @@ pub(super) struct TokenLogprob {
     pub(super) logprob: f32,
     /// The token's bytes; where it is a part of a character, that part.
     pub(super) bytes: Vec<u8>,
-    /// Always empty: alternatives are not kept.
-    pub(super) top_logprobs: [(); 0],
+    /// The likeliest tokens at its place, in falling order, as many as were asked for.
+    pub(super) top_logprobs: Vec<TopLogprob>,
+}
+
+/// One of the likeliest tokens at a place.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct TopLogprob {
+    /// As [`TokenLogprob`]'s.
+    pub(super) token: String,
+    /// As [`TokenLogprob`]'s.
+    pub(super) logprob: f32,
+    /// As [`TokenLogprob`]'s.
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Tokens with what is reported of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReportedTokens<'a> {
+    pub(super) ids: &'a [u32],
+    /// Probability of each.
+    confidences: &'a [f32],
+    /// The likeliest at the place of each; empty if they were not asked for.
+    alternatives: &'a [Alternatives],
+}
+
+impl ReportedTokens<'_> {
+    /// Alternatives were asked for.
+    pub(super) fn has_alternatives(&self) -> bool {
+        !self.alternatives.is_empty()
+    }
+}
+
+impl<'a> From<&'a ServingReply> for ReportedTokens<'a> {
+    fn from(reply: &'a ServingReply) -> Self {
+        Self { ids: &reply.token_ids, confidences: &reply.confidences, alternatives: &reply.alternatives }
+    }
+}
+
+impl<'a> From<&'a ServingDelta> for ReportedTokens<'a> {
+    fn from(delta: &'a ServingDelta) -> Self {
+        Self { ids: &delta.token_ids, confidences: &delta.confidences, alternatives: &delta.alternatives }
+    }
 }
 
 /// How far the probabilities of a streamed choice are out.
@@ -130,29 +170,37 @@ pub(super) struct LogprobProgress {
 
 impl LogprobProgress {
     /// The tokens that became final with this snapshot, and their probabilities.
-    pub(super) fn fresh<'a>(&mut self, snapshot: &'a ServingBufferSnapshot) -> Option<(&'a [u32], &'a [f32])> {
+    pub(super) fn fresh<'a>(&mut self, snapshot: &'a ServingBufferSnapshot) -> Option<ReportedTokens<'a>> {
         let first = self.n_reported.max(snapshot.token_offset);
         if snapshot.committed_len <= first {
             return None;
         }
         self.n_reported = snapshot.committed_len;
         let fresh = (first - snapshot.token_offset) as usize..(snapshot.committed_len - snapshot.token_offset) as usize;
-        Some((snapshot.token_ids.get(fresh.clone())?, snapshot.confidences.get(fresh)?))
+        Some(ReportedTokens {
+            ids: snapshot.token_ids.get(fresh.clone())?,
+            confidences: snapshot.confidences.get(fresh.clone())?,
+            alternatives: snapshot.alternatives.get(fresh).unwrap_or_default(),
+        })
     }
 }
 
 /// Tokens with their probabilities.
-pub(super) fn token_logprobs(text: &TextModel, token_ids: &[u32], confidences: &[f32]) -> Vec<TokenLogprob> {
-    token_ids
-        .iter()
-        .zip(confidences)
-        .map(|(id, confidence)| {
-            // A probability of exactly 0 would be -inf, which is no JSON number.
-            let logprob = confidence.max(f32::MIN_POSITIVE).ln();
-            let bytes = text.bytes(*id);
-            TokenLogprob { token: String::from_utf8_lossy(&bytes).into_owned(), bytes, logprob, top_logprobs: [] }
-        })
-        .collect()
+pub(super) fn token_logprobs(text: &TextModel, tokens: ReportedTokens<'_>) -> Vec<TokenLogprob> {
+    let of_token = |(index, (id, confidence)): (usize, (&u32, &f32))| {
+        let TopLogprob { token, logprob, bytes } = logprob(text, *id, *confidence);
+        let likeliest = tokens.alternatives.get(index).map(Vec::as_slice).unwrap_or_default();
+        let top_logprobs = likeliest.iter().map(|(id, probability)| self::logprob(text, *id, *probability)).collect();
+        TokenLogprob { token, logprob, bytes, top_logprobs }
+    };
+    tokens.ids.iter().zip(tokens.confidences).enumerate().map(of_token).collect()
+}
+
+fn logprob(text: &TextModel, id: u32, probability: f32) -> TopLogprob {
+    let bytes = text.bytes(id);
+    // A probability of exactly 0 would be -inf, which is no JSON number.
+    let logprob = probability.max(f32::MIN_POSITIVE).ln();
+    TopLogprob { token: String::from_utf8_lossy(&bytes).into_owned(), logprob, bytes }
 }
 
 /// Waits for the answers of all choices of a request that is not streamed. An error drops the others, which aborts them.

@@ -10,14 +10,15 @@ use serde::Serialize;
 
 use super::App;
 use super::answer::{
-    self, DiffusionReport, LogprobProgress, ObjectHead, Spacing, TokenLogprob, Usage, replies_of, token_logprobs,
-    unix_seconds,
+    self, DiffusionReport, LogprobProgress, ObjectHead, ReportedTokens, Spacing, TokenLogprob, Usage, replies_of,
+    token_logprobs, unix_seconds,
 };
 use super::body::{self, Dialect, Read};
 use super::error::ApiError;
 use super::generate::{SNAPSHOT_EVENT, add_snapshot};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
+use super::streamed_usage::StreamedUsage;
 use crate::frontend::{Frontend, StreamEvent};
 
 /// How a body is read. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
@@ -28,7 +29,7 @@ const READING: Reading =
 pub(super) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, wants_logprobs, wants_usage } = order;
+    let Order { model, submission, wants_logprobs, usage_chunks } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let streams = app.frontend.submit(submission).await?;
     drop(held);
@@ -45,8 +46,7 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
             frontend: app.frontend,
             choices: vec![LogprobProgress::default(); streams.len()],
             wants_logprobs,
-            wants_usage,
-            usage: Usage::default(),
+            usage: StreamedUsage::new(usage_chunks, &streams),
         };
         return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
     }
@@ -108,7 +108,7 @@ fn completion<'a>(
         Choice {
             index,
             message: Message { role: "assistant", content: &reply.text, refusal: None },
-            logprobs: wants_logprobs.then(|| logprobs(frontend, &reply.token_ids, &reply.confidences)),
+            logprobs: wants_logprobs.then(|| logprobs(frontend, reply.into())),
             finish_reason: reply.finish_reason.openai(),
             diffulex: has_several.then(|| DiffusionReport::of(reply)),
         }
@@ -125,8 +125,8 @@ fn completion<'a>(
     }
 }
 
-fn logprobs(frontend: &Frontend, token_ids: &[u32], confidences: &[f32]) -> Logprobs {
-    Logprobs { content: token_logprobs(frontend.text(), token_ids, confidences), refusal: None }
+fn logprobs(frontend: &Frontend, tokens: ReportedTokens<'_>) -> Logprobs {
+    Logprobs { content: token_logprobs(frontend.text(), tokens), refusal: None }
 }
 
 #[derive(Serialize)]
@@ -152,24 +152,28 @@ struct ChatFramer {
     frontend: Frontend,
     choices: Vec<LogprobProgress>,
     wants_logprobs: bool,
-    wants_usage: bool,
-    usage: Usage,
+    usage: StreamedUsage,
 }
 
 impl ChatFramer {
-    fn delta(&self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
-        let logprobs = (self.wants_logprobs && !delta.token_ids.is_empty())
-            .then(|| logprobs(&self.frontend, &delta.token_ids, &delta.confidences));
+    fn delta(&mut self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
+        self.usage.note(index, delta.token_offset + delta.token_ids.len() as u32);
+        let logprobs =
+            (self.wants_logprobs && !delta.token_ids.is_empty()).then(|| logprobs(&self.frontend, delta.into()));
         // Text held back (an incomplete character, a possible stop string) comes with a later chunk.
         if delta.text.is_empty() && logprobs.is_none() {
             return;
         }
         let delta = ChunkDelta { role: None, content: Some(&delta.text) };
         let choices = [ChunkChoice { index, delta, logprobs, finish_reason: None }];
-        frames.push_object(&self.head, |fields| fields.add("choices", &choices));
+        frames.push_object(&self.head, |fields| {
+            fields.add("choices", &choices);
+            self.usage.add_to_progress(fields);
+        });
     }
 
     fn snapshot(&mut self, index: usize, snapshot: &ServingBufferSnapshot, frames: &mut Frames) {
+        self.usage.note(index, snapshot.committed_len);
         let logprobs = self.snapshot_logprobs(index, snapshot);
         let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
         let choices = [ChunkChoice { index, delta: ChunkDelta { role: None, content }, logprobs, finish_reason: None }];
@@ -177,6 +181,7 @@ impl ChatFramer {
             fields.add("choices", &choices);
             fields.add("event", SNAPSHOT_EVENT);
             add_snapshot(fields, snapshot);
+            self.usage.add_to_progress(fields);
         });
     }
 
@@ -185,12 +190,12 @@ impl ChatFramer {
         if !self.wants_logprobs {
             return None;
         }
-        let (ids, confidences) = self.choices.get_mut(index)?.fresh(snapshot)?;
-        Some(logprobs(&self.frontend, ids, confidences))
+        let fresh = self.choices.get_mut(index)?.fresh(snapshot)?;
+        Some(logprobs(&self.frontend, fresh))
     }
 
     fn finish(&mut self, index: usize, reply: &ServingReply, frames: &mut Frames) {
-        self.usage.add_choice(Usage::of(reply));
+        self.usage.finish(index, reply);
         let choices = [ChunkChoice {
             index,
             delta: ChunkDelta::default(),
@@ -200,6 +205,7 @@ impl ChatFramer {
         frames.push_object(&self.head, |fields| {
             fields.add("choices", &choices);
             fields.add("diffulex", &DiffusionReport::of(reply));
+            self.usage.add_to_finish(fields);
         });
     }
 }
@@ -224,10 +230,10 @@ impl Framer for ChatFramer {
     }
 
     fn close(&mut self, frames: &mut Frames) {
-        if self.wants_usage {
+        if let Some(usage) = self.usage.own_chunk() {
             frames.push_object(&self.head, |fields| {
                 fields.add("choices", &[(); 0]);
-                fields.add("usage", &self.usage);
+                fields.add("usage", usage);
             });
         }
     }

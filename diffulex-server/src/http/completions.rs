@@ -2,6 +2,8 @@
 //!
 //! Never here: chat templates.
 
+use std::collections::BTreeMap;
+
 use axum::extract::{Request, State};
 use axum::response::Response;
 use diffulex_protocol::StreamMode;
@@ -9,13 +11,15 @@ use serde::Serialize;
 
 use super::App;
 use super::answer::{
-    self, DiffusionReport, LogprobProgress, ObjectHead, Spacing, Usage, replies_of, token_logprobs, unix_seconds,
+    self, DiffusionReport, LogprobProgress, ObjectHead, ReportedTokens, Spacing, TopLogprob, Usage, replies_of,
+    token_logprobs, unix_seconds,
 };
 use super::body::{self, Dialect, Read};
 use super::error::ApiError;
 use super::generate::{SNAPSHOT_EVENT, add_snapshot};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
+use super::streamed_usage::StreamedUsage;
 use crate::frontend::{Frontend, StreamEvent};
 
 /// How a body is read.
@@ -26,7 +30,7 @@ const READING: Reading =
 pub(super) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, wants_logprobs, wants_usage } = order;
+    let Order { model, submission, wants_logprobs, usage_chunks } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let streams = app.frontend.submit(submission).await?;
     drop(held);
@@ -44,8 +48,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
             frontend: app.frontend,
             choices: vec![ChoiceProgress::default(); streams.len()],
             wants_logprobs,
-            wants_usage,
-            usage: Usage::default(),
+            usage: StreamedUsage::new(usage_chunks, &streams),
         };
         return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
     }
@@ -57,7 +60,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
         choices.push(Choice {
             index,
             text: &reply.text,
-            logprobs: wants_logprobs.then(|| Logprobs::of(&app.frontend, &reply.token_ids, &reply.confidences, &mut 0)),
+            logprobs: wants_logprobs.then(|| Logprobs::of(&app.frontend, reply.into(), &mut 0)),
             finish_reason: Some(reply.finish_reason.openai()),
         });
     }
@@ -95,14 +98,15 @@ struct Choice<'a> {
 struct Logprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    top_logprobs: Option<()>,
+    /// The likeliest tokens at each place and the token itself; absent where none were asked for.
+    top_logprobs: Option<Vec<BTreeMap<String, f32>>>,
     text_offset: Vec<usize>,
 }
 
 impl Logprobs {
     /// `offset` is the first token's, in characters, and is moved on behind the last.
-    fn of(frontend: &Frontend, token_ids: &[u32], confidences: &[f32], offset: &mut usize) -> Self {
-        let entries = token_logprobs(frontend.text(), token_ids, confidences);
+    fn of(frontend: &Frontend, tokens: ReportedTokens<'_>, offset: &mut usize) -> Self {
+        let entries = token_logprobs(frontend.text(), tokens);
         let text_offset = entries.iter().map(|entry| {
             let start = *offset;
             // A character counts where it begins, however many tokens it is.
@@ -111,10 +115,17 @@ impl Logprobs {
         });
         let text_offset = text_offset.collect();
         let token_logprobs = entries.iter().map(|entry| entry.logprob).collect();
+        let tops = entries.iter().map(|entry| {
+            let likeliest = entry.top_logprobs.iter().map(|TopLogprob { token, logprob, .. }| (token, logprob));
+            // Tokens may look alike: the likeliest of them stays.
+            let all = likeliest.chain([(&entry.token, &entry.logprob)]);
+            all.rev().map(|(token, logprob)| (token.clone(), *logprob)).collect()
+        });
+        let top_logprobs = tokens.has_alternatives().then(|| tops.collect());
         Self {
+            top_logprobs,
             tokens: entries.into_iter().map(|entry| entry.token).collect(),
             token_logprobs,
-            top_logprobs: None,
             text_offset,
         }
     }
@@ -139,17 +150,16 @@ struct CompletionFramer {
     frontend: Frontend,
     choices: Vec<ChoiceProgress>,
     wants_logprobs: bool,
-    wants_usage: bool,
-    usage: Usage,
+    usage: StreamedUsage,
 }
 
 impl CompletionFramer {
-    fn logprobs(&mut self, index: usize, token_ids: &[u32], confidences: &[f32]) -> Option<Logprobs> {
-        if !self.wants_logprobs || token_ids.is_empty() {
+    fn logprobs(&mut self, index: usize, tokens: ReportedTokens<'_>) -> Option<Logprobs> {
+        if !self.wants_logprobs || tokens.ids.is_empty() {
             return None;
         }
         let offset = &mut self.choices.get_mut(index)?.n_characters;
-        Some(Logprobs::of(&self.frontend, token_ids, confidences, offset))
+        Some(Logprobs::of(&self.frontend, tokens, offset))
     }
 }
 
@@ -157,30 +167,37 @@ impl Framer for CompletionFramer {
     fn event(&mut self, index: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
             StreamEvent::Delta(delta) => {
-                let logprobs = self.logprobs(index, &delta.token_ids, &delta.confidences);
+                self.usage.note(index, delta.token_offset + delta.token_ids.len() as u32);
+                let logprobs = self.logprobs(index, (&delta).into());
                 if !delta.text.is_empty() || logprobs.is_some() {
                     let choice = Choice { index, text: &delta.text, logprobs, finish_reason: None };
-                    frames.push_object(&self.head, |fields| fields.add("choices", &[choice]));
+                    frames.push_object(&self.head, |fields| {
+                        fields.add("choices", &[choice]);
+                        self.usage.add_to_progress(fields);
+                    });
                 }
             }
             StreamEvent::Snapshot(snapshot) => {
                 let fresh = self.choices.get_mut(index).and_then(|choice| choice.logprobs.fresh(&snapshot));
-                let logprobs = fresh.and_then(|(ids, confidences)| self.logprobs(index, ids, confidences));
+                let logprobs = fresh.and_then(|fresh| self.logprobs(index, fresh));
+                self.usage.note(index, snapshot.committed_len);
                 let choices = [Choice { index, text: &snapshot.committed_text, logprobs, finish_reason: None }];
                 frames.push_object(&self.head, |fields| {
                     fields.add("choices", &choices);
                     fields.add("event", SNAPSHOT_EVENT);
                     // `text` of the snapshot stands beside, not inside, the choices' text.
                     add_snapshot(fields, &snapshot);
+                    self.usage.add_to_progress(fields);
                 });
             }
             StreamEvent::Reply(reply) => {
-                self.usage.add_choice(Usage::of(&reply));
+                self.usage.finish(index, &reply);
                 let choices =
                     [Choice { index, text: "", logprobs: None, finish_reason: Some(reply.finish_reason.openai()) }];
                 frames.push_object(&self.head, |fields| {
                     fields.add("choices", &choices);
                     fields.add("diffulex", &DiffusionReport::of(&reply));
+                    self.usage.add_to_finish(fields);
                 });
             }
             StreamEvent::Error(error) => return Err(error.into()),
@@ -189,10 +206,10 @@ impl Framer for CompletionFramer {
     }
 
     fn close(&mut self, frames: &mut Frames) {
-        if self.wants_usage {
+        if let Some(usage) = self.usage.own_chunk() {
             frames.push_object(&self.head, |fields| {
                 fields.add("choices", &[(); 0]);
-                fields.add("usage", &self.usage);
+                fields.add("usage", usage);
             });
         }
     }

@@ -44,6 +44,12 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message).with_param(param)
     }
 
+    /// A field that asks for a modality other than text.
+    pub(super) fn unsupported_modality(param: &str, modality: &str) -> Self {
+        let message = format!("{param} asks for {modality}; this model reads and writes text only");
+        Self::new(StatusCode::BAD_REQUEST, "unsupported_modality", message).with_param(param)
+    }
+
     /// A status with a code of its own.
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), param: None, code, retry: Retry::Unsaid, was_accepted: false }
@@ -76,7 +82,7 @@ impl ApiError {
     fn of_code(code: ErrorCode, message: String, param: Option<String>) -> Self {
         let (status, retry) = match code {
             ErrorCode::InvalidRequest => (StatusCode::BAD_REQUEST, Retry::Unsaid),
-            ErrorCode::TooLarge => (StatusCode::BAD_REQUEST, Retry::Never),
+            ErrorCode::TooLarge | ErrorCode::ContextLengthExceeded => (StatusCode::BAD_REQUEST, Retry::Never),
             ErrorCode::EngineFailed => (StatusCode::INTERNAL_SERVER_ERROR, Retry::Unsaid),
             ErrorCode::EngineLost => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(1))),
             ErrorCode::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(5))),
@@ -94,6 +100,7 @@ impl ApiError {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
             StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            StatusCode::NOT_IMPLEMENTED => "not_implemented_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         }
@@ -161,6 +168,9 @@ impl From<SubmitError> for ApiError {
                 retry: Retry::After(retry_after),
                 ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unavailable", message)
             },
+            SubmitError::IdInFlight { .. } => {
+                Self::new(StatusCode::CONFLICT, "request_id_in_flight", message).with_param("request_id")
+            }
             SubmitError::NoAnswer { .. } => Self::of_code(ErrorCode::Timeout, message, None),
             SubmitError::Poisoned { .. } => Self::of_code(ErrorCode::Poisoned, message, None),
         }

@@ -96,11 +96,23 @@ fn is_origin_allowed(origin: &str, host: Option<&Authority>, options: &HttpOptio
     if options.cors_origin.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin) {
         return true;
     }
+    if options.cors_origin.is_none() && is_local_origin(origin) {
+        return true;
+    }
     let Some((_, rest)) = origin.split_once("://") else { return false };
     let Ok(authority) = rest.parse::<Authority>() else { return false };
     // A star allows names of this server, not pages of others.
     let is_named = options.allowed_hosts.iter().any(|allowed| allowed.eq_ignore_ascii_case(authority.host()));
     is_named || host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority.as_str()))
+}
+
+/// Pages that this machine serves to itself, on any port: no stranger can.
+pub(super) fn is_local_origin(origin: &str) -> bool {
+    let Some(rest) = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) else { return false };
+    let Ok(authority) = rest.parse::<Authority>() else { return false };
+    let name = authority.host().to_ascii_lowercase();
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name == "localhost" || name.ends_with(".localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {

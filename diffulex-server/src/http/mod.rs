@@ -20,7 +20,10 @@ mod other_fields;
 mod playground;
 mod refusals;
 mod request;
+mod speech;
 mod sse;
+mod stages;
+mod streamed_usage;
 mod tokenize;
 
 use std::sync::Arc;
@@ -33,6 +36,9 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
+use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
+
+use diffulex_protocol::SamplingParams;
 
 use crate::frontend::Frontend;
 use crate::telemetry::Telemetry;
@@ -40,6 +46,7 @@ pub use body::BodyLimits;
 use budget::BodyBudget;
 use error::ApiError;
 use other_fields::IgnoredFieldLog;
+use speech::SpeechUpstream;
 
 /// Settings of the routes.
 #[derive(Clone, Debug)]
@@ -50,8 +57,8 @@ pub struct HttpOptions {
     pub model_aliases: Vec<String>,
     /// Where its files are.
     pub model_place: String,
-    /// The temperature of requests that name none.
-    pub default_temperature: f32,
+    /// Sampling and limits of requests that name none.
+    pub sampling_defaults: SamplingParams,
     /// Unix time in seconds at which the server started.
     pub started_at: u64,
     /// Asked of every request but probes and the page, when set.
@@ -64,6 +71,8 @@ pub struct HttpOptions {
     pub is_exposed: bool,
     /// Limits of a request's body.
     pub body: BodyLimits,
+    /// The server that requests for speech are passed on to.
+    pub speech_upstream: Option<String>,
 }
 
 impl HttpOptions {
@@ -80,6 +89,7 @@ pub struct App {
     telemetry: Arc<Telemetry>,
     options: Arc<HttpOptions>,
     bodies: BodyBudget,
+    speech: Option<SpeechUpstream>,
     ignored_fields: Arc<IgnoredFieldLog>,
 }
 
@@ -93,15 +103,28 @@ pub struct CorsOriginError {
     pub error: InvalidHeaderValue,
 }
 
+/// Options that no router can be made of.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterError {
+    /// See [`CorsOriginError`].
+    #[error(transparent)]
+    CorsOrigin(#[from] CorsOriginError),
+    /// The client for `--speech-upstream` could not be made.
+    #[error("--speech-upstream: {0}")]
+    SpeechUpstream(#[from] reqwest::Error),
+}
+
 /// Every route.
-pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, CorsOriginError> {
-    let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
+pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, RouterError> {
+    let cors = cors_layer(options.cors_origin.as_deref())?;
     let bodies = BodyBudget::new(options.body.max_bytes);
-    let app = App { frontend, telemetry, options: Arc::new(options), bodies, ignored_fields: Arc::default() };
+    let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
+    let app = App { frontend, telemetry, options: Arc::new(options), bodies, speech, ignored_fields: Arc::default() };
     let router = Router::new()
         .route("/generate", post(generate::generate))
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/audio/speech", post(speech::speech))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/version", get(models::version))
@@ -120,12 +143,10 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);
     let router = router.layer(middleware::from_fn_with_state(app.clone(), admit)).with_state(app);
-    let router = match cors {
-        Some(cors) => router.layer(cors),
-        None => router,
-    };
-    // The outermost, so that it counts refusals of all others.
-    Ok(router.layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals)))
+    // Around all others, so that it counts their refusals.
+    let router = router.layer(cors).layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals));
+    // The outermost is the last: every request has an id, and so every answer.
+    Ok(router.layer(PropagateRequestIdLayer::x_request_id()).layer(SetRequestIdLayer::x_request_id(MakeRequestUuid)))
 }
 
 /// The model or adapter that a request names.
@@ -176,10 +197,12 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<R
     Ok(next.run(request).await)
 }
 
-fn cors_layer(origin: &str) -> Result<CorsLayer, CorsOriginError> {
+/// The layer that lets pages of `origin` read answers; without one, pages of this machine.
+fn cors_layer(origin: Option<&str>) -> Result<CorsLayer, CorsOriginError> {
     let allowed = match origin {
-        "*" => AllowOrigin::any(),
-        origin => AllowOrigin::exact(
+        None => AllowOrigin::predicate(|origin, _| origin.to_str().is_ok_and(guard::is_local_origin)),
+        Some("*") => AllowOrigin::any(),
+        Some(origin) => AllowOrigin::exact(
             HeaderValue::from_str(origin).map_err(|error| CorsOriginError { origin: origin.to_owned(), error })?,
         ),
     };

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use diffulex_protocol::ModelCard;
+use diffulex_protocol::{ModelCard, SamplingParams};
 use serde::Serialize;
 use serde_json::json;
 
@@ -42,6 +42,8 @@ struct Details {
     mask_token: Option<String>,
     /// The temperature of a request that names none.
     default_temperature: f32,
+    /// All sampling and limits of such a request, as far as they are set.
+    default_sampling_params: SamplingParams,
     /// Longest queue and batch together.
     max_requests_in_flight: usize,
 }
@@ -59,7 +61,8 @@ fn model(app: &App) -> Model {
         diffulex: card.map(|card| Details {
             mask_token: card.mask_token_id.and_then(|id| app.frontend.text().token(id)),
             card: (*card).clone(),
-            default_temperature: app.options.default_temperature,
+            default_temperature: app.options.sampling_defaults.temperature,
+            default_sampling_params: app.options.sampling_defaults.clone(),
             max_requests_in_flight: app.frontend.max_in_flight(),
         }),
     }

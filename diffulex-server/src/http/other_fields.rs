@@ -30,58 +30,76 @@ enum Passes {
     TextFormat,
     /// Empty values and lists of `text`.
     TextOnly,
+    /// Empty values; another is a list of items of this modality.
+    Items(&'static str),
+    /// Empty values; another is an object about this modality.
+    Object(&'static str),
+}
+
+impl Passes {
+    /// The modality that a field with another value asks for.
+    fn modality(self) -> Option<&'static str> {
+        match self {
+            Self::Items(modality) | Self::Object(modality) => Some(modality),
+            Self::TextOnly => Some("another modality"),
+            _ => None,
+        }
+    }
 }
 
 /// Fields of OpenAI, vLLM, SGLang and Hugging Face that would change the answer or its form.
-const REFUSED: [(&str, Passes); 77] = [
+const REFUSED: [(&str, Passes); 76] = [
     ("add_generation_prompt", Passes::True),
     ("add_special_tokens", Passes::Empty),
     ("allowed_token_ids", Passes::Empty),
-    ("audio", Passes::Empty),
-    ("audios", Passes::Empty),
+    ("audio", Passes::Object("audio")),
+    ("audios", Passes::Items("audio")),
     ("bad_words", Passes::Empty),
     ("best_of", Passes::EmptyOrOne),
     ("chat_template", Passes::Empty),
     ("chat_template_kwargs", Passes::Empty),
     ("context_id", Passes::Empty),
     ("continue_final_message", Passes::Empty),
+    ("diffusing", Passes::Empty),
     ("documents", Passes::Empty),
+    ("dry_multiplier", Passes::Empty),
+    ("dynatemp_range", Passes::Empty),
     ("ebnf", Passes::Empty),
     ("echo", Passes::Empty),
     ("enable_thinking", Passes::Empty),
     ("force_words_ids", Passes::Empty),
-    ("frequency_penalty", Passes::Empty),
     ("function_call", Passes::NoTool),
     ("functions", Passes::Empty),
+    ("grammar", Passes::Empty),
     ("guided_choice", Passes::Empty),
     ("guided_decoding_backend", Passes::Empty),
     ("guided_grammar", Passes::Empty),
     ("guided_json", Passes::Empty),
     ("guided_regex", Passes::Empty),
-    ("images", Passes::Empty),
+    ("images", Passes::Items("image")),
     ("include_stop_str_in_output", Passes::Empty),
     ("json_schema", Passes::Empty),
     ("kv_transfer_params", Passes::Empty),
     ("length_penalty", Passes::EmptyOrOne),
-    ("logit_bias", Passes::Empty),
     ("logits_processors", Passes::Empty),
     ("max_length", Passes::Empty),
     ("max_new_tokens", Passes::Empty),
     ("min_length", Passes::Empty),
     ("min_new_tokens", Passes::Empty),
-    ("min_tokens", Passes::Empty),
+    ("mirostat", Passes::Empty),
+    ("mirostat_mode", Passes::Empty),
     ("mm_processor_kwargs", Passes::Empty),
     ("modalities", Passes::TextOnly),
     ("no_repeat_ngram_size", Passes::Empty),
+    ("n_predict", Passes::Empty),
+    ("n_probs", Passes::Empty),
     ("num_beams", Passes::EmptyOrOne),
     ("prediction", Passes::Empty),
-    ("presence_penalty", Passes::Empty),
     ("prompt_embeds", Passes::Empty),
     ("prompt_logprobs", Passes::Empty),
     ("reasoning", Passes::Empty),
-    ("reasoning_effort", Passes::Empty),
     ("regex", Passes::Empty),
-    ("repetition_penalty", Passes::EmptyOrOne),
+    ("repeat_penalty", Passes::EmptyOrOne),
     ("response_format", Passes::TextFormat),
     ("return_logprob", Passes::Empty),
     ("return_token_ids", Passes::Empty),
@@ -90,8 +108,6 @@ const REFUSED: [(&str, Passes); 77] = [
     ("session_params", Passes::Empty),
     ("skip_special_tokens", Passes::True),
     ("spaces_between_special_tokens", Passes::True),
-    ("stage_params", Passes::Empty),
-    ("stage_sampling", Passes::Empty),
     ("stop_regex", Passes::Empty),
     ("stop_sequences", Passes::Empty),
     ("structural_tag", Passes::Empty),
@@ -100,18 +116,20 @@ const REFUSED: [(&str, Passes); 77] = [
     ("tool_choice", Passes::NoTool),
     ("tools", Passes::Empty),
     ("top_a", Passes::Empty),
-    ("top_logprobs", Passes::Empty),
-    ("truncate_prompt_tokens", Passes::Empty),
     ("typical_p", Passes::EmptyOrOne),
     ("use_beam_search", Passes::Empty),
     ("verbosity", Passes::Empty),
-    ("video", Passes::Empty),
-    ("videos", Passes::Empty),
+    ("video", Passes::Items("video")),
+    ("videos", Passes::Items("video")),
     ("vllm_xargs", Passes::Empty),
     ("web_search_options", Passes::Empty),
     ("xtc_probability", Passes::Empty),
     ("xtc_threshold", Passes::Empty),
 ];
+
+/// Beginnings of names whose fields are refused in the same way: parts of models that this server has none of, and the
+/// limits of their inputs.
+const REFUSED_BEGINNINGS: [&str; 3] = ["stage_", "talker_", "video_"];
 
 /// Names of ignored fields that are logged, per request and in all. Chosen by us: more than any real client has, and a
 /// client that makes up names fills no log.
@@ -120,8 +138,8 @@ const MAX_NAMES: usize = 64;
 /// The fields of a body that its struct does not declare.
 #[derive(Debug, Default)]
 pub(super) struct OtherFields {
-    /// The first that is refused.
-    refused: Option<&'static str>,
+    /// The first that is refused, with the error.
+    refused: Option<ApiError>,
     /// Names of the others, cut; at most [`MAX_NAMES`].
     ignored: Vec<String>,
 }
@@ -129,8 +147,8 @@ pub(super) struct OtherFields {
 impl OtherFields {
     /// Refuses a field that would change the answer; warns of the others.
     pub(super) fn check(&self, log: &IgnoredFieldLog) -> Result<(), ApiError> {
-        if let Some(name) = self.refused {
-            return Err(ApiError::invalid(name, format!("{name} is not supported by this server")));
+        if let Some(error) = &self.refused {
+            return Err(error.clone());
         }
         log.warn(&self.ignored);
         Ok(())
@@ -140,8 +158,15 @@ impl OtherFields {
     fn take<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         match REFUSED.iter().find(|(refused, _)| *refused == name) {
             Some((refused, passes)) => {
-                if !passes.lets_through(&map.next_value()?) {
-                    self.refused.get_or_insert(refused);
+                let value = map.next_value()?;
+                if !passes.lets_through(&value) {
+                    self.refused.get_or_insert_with(|| passes.refusal(refused, &value));
+                }
+            }
+            None if REFUSED_BEGINNINGS.iter().any(|beginning| name.starts_with(beginning)) => {
+                let value = map.next_value()?;
+                if !is_empty(&value) {
+                    self.refused.get_or_insert_with(|| Passes::Empty.refusal(start_of(name), &value));
                 }
             }
             None => {
@@ -159,13 +184,32 @@ impl Passes {
     fn lets_through(self, value: &Value) -> bool {
         match self {
             Self::True => value.is_null() || *value == Value::Bool(true),
-            Self::Empty => is_empty(value),
+            Self::Empty | Self::Items(_) | Self::Object(_) => is_empty(value),
             Self::EmptyOrOne => is_empty(value) || value.as_f64() == Some(1.0),
             Self::NoTool => is_empty(value) || value == "none" || value == "auto",
             Self::TextFormat => is_empty(value) || value.get("type").is_some_and(|kind| kind == "text"),
             Self::TextOnly => {
                 is_empty(value) || value.as_array().is_some_and(|kinds| kinds.iter().all(|kind| kind == "text"))
             }
+        }
+    }
+}
+
+impl Passes {
+    /// The error of the field `name` with `value`, which does not pass.
+    fn refusal(self, name: &str, value: &Value) -> ApiError {
+        let shape = match self {
+            Self::Items(_) if !value.is_array() => Some("a list"),
+            Self::Object(_) if !value.is_object() => Some("an object"),
+            Self::TextOnly if !value.is_array() => Some("a list"),
+            _ => None,
+        };
+        if let Some(shape) = shape {
+            return ApiError::invalid(name, format!("{name} must be {shape}"));
+        }
+        match self.modality() {
+            Some(modality) => ApiError::unsupported_modality(name, modality),
+            None => ApiError::invalid(name, format!("{name} is not supported by this server")),
         }
     }
 }

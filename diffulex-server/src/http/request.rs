@@ -3,6 +3,8 @@
 //! In: JSON. Out: an [`Order`] for the front end. [`OtherFields`] judges fields that this struct does not have. Never here:
 //! the routes' replies.
 
+use std::collections::BTreeMap;
+
 use diffulex_protocol::{
     ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, SnapshotSpan, StreamMode,
 };
@@ -12,11 +14,19 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::{ContentField, ContentPart, PromptField, by_name};
 use super::other_fields::{IgnoredFieldLog, OtherFields, Screened, is_empty};
+use super::stages::{StageParams, StageSampling};
+use super::streamed_usage::UsageChunks;
 use super::{App, AskedModel, asked_model};
-use crate::frontend::Submission;
+use crate::frontend::{Submission, Truncation};
 
 /// Most choices of one request. Chosen by us: each is a whole request to the engine.
 const MAX_CHOICES: u32 = 8;
+
+/// Longest `request_id`. Chosen by us: room for two UUIDs.
+const MAX_REQUEST_ID_BYTES: usize = 64;
+
+/// Values of `reasoning_effort` that ask for no reasoning, which is all that these models do.
+const NO_REASONING: [&str; 2] = ["none", "minimal"];
 
 /// Everything a client may send to a generation route.
 #[derive(Debug, Default, Deserialize)]
@@ -47,8 +57,28 @@ pub(super) struct GenerationBody {
     /// `true` or completions' number of alternatives.
     logprobs: Option<LogprobsField>,
 
+    /// With `logprobs`: alternatives per token.
+    top_logprobs: Option<u32>,
+    /// The id that the client knows the request by.
+    request_id: Option<String>,
+    /// Tokens of the prompt that are kept, from its end.
+    truncate_prompt_tokens: Option<i64>,
+    /// Requests share cached prefixes only with those of the same salt.
+    cache_salt: Option<String>,
+    /// How hard to think.
+    reasoning_effort: Option<String>,
+    /// Sampling of single stages.
+    stage_sampling: Option<StageSampling>,
+    /// Settings of single stages.
+    stage_params: Option<StageParams>,
+
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
+    min_tokens: Option<u32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<u32, f32>>,
     temperature: Option<f32>,
     top_p: Option<f32>,
     top_k: Option<i64>,
@@ -94,8 +124,8 @@ pub(super) struct Order {
     pub(super) submission: Submission,
     /// Tokens' probabilities are wanted.
     pub(super) wants_logprobs: bool,
-    /// The usage chunk is wanted.
-    pub(super) wants_usage: bool,
+    /// Chunks of a stream with the usage.
+    pub(super) usage_chunks: UsageChunks,
 }
 
 /// `seed` as OpenAI's signed integer or as ours.
@@ -130,6 +160,8 @@ enum LogprobsField {
 struct StreamOptions {
     /// A last chunk with the usage.
     include_usage: Option<bool>,
+    /// With that, the usage so far on all others.
+    continuous_usage_stats: Option<bool>,
 }
 
 /// One message as clients write it.
@@ -151,7 +183,8 @@ impl Order {
         if n_choices > 1 && !reading.takes_choices {
             return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
         }
-        let sampling_params = body.sampling_params(app.options.default_temperature)?;
+        body.apply_stages()?;
+        let sampling_params = body.sampling_params(&app.options.sampling_defaults)?;
         let (input, suffix) = if reading.is_chat {
             (ServingInput::Chat { messages: body.take_messages()? }, None)
         } else {
@@ -167,26 +200,33 @@ impl Order {
             fills_masks: !reading.is_chat,
             adapter,
             user: body.user.take(),
+            request_id: body.take_request_id()?,
+            truncation: body.truncation()?,
+            cache_salt: body.take_cache_salt()?,
             ..Submission::new(reading.route, input)
         };
-        Ok(Self { model, submission, wants_logprobs: body.wants_logprobs(), wants_usage: body.wants_usage() })
+        Ok(Self { model, submission, wants_logprobs: body.wants_logprobs(), usage_chunks: body.usage_chunks() })
     }
 }
 
 impl GenerationBody {
-    /// Sampling and limits, every range checked; `default_temperature` is for a request that names none.
-    fn sampling_params(&mut self, default_temperature: f32) -> Result<SamplingParams, ApiError> {
-        let defaults = SamplingParams::default();
+    /// Sampling and limits, every range checked; `defaults` are of what the request does not name.
+    fn sampling_params(&mut self, defaults: &SamplingParams) -> Result<SamplingParams, ApiError> {
         let params = SamplingParams {
-            temperature: self.temperature.unwrap_or(default_temperature),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
             // OpenAI: max_completion_tokens is the newer name and wins.
             max_tokens: self.max_completion_tokens.or(self.max_tokens).unwrap_or(defaults.max_tokens),
             max_nfe: self.max_nfe,
             max_repetition_run: self.max_repetition_run,
             ignore_eos: self.ignore_eos.unwrap_or(defaults.ignore_eos),
-            top_p: self.top_p,
-            top_k: self.top_k.map(top_k).transpose()?.flatten(),
-            min_p: self.min_p,
+            min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty),
+            logit_bias: self.logit_bias.take().unwrap_or_default().into_iter().collect(),
+            top_p: self.top_p.or(defaults.top_p),
+            top_k: self.top_k.map_or(Ok(defaults.top_k), top_k)?,
+            min_p: self.min_p.or(defaults.min_p),
             seed: self.seed.map(|seed| match seed {
                 SeedField::Unsigned(seed) => seed,
                 SeedField::Signed(seed) => seed.cast_unsigned(),
@@ -198,12 +238,16 @@ impl GenerationBody {
             },
             stop_token_ids: self.stop_token_ids.take().unwrap_or_default(),
             logprobs: self.wants_logprobs(),
+            top_logprobs: self.n_alternatives(),
             decoding: self.decoding.take().unwrap_or_default(),
         };
         params.validate().map_err(|error| {
             // By the name that the client used.
-            let is_renamed = error.field == "max_tokens" && self.max_completion_tokens.is_some();
-            let field = if is_renamed { "max_completion_tokens" } else { error.field };
+            let field = match error.field {
+                "max_tokens" if self.max_completion_tokens.is_some() => "max_completion_tokens",
+                "top_logprobs" if self.top_logprobs.is_none() => "logprobs",
+                field => field,
+            };
             ApiError::invalid(field, ParamError { field, ..error }.to_string())
         })?;
         diffulex_engine::check_settings(&params.decoding)?;
@@ -226,9 +270,80 @@ impl GenerationBody {
         }
     }
 
-    /// The usage chunk is wanted.
-    fn wants_usage(&self) -> bool {
-        self.stream_options.as_ref().is_some_and(|options| options.include_usage == Some(true))
+    /// Alternatives wanted per token: chat's field, or completions' number.
+    fn n_alternatives(&self) -> u32 {
+        match (self.top_logprobs, &self.logprobs) {
+            (Some(n), _) => n,
+            (None, Some(LogprobsField::Count(n))) => *n,
+            (None, None | Some(LogprobsField::Flag(_))) => 0,
+        }
+    }
+
+    /// Chunks of a stream with the usage.
+    fn usage_chunks(&self) -> UsageChunks {
+        let options = self.stream_options.as_ref();
+        let is_on = |field: fn(&StreamOptions) -> Option<bool>| options.is_some_and(|all| field(all) == Some(true));
+        match (is_on(|options| options.include_usage), is_on(|options| options.continuous_usage_stats)) {
+            (false, _) => UsageChunks::Finish,
+            (true, false) => UsageChunks::Own,
+            (true, true) => UsageChunks::Every,
+        }
+    }
+
+    /// The client's own id of the request.
+    fn take_request_id(&mut self) -> Result<Option<String>, ApiError> {
+        let Some(id) = self.request_id.take() else { return Ok(None) };
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        if (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.bytes().all(is_plain) {
+            return Ok(Some(id));
+        }
+        let message =
+            format!("request_id must be 1 to {MAX_REQUEST_ID_BYTES} characters of A-Z, a-z, 0-9, _ and -, got {id:?}");
+        Err(ApiError::invalid("request_id", message))
+    }
+
+    fn truncation(&self) -> Result<Option<Truncation>, ApiError> {
+        match self.truncate_prompt_tokens {
+            None => Ok(None),
+            Some(-1) => Ok(Some(Truncation::ToFit)),
+            Some(n) => match u32::try_from(n) {
+                Ok(n) if n > 0 => Ok(Some(Truncation::To(n))),
+                _ => {
+                    let message = format!("truncate_prompt_tokens must be at least 1, or -1 for what fits, got {n}");
+                    Err(ApiError::invalid("truncate_prompt_tokens", message))
+                }
+            },
+        }
+    }
+
+    fn take_cache_salt(&mut self) -> Result<Option<String>, ApiError> {
+        match self.cache_salt.take() {
+            // As vLLM: an empty one would isolate nobody.
+            Some(salt) if salt.is_empty() => {
+                Err(ApiError::invalid("cache_salt", "cache_salt must be a string that is not empty"))
+            }
+            salt => Ok(salt),
+        }
+    }
+
+    /// Sampling and settings of the stages, over those of the request.
+    fn apply_stages(&mut self) -> Result<(), ApiError> {
+        let (sampling, params) = (self.stage_sampling.take(), self.stage_params.take());
+        let Some(denoise) = StageSampling::denoise(sampling, params)? else { return Ok(()) };
+        self.temperature = denoise.temperature.or(self.temperature);
+        self.top_p = denoise.top_p.or(self.top_p);
+        self.top_k = denoise.top_k.or(self.top_k);
+        self.min_p = denoise.min_p.or(self.min_p);
+        self.repetition_penalty = denoise.repetition_penalty.or(self.repetition_penalty);
+        self.presence_penalty = denoise.presence_penalty.or(self.presence_penalty);
+        self.frequency_penalty = denoise.frequency_penalty.or(self.frequency_penalty);
+        self.seed = denoise.seed.map(SeedField::Unsigned).or(self.seed);
+        self.max_nfe = denoise.max_nfe.or(self.max_nfe);
+        let decoding = self.decoding.get_or_insert_default();
+        for (name, value) in denoise.decoding.iter() {
+            decoding.set(name, value.clone());
+        }
+        Ok(())
     }
 
     /// The prompt; an error when there is none, or more than one.
@@ -266,13 +381,14 @@ impl GenerationBody {
     /// Refuses fields that are not supported and would change the answer.
     pub(super) fn check_others(&self, log: &IgnoredFieldLog) -> Result<(), ApiError> {
         self.others.check(log)?;
-        if matches!(self.logprobs, Some(LogprobsField::Count(count)) if count > 1) {
-            return Err(ApiError::invalid(
-                "logprobs",
-                "logprobs: expected 0, 1 or true; alternatives per token are not supported",
-            ));
+        match self.reasoning_effort.as_deref() {
+            Some(effort) if !effort.is_empty() && !NO_REASONING.contains(&effort) => {
+                let known = NO_REASONING.join(" and ");
+                let message = format!("reasoning_effort: {effort:?} is not supported; {known} are");
+                Err(ApiError::invalid("reasoning_effort", message))
+            }
+            Some(_) | None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -363,7 +479,10 @@ mod tests {
     fn refused_param(json: &str) -> Option<String> {
         let mut body = body(json);
         let checked = body.check_others(&IgnoredFieldLog::default());
-        let error = checked.and_then(|()| body.sampling_params(1.0).map(drop)).err()?;
+        let error = checked
+            .and_then(|()| body.apply_stages())
+            .and_then(|()| body.sampling_params(&SamplingParams::default()).map(drop));
+        let error = error.err()?;
         let value = serde_json::to_value(error.body()).expect("json");
         value["error"]["param"].as_str().map(str::to_owned)
     }
@@ -371,24 +490,36 @@ mod tests {
     #[test]
     fn an_empty_body_has_the_defaults() {
         let defaults = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
-        assert_eq!(body("{}").sampling_params(0.5), Ok(defaults));
+        assert_eq!(body("{}").sampling_params(&defaults), Ok(defaults.clone()));
     }
 
     #[test]
     fn max_completion_tokens_wins() {
-        let params = body(r#"{"max_tokens": 5, "max_completion_tokens": 7}"#).sampling_params(1.0);
+        let params =
+            body(r#"{"max_tokens": 5, "max_completion_tokens": 7}"#).sampling_params(&SamplingParams::default());
         assert_eq!(params.map(|params| params.max_tokens), Ok(7));
     }
 
     #[test]
     fn unsupported_fields_are_named() {
         for (json, param) in [
-            (r#"{"logit_bias": {"5": 1}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"5": 101}}"#, "logit_bias"),
+            (r#"{"grammar": "root ::= x"}"#, "grammar"),
+            (r#"{"talker_temperature": 0.5}"#, "talker_temperature"),
+            (r#"{"reasoning_effort": "high"}"#, "reasoning_effort"),
+            (r#"{"stage_sampling": {"talker": {}}}"#, "stage_sampling.talker"),
+            (r#"{"stage_sampling": {"denoise": {"nobody": 1}}}"#, "decoding.nobody"),
+            (
+                r#"{"stage_params": {"tokenize": {"add_special_tokens": true}}}"#,
+                "stage_params.tokenize.add_special_tokens",
+            ),
             (r#"{"tools": [{"type": "function"}]}"#, "tools"),
-            (r#"{"presence_penalty": 0.5}"#, "presence_penalty"),
+            (r#"{"presence_penalty": 2.5}"#, "presence_penalty"),
             (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
             (r#"{"modalities": ["text", "audio"]}"#, "modalities"),
             (r#"{"top_logprobs": 3}"#, "top_logprobs"),
+            (r#"{"logprobs": 9}"#, "logprobs"),
+            (r#"{"min_tokens": 600}"#, "min_tokens"),
             (r#"{"add_special_tokens": true}"#, "add_special_tokens"),
             (r#"{"prompt_embeds": "AAAA"}"#, "prompt_embeds"),
             (r#"{"max_new_tokens": 5}"#, "max_new_tokens"),
@@ -405,8 +536,9 @@ mod tests {
     fn fields_that_ask_for_nothing_pass() {
         let json = r#"{"logit_bias": null, "tools": [], "presence_penalty": 0.0, "response_format": {"type": "text"},
                        "modalities": ["text"], "repetition_penalty": 1.0, "top_k": -1, "add_special_tokens": false, "skip_special_tokens": true,
-                       "parallel_tool_calls": true, "service_tier": "auto", "store": true, "priority": 3,
-                       "cache_salt": "x", "nobody_knows": {"x": [1e400]}}"#;
+                       "parallel_tool_calls": true, "reasoning_effort": "none", "stage_sampling": {"denoise": {}, "tokenize": {}},
+                       "stage_params": {"tokenize": {"add_special_tokens": false}}, "mirostat": 0, "images": [], "service_tier": "auto", "store": true, "priority": 3,
+                       "nobody_knows": {"x": [1e400]}}"#;
         assert_eq!(refused_param(json), None);
     }
 

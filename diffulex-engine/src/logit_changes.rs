@@ -1,0 +1,200 @@
+//! Changes of a request's logits: the client's bias and penalties, end tokens that would come too early, and the penalty of
+//! the edit rule `joint`.
+//!
+//! In: a sequence between two steps. Out: [`LogitChange`]s for the recipe of each position. They depend on the request's own
+//! state only, which every step reads as it was before: not on the batch, on preemption or on how a prompt is cut. Never here:
+//! how logits are changed.
+
+use crate::kernels::{LogitChange, Vocabulary};
+use crate::sequence::Sequence;
+
+/// Added to the logit of a token that may not come yet. Chosen by us: far below every logit, and finite, because bodies
+/// multiply logits.
+const SUPPRESSED: f32 = -1e9;
+
+/// Changes of the logits of one request in one step.
+#[derive(Debug)]
+pub struct LogitChanges {
+    /// At every position: each token once, ascending.
+    everywhere: Vec<LogitChange>,
+    /// End tokens, which are suppressed before [`Sequence::min_end`].
+    early: Vec<u32>,
+}
+
+impl LogitChanges {
+    /// Changes for the next step of `sequence`.
+    pub fn of(sequence: &Sequence, vocabulary: Vocabulary) -> Self {
+        let params = sequence.params();
+        let biased = |(token, bias): &(u32, f32)| LogitChange { bias: *bias, ..LogitChange::none(*token) };
+        let mut everywhere: Vec<LogitChange> = params.logit_bias.iter().map(biased).collect();
+        let (presence, frequency) = (params.presence_penalty, params.frequency_penalty);
+        let repetition = params.repetition_penalty.unwrap_or(1.0);
+        if presence != 0.0 || frequency != 0.0 || repetition != 1.0 {
+            let biases = std::mem::take(&mut everywhere);
+            let mut biases = biases.into_iter().peekable();
+            for (token, n_written) in sequence.occurrences() {
+                while let Some(other) = biases.next_if(|other| other.token < token) {
+                    everywhere.push(other);
+                }
+                let change = biases.next_if(|other| other.token == token).unwrap_or(LogitChange::none(token));
+                let penalty = if n_written > 0 { presence + frequency * n_written as f32 } else { 0.0 };
+                everywhere.push(LogitChange { repetition, penalty, ..change });
+            }
+            everywhere.extend(biases);
+        }
+        let can_come = |token: &u32| vocabulary.has(*token as usize);
+        let early = if params.min_tokens == 0 {
+            Vec::new()
+        } else {
+            sequence.stop_ids().iter().copied().filter(can_come).collect()
+        };
+        Self { everywhere, early }
+    }
+
+    /// Those at `position`: each token once, ascending.
+    pub fn at(&self, sequence: &Sequence, position: usize) -> Vec<LogitChange> {
+        let mut changes = self.everywhere.clone();
+        if position < sequence.min_end() {
+            for token in &self.early {
+                change_of(&mut changes, *token).bias += SUPPRESSED;
+            }
+        }
+        if let Some((token, penalty)) = sequence.penalty(position) {
+            change_of(&mut changes, token).penalty += penalty;
+        }
+        changes
+    }
+}
+
+/// The change of `token` among `changes`, which has none at first.
+fn change_of(changes: &mut Vec<LogitChange>, token: u32) -> &mut LogitChange {
+    let place = changes.binary_search_by_key(&token, |change| change.token).unwrap_or_else(|place| {
+        changes.insert(place, LogitChange::none(token));
+        place
+    });
+    &mut changes[place]
+}
+
+#[cfg(test)]
+mod tests {
+    use diffulex_protocol::{FinishReason, SamplingParams};
+    use diffulex_strategies::{Attention, BlockCandidates, Candidate, Setup, Strategy, StrategyKind};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::alignment::LogitAlignment;
+    use crate::sequence::Limits;
+
+    const N_TOKENS: u32 = 12;
+    const END: u32 = 3;
+    const BLOCK_SIZE: usize = 8;
+
+    fn strategy(kind: StrategyKind, attention: Attention) -> Strategy {
+        kind.make(&Setup {
+            attention,
+            is_shifted: false,
+            may_edit: true,
+            may_have_d2f: true,
+            block_size: BLOCK_SIZE,
+            buffer_size: None,
+            max_model_len: 64,
+            accept_threshold: Some(0.5),
+        })
+    }
+
+    /// A sequence some of whose first positions are decided, with `tokens` in turn.
+    fn decided(strategy: Strategy, prompt: &[u32], params: &SamplingParams, tokens: &[u32], sure: &[bool]) -> Sequence {
+        let limits = Limits { end: prompt.len() + BLOCK_SIZE, reason: FinishReason::MaxNewTokensReached };
+        let ends = [END];
+        let mut sequence =
+            Sequence::new(prompt, limits, N_TOKENS, &ends, params.clone(), strategy, LogitAlignment::Same);
+        while sequence.blocks().is_empty() || sequence.undecided(sequence.blocks().len() - 1).is_empty() {
+            let blocks = sequence.step_blocks();
+            sequence.advance(blocks, &[]).expect("the prompt is encoded");
+        }
+        let blocks = sequence.step_blocks();
+        let index = sequence.denoised(&blocks).start;
+        let start = sequence.block_range(index).start;
+        let of_position = |(place, position): (usize, usize)| {
+            let confidence = if sure[place % sure.len()] { 0.9 } else { 0.1 };
+            Candidate {
+                row: position - start,
+                current: None,
+                token: tokens[place % tokens.len()],
+                confidence,
+                likeliest: (tokens[place % tokens.len()], confidence),
+                runners_up: Default::default(),
+                score: confidence,
+                chance: 0.5,
+            }
+        };
+        let candidates = sequence.undecided(index).into_iter().enumerate().map(of_position).collect();
+        sequence.advance(blocks, &[BlockCandidates { block: index, candidates }]).expect("a step");
+        sequence
+    }
+
+    /// A logit changed by the definition, with a count of its own: vLLM's order, bias, repetition, frequency and presence.
+    fn plainly(sequence: &Sequence, position: usize, token: u32, logit: f32) -> f32 {
+        use crate::sequence::PositionState::{Filled, Prompt};
+        let params = sequence.params();
+        let given =
+            (0..sequence.tokens().len()).any(|at| sequence.states()[at] == Prompt && sequence.tokens()[at] == token);
+        let end = sequence.answer_end();
+        let n_written = (sequence.prompt_len()..end.min(sequence.tokens().len()))
+            .filter(|at| sequence.states()[*at] == Filled && sequence.tokens()[*at] == token)
+            .count();
+        let mut logit = logit + params.logit_bias.iter().find(|(id, _)| *id == token).map_or(0.0, |(_, bias)| *bias);
+        if token == END && position < sequence.prompt_len() + params.min_tokens as usize {
+            logit += SUPPRESSED;
+        }
+        let repetition = params.repetition_penalty.unwrap_or(1.0);
+        if given || n_written > 0 {
+            logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
+        }
+        if n_written > 0 {
+            logit -= params.presence_penalty + params.frequency_penalty * n_written as f32;
+        }
+        logit
+    }
+
+    proptest! {
+        #[test]
+        fn changes_are_those_of_the_definition(
+            prompt in prop::collection::vec(0..N_TOKENS, 1..20),
+            tokens in prop::collection::vec(0..N_TOKENS, 1..9),
+            sure in prop::collection::vec(any::<bool>(), 1..9),
+            logits in prop::collection::vec(-8.0f32..8.0, N_TOKENS as usize),
+            penalties in (-2.0f32..2.0, -2.0f32..2.0, 0.5f32..2.0),
+            bias in prop::collection::btree_map(0..N_TOKENS, -100.0f32..100.0, 0..5),
+            min_tokens in 0u32..8,
+            whole in any::<bool>(),
+        ) {
+            let (presence_penalty, frequency_penalty, repetition_penalty) = penalties;
+            let params = SamplingParams {
+                presence_penalty,
+                frequency_penalty,
+                repetition_penalty: Some(repetition_penalty),
+                logit_bias: bias.into_iter().collect(),
+                min_tokens,
+                ..SamplingParams::default()
+            };
+            let strategy = if whole {
+                strategy(StrategyKind::SemiAutoregressive, Attention::Full)
+            } else {
+                strategy(StrategyKind::MultiBlock, Attention::BlockCausal)
+            };
+            let sequence = decided(strategy, &prompt, &params, &tokens, &sure);
+            let vocabulary = Vocabulary { n_sampleable: N_TOKENS as usize, mask_token_id: None };
+            let all = LogitChanges::of(&sequence, vocabulary);
+            for position in prompt.len()..prompt.len() + BLOCK_SIZE {
+                let changes = all.at(&sequence, position);
+                prop_assert!(changes.is_sorted_by(|a, b| a.token < b.token));
+                for (token, logit) in (0..).zip(&logits) {
+                    let change = changes.iter().find(|change| change.token == token);
+                    let changed = change.map_or(*logit, |change| change.apply(*logit));
+                    prop_assert_eq!(changed, plainly(&sequence, position, token, *logit));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Usage of a streamed answer of OpenAI's kind: where it stands among the chunks.
+//!
+//! Clients that see it twice add it up twice, so it is on the last choice's finish chunk or in a chunk of its own, never both.
+//! Never here: answers that are not streamed.
+
+use diffulex_protocol::ServingReply;
+
+use super::answer::{Fields, Usage};
+use crate::frontend::EventStream;
+
+/// Chunks with the usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum UsageChunks {
+    /// The finish chunk of the choice that ends last.
+    #[default]
+    Finish,
+    /// One of their own, after all others (`include_usage`).
+    Own,
+    /// That, and every other with the tokens so far (`continuous_usage_stats`).
+    Every,
+}
+
+/// Usage of an answer that is being streamed.
+#[derive(Debug)]
+pub(super) struct StreamedUsage {
+    chunks: UsageChunks,
+    /// Tokens of the answer so far, by choice.
+    n_written: Vec<u32>,
+    n_open: usize,
+    usage: Usage,
+}
+
+impl StreamedUsage {
+    /// Usage of `streams`, one per choice.
+    pub(super) fn new(chunks: UsageChunks, streams: &[EventStream]) -> Self {
+        let prompt_tokens = streams.first().map_or(0, EventStream::prompt_tokens);
+        let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
+        Self { chunks, n_written: vec![0; streams.len()], n_open: streams.len(), usage }
+    }
+
+    /// Choice `index` has `n_tokens` by now.
+    pub(super) fn note(&mut self, index: usize, n_tokens: u32) {
+        if let Some(n_written) = self.n_written.get_mut(index) {
+            *n_written = n_tokens;
+            self.usage.completion_tokens = self.n_written.iter().sum();
+            self.usage.total_tokens = self.usage.prompt_tokens + self.usage.completion_tokens;
+        }
+    }
+
+    /// Choice `index` has ended.
+    pub(super) fn finish(&mut self, index: usize, reply: &ServingReply) {
+        let Usage { prompt_tokens, completion_tokens, prompt_tokens_details, .. } = Usage::of(reply);
+        self.usage = Usage { prompt_tokens, prompt_tokens_details, ..self.usage };
+        self.n_open = self.n_open.saturating_sub(1);
+        self.note(index, completion_tokens);
+    }
+
+    /// Adds the usage to a chunk with progress.
+    pub(super) fn add_to_progress(&self, fields: &mut Fields<'_>) {
+        if self.chunks == UsageChunks::Every {
+            fields.add("usage", &self.usage);
+        }
+    }
+
+    /// Adds the usage to a choice's finish chunk.
+    pub(super) fn add_to_finish(&self, fields: &mut Fields<'_>) {
+        if self.chunks == UsageChunks::Finish && self.n_open == 0 {
+            fields.add("usage", &self.usage);
+        }
+        self.add_to_progress(fields);
+    }
+
+    /// The usage of the chunk of its own, where there is one.
+    pub(super) fn own_chunk(&self) -> Option<&Usage> {
+        (self.chunks != UsageChunks::Finish).then_some(&self.usage)
+    }
+}
