@@ -251,6 +251,15 @@ fn pages_of_this_machine_may_read_answers() {
     let answer = of("http://localhost:3000");
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, Some("http://localhost:3000")));
     assert_eq!(of("https://evil.example").header("access-control-allow-origin"), None);
+    let preflight = |origin: &str| {
+        server.send(&format!(
+            "OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\norigin: {origin}\r\n\
+             access-control-request-method: POST\r\naccess-control-request-headers: content-type\r\n\r\n"
+        ))
+    };
+    let answer = preflight("http://localhost:3000");
+    assert_eq!((answer.status, answer.header("access-control-allow-headers")), (200, Some("content-type")));
+    assert_eq!(preflight("https://evil.example").status, 403);
 }
 
 #[test]

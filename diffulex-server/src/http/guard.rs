@@ -9,7 +9,9 @@ use std::net::IpAddr;
 
 use axum::extract::Request;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
 
 use super::HttpOptions;
 use super::error::ApiError;
@@ -106,8 +108,35 @@ fn is_origin_allowed(origin: &str, host: Option<&Authority>, options: &HttpOptio
     is_named || host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority.as_str()))
 }
 
+/// Lets pages of this machine read answers. Unlike [`CorsLayer`](tower_http::cors::CorsLayer), which answers every `OPTIONS`,
+/// it leaves requests of all others as they are.
+pub(super) async fn let_local_pages_read(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let Some(origin) = headers.get(header::ORIGIN).filter(|origin| origin.to_str().is_ok_and(is_local_origin)).cloned()
+    else {
+        return next.run(request).await;
+    };
+    let is_preflight =
+        request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
+    let mut response = if is_preflight {
+        let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+        let mut response = Response::default();
+        let headers = response.headers_mut();
+        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("*"));
+        headers.extend(asked.map(|asked| (header::ACCESS_CONTROL_ALLOW_HEADERS, asked)));
+        response
+    } else {
+        next.run(request).await
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+    headers.append(header::VARY, HeaderValue::from_static("origin"));
+    response
+}
+
 /// Pages that this machine serves to itself, on any port: no stranger can.
-pub(super) fn is_local_origin(origin: &str) -> bool {
+fn is_local_origin(origin: &str) -> bool {
     let Some(rest) = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) else { return false };
     let Ok(authority) = rest.parse::<Authority>() else { return false };
     let name = authority.host().to_ascii_lowercase();

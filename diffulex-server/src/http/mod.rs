@@ -116,7 +116,7 @@ pub enum RouterError {
 
 /// Every route.
 pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, RouterError> {
-    let cors = cors_layer(options.cors_origin.as_deref())?;
+    let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
     let app = App { frontend, telemetry, options: Arc::new(options), bodies, speech, ignored_fields: Arc::default() };
@@ -143,8 +143,12 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);
     let router = router.layer(middleware::from_fn_with_state(app.clone(), admit)).with_state(app);
+    let router = match cors {
+        Some(cors) => router.layer(cors),
+        None => router.layer(middleware::from_fn(guard::let_local_pages_read)),
+    };
     // Around all others, so that it counts their refusals.
-    let router = router.layer(cors).layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals));
+    let router = router.layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals));
     // The outermost is the last: every request has an id, and so every answer.
     Ok(router.layer(PropagateRequestIdLayer::x_request_id()).layer(SetRequestIdLayer::x_request_id(MakeRequestUuid)))
 }
@@ -197,12 +201,10 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<R
     Ok(next.run(request).await)
 }
 
-/// The layer that lets pages of `origin` read answers; without one, pages of this machine.
-fn cors_layer(origin: Option<&str>) -> Result<CorsLayer, CorsOriginError> {
+fn cors_layer(origin: &str) -> Result<CorsLayer, CorsOriginError> {
     let allowed = match origin {
-        None => AllowOrigin::predicate(|origin, _| origin.to_str().is_ok_and(guard::is_local_origin)),
-        Some("*") => AllowOrigin::any(),
-        Some(origin) => AllowOrigin::exact(
+        "*" => AllowOrigin::any(),
+        origin => AllowOrigin::exact(
             HeaderValue::from_str(origin).map_err(|error| CorsOriginError { origin: origin.to_owned(), error })?,
         ),
     };
