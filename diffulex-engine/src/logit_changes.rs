@@ -143,10 +143,11 @@ mod tests {
         let n_written = (sequence.prompt_len()..end.min(sequence.tokens().len()))
             .filter(|at| sequence.states()[*at] == Filled && sequence.tokens()[*at] == token)
             .count();
-        let mut logit = logit + params.logit_bias.iter().find(|(id, _)| *id == token).map_or(0.0, |(_, bias)| *bias);
+        let mut bias = params.logit_bias.iter().find(|(id, _)| *id == token).map_or(0.0, |(_, bias)| *bias);
         if token == END && position < sequence.prompt_len() + params.min_tokens as usize {
-            logit += SUPPRESSED;
+            bias += SUPPRESSED;
         }
+        let mut logit = logit + bias;
         let repetition = params.repetition_penalty.unwrap_or(1.0);
         if given || n_written > 0 {
             logit = if logit > 0.0 { logit / repetition } else { logit * repetition };
