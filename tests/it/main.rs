@@ -10,6 +10,7 @@ mod access;
 mod adapters;
 mod api;
 mod command_line;
+mod denoise_frames;
 mod engine_loop;
 mod faults;
 mod field_values;

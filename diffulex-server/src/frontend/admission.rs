@@ -14,7 +14,7 @@ use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, Serv
 use super::quarantine::Fingerprint;
 use super::request_log::RequestLog;
 use super::request_state::{RequestSize, RequestState};
-use super::stream::{EventStream, Permit};
+use super::stream::{EventStream, Pace, Permit};
 use super::{Frontend, Shared, WorkerStatus, WorkerView, lock};
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.
@@ -42,6 +42,8 @@ pub struct Submission {
     pub stream_mode: StreamMode,
     /// How much a snapshot covers.
     pub snapshot: SnapshotSpan,
+    /// Most snapshots a second; those that come faster are merged. `None` is every one.
+    pub max_fps: Option<f32>,
     /// Text or ids that follow the answer.
     pub suffix: Option<Prompt>,
     /// A mask in the prompt is a place to fill; otherwise it is a token like any other.
@@ -96,6 +98,7 @@ impl Submission {
             stream: false,
             stream_mode: StreamMode::default(),
             snapshot: SnapshotSpan::default(),
+            max_fps: None,
             suffix: None,
             fills_masks: false,
             adapter: None,
@@ -230,7 +233,8 @@ impl Frontend {
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
             let log = RequestLog::new(submission.route, ids.len());
-            streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, n_given, _permit: permit });
+            let pace = submission.max_fps.map(Pace::new);
+            streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, n_given, pace, _permit: permit });
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;

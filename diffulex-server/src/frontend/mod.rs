@@ -32,6 +32,8 @@ pub use crash_report::CrashReports;
 use quarantine::Quarantine;
 use request_state::RequestState;
 pub use request_state::StreamEvent;
+#[cfg(test)]
+pub(crate) use request_state::merge_snapshots;
 pub use stream::EventStream;
 pub use supervisor::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
 

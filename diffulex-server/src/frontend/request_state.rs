@@ -121,6 +121,18 @@ impl Progress {
             Self::Snapshot(snapshot) | Self::MergedSnapshot(snapshot) => snapshot.token_ids.len(),
         }
     }
+
+    /// This and then `newer`, as one. A request has one mode, so both are of a kind.
+    fn and(self, newer: Self) -> Self {
+        match (self, newer) {
+            (Self::Delta(older), Self::Delta(newer)) => Self::Delta(merge_deltas(older, newer)),
+            (
+                Self::Snapshot(older) | Self::MergedSnapshot(older),
+                Self::Snapshot(newer) | Self::MergedSnapshot(newer),
+            ) => Self::MergedSnapshot(Box::new(merge_snapshots(*older, *newer))),
+            (Self::Delta(_), newer) | (_, newer @ Self::Delta(_)) => newer,
+        }
+    }
 }
 
 impl RequestState {
@@ -258,6 +270,29 @@ impl RequestState {
         self.lock().is_ended
     }
 
+    /// `Ready` once the request has ended.
+    pub(super) fn poll_end(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut pending = self.lock();
+        if pending.is_ended && !pending.is_withheld {
+            return Poll::Ready(());
+        }
+        pending.wait(context);
+        Poll::Pending
+    }
+
+    /// Makes one snapshot of all that are unread.
+    pub(super) fn fold(&self, telemetry: &Telemetry) {
+        let mut pending = self.lock();
+        while pending.progress.len() > 1 {
+            let (first, second) = (pending.progress.pop_front(), pending.progress.pop_front());
+            if let (Some(first), Some(second)) = (first, second) {
+                telemetry.frames_coalesced.add(1);
+                pending.progress.push_front(first.and(second));
+            }
+        }
+        pending.unread_positions = pending.progress.front().map_or(0, Progress::n_positions);
+    }
+
     /// The next event; `Ready(None)` after the end.
     pub(super) fn poll(&self, text: &TextModel, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
         let mut pending = self.lock();
@@ -355,7 +390,7 @@ fn merge_deltas(mut older: ServingDelta, newer: ServingDelta) -> ServingDelta {
 /// newer              |final open|open open|
 /// merged |final final|final open|open open|
 /// ```
-fn merge_snapshots(older: ServingBufferSnapshot, mut newer: ServingBufferSnapshot) -> ServingBufferSnapshot {
+pub(crate) fn merge_snapshots(older: ServingBufferSnapshot, mut newer: ServingBufferSnapshot) -> ServingBufferSnapshot {
     let mut committed_text = older.committed_text;
     committed_text.push_str(&newer.committed_text);
     newer.committed_text = committed_text;

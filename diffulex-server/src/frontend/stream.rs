@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use diffulex_protocol::ServingError;
+use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
 use super::Shared;
@@ -31,6 +32,35 @@ impl Drop for Permit {
     }
 }
 
+/// The pace of a reader that takes only so many snapshots a second.
+pub(super) struct Pace {
+    interval: Duration,
+    /// Runs out when the next one may come; none has come yet where there is none.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Pace {
+    /// At most `fps` a second.
+    pub(super) fn new(fps: f32) -> Self {
+        /// Stands for a pace that is none, and keeps sums with the clock in range. Chosen by us.
+        const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+        let interval = Duration::try_from_secs_f32(fps.recip()).unwrap_or(LONGEST).min(LONGEST);
+        Self { interval, timer: None }
+    }
+
+    fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.timer.as_mut().map_or(Poll::Ready(()), |timer| timer.as_mut().poll(context))
+    }
+
+    fn restart(&mut self) {
+        match &mut self.timer {
+            Some(timer) => timer.as_mut().reset(Instant::now() + self.interval),
+            None => self.timer = Some(Box::pin(tokio::time::sleep(self.interval))),
+        }
+    }
+}
+
 /// The events of one request. Dropped before its end, it aborts the request.
 pub struct EventStream {
     pub(super) shared: Arc<Shared>,
@@ -38,6 +68,7 @@ pub struct EventStream {
     pub(super) log: RequestLog,
     /// Tokens that the client gave.
     pub(super) n_given: u32,
+    pub(super) pace: Option<Pace>,
     pub(super) _permit: Permit,
 }
 
@@ -73,7 +104,17 @@ impl EventStream {
 
     /// [`Self::next_event`] for hand-written streams.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        if let Some(pace) = &mut self.pace {
+            // At the end everything is due at once.
+            if self.state.poll_end(context).is_pending() && pace.poll_due(context).is_pending() {
+                return Poll::Pending;
+            }
+            self.state.fold(&self.shared.telemetry);
+        }
         let polled = self.state.poll(&self.shared.text, context);
+        if let (Some(pace), Poll::Ready(Some(StreamEvent::Snapshot(_)))) = (&mut self.pace, &polled) {
+            pace.restart();
+        }
         if let Poll::Ready(Some(event)) = &polled {
             self.log.note(&self.state, event);
         }

@@ -256,6 +256,11 @@ pub(super) struct Fields<'a> {
 impl Fields<'_> {
     /// Adds a field. Names are our own words, which need no escaping.
     pub(super) fn add(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) {
+        self.add_name(name);
+        write_json(self.bytes, self.spacing, value);
+    }
+
+    fn add_name(&mut self, name: &str) {
         let (comma, colon): (&[u8], &[u8]) = match self.spacing {
             Spacing::Compact => (b",\"", b"\":"),
             Spacing::Python => (b", \"", b"\": "),
@@ -264,7 +269,12 @@ impl Fields<'_> {
         self.needs_comma = true;
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.extend_from_slice(colon);
-        write_json(self.bytes, self.spacing, value);
+    }
+
+    /// [`Self::add`] of a value whose own spaces nobody looks for.
+    pub(super) fn add_compact(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) {
+        self.add_name(name);
+        write_json(self.bytes, Spacing::Compact, value);
     }
 }
 

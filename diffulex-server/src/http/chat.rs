@@ -14,8 +14,8 @@ use super::answer::{
     token_logprobs, unix_seconds,
 };
 use super::body::{self, Dialect, Read};
+use super::denoise_frames::{DenoiseForm, DenoiseFrames};
 use super::error::ApiError;
-use super::generate::{SNAPSHOT_EVENT, add_snapshot};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
 use super::streamed_usage::StreamedUsage;
@@ -29,7 +29,7 @@ const READING: Reading =
 pub(super) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, wants_logprobs, usage_chunks } = order;
+    let Order { model, submission, denoise, wants_logprobs, usage_chunks } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let streams = app.frontend.submit(submission).await?;
     drop(held);
@@ -44,7 +44,7 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
                 fields.add("model", &head.model);
             }),
             frontend: app.frontend,
-            choices: vec![LogprobProgress::default(); streams.len()],
+            choices: streams.iter().map(|_| ChoiceProgress::new(denoise)).collect(),
             wants_logprobs,
             usage: StreamedUsage::new(usage_chunks, &streams),
         };
@@ -146,11 +146,23 @@ struct ChunkDelta<'a> {
     content: Option<&'a str>,
 }
 
+/// How far a streamed choice is.
+struct ChoiceProgress {
+    logprobs: LogprobProgress,
+    denoise: DenoiseFrames,
+}
+
+impl ChoiceProgress {
+    fn new(denoise: DenoiseForm) -> Self {
+        Self { logprobs: LogprobProgress::default(), denoise: DenoiseFrames::new(denoise, false) }
+    }
+}
+
 struct ChatFramer {
     /// The first fields of every chunk.
     head: ObjectHead,
     frontend: Frontend,
-    choices: Vec<LogprobProgress>,
+    choices: Vec<ChoiceProgress>,
     wants_logprobs: bool,
     usage: StreamedUsage,
 }
@@ -172,15 +184,15 @@ impl ChatFramer {
         });
     }
 
-    fn snapshot(&mut self, index: usize, snapshot: &ServingBufferSnapshot, frames: &mut Frames) {
+    fn snapshot(&mut self, index: usize, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
         self.usage.note(index, snapshot.committed_len);
-        let logprobs = self.snapshot_logprobs(index, snapshot);
-        let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
-        let choices = [ChunkChoice { index, delta: ChunkDelta { role: None, content }, logprobs, finish_reason: None }];
+        let logprobs = self.snapshot_logprobs(index, &snapshot);
+        let Some(progress) = self.choices.get_mut(index) else { return };
         frames.push_object(&self.head, |fields| {
-            fields.add("choices", &choices);
-            fields.add("event", SNAPSHOT_EVENT);
-            add_snapshot(fields, snapshot);
+            let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
+            let delta = ChunkDelta { role: None, content };
+            fields.add("choices", &[ChunkChoice { index, delta, logprobs, finish_reason: None }]);
+            progress.denoise.add(fields, snapshot);
             self.usage.add_to_progress(fields);
         });
     }
@@ -190,7 +202,7 @@ impl ChatFramer {
         if !self.wants_logprobs {
             return None;
         }
-        let fresh = self.choices.get_mut(index)?.fresh(snapshot)?;
+        let fresh = self.choices.get_mut(index)?.logprobs.fresh(snapshot)?;
         Some(logprobs(&self.frontend, fresh))
     }
 
@@ -222,7 +234,7 @@ impl Framer for ChatFramer {
     fn event(&mut self, choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
             StreamEvent::Delta(delta) => self.delta(choice_idx, &delta, frames),
-            StreamEvent::Snapshot(snapshot) => self.snapshot(choice_idx, &snapshot, frames),
+            StreamEvent::Snapshot(snapshot) => self.snapshot(choice_idx, snapshot, frames),
             StreamEvent::Reply(reply) => self.finish(choice_idx, &reply, frames),
             StreamEvent::Error(error) => return Err(error.into()),
         }

@@ -15,8 +15,8 @@ use super::answer::{
     token_logprobs, unix_seconds,
 };
 use super::body::{self, Dialect, Read};
+use super::denoise_frames::DenoiseFrames;
 use super::error::ApiError;
-use super::generate::{SNAPSHOT_EVENT, add_snapshot};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
 use super::streamed_usage::StreamedUsage;
@@ -30,7 +30,7 @@ const READING: Reading =
 pub(super) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, wants_logprobs, usage_chunks } = order;
+    let Order { model, submission, denoise, wants_logprobs, usage_chunks } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let streams = app.frontend.submit(submission).await?;
     drop(held);
@@ -46,7 +46,10 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
         let framer = CompletionFramer {
             head,
             frontend: app.frontend,
-            choices: vec![ChoiceProgress::default(); streams.len()],
+            choices: streams
+                .iter()
+                .map(|_| ChoiceProgress { denoise: DenoiseFrames::new(denoise, false), ..ChoiceProgress::default() })
+                .collect(),
             wants_logprobs,
             usage: StreamedUsage::new(usage_chunks, &streams),
         };
@@ -137,11 +140,12 @@ fn is_continuation(byte: u8) -> bool {
 }
 
 /// How far a streamed choice is.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct ChoiceProgress {
     logprobs: LogprobProgress,
     /// Characters of the tokens whose probabilities are out.
     n_characters: usize,
+    denoise: DenoiseFrames,
 }
 
 struct CompletionFramer {
@@ -181,12 +185,12 @@ impl Framer for CompletionFramer {
                 let fresh = self.choices.get_mut(index).and_then(|choice| choice.logprobs.fresh(&snapshot));
                 let logprobs = fresh.and_then(|fresh| self.logprobs(index, fresh));
                 self.usage.note(index, snapshot.committed_len);
-                let choices = [Choice { index, text: &snapshot.committed_text, logprobs, finish_reason: None }];
+                let Some(progress) = self.choices.get_mut(index) else { return Ok(()) };
                 frames.push_object(&self.head, |fields| {
-                    fields.add("choices", &choices);
-                    fields.add("event", SNAPSHOT_EVENT);
+                    let choice = Choice { index, text: &snapshot.committed_text, logprobs, finish_reason: None };
+                    fields.add("choices", &[choice]);
                     // `text` of the snapshot stands beside, not inside, the choices' text.
-                    add_snapshot(fields, &snapshot);
+                    progress.denoise.add(fields, snapshot);
                     self.usage.add_to_progress(fields);
                 });
             }

@@ -4,19 +4,16 @@
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::{FieldVisitor, ServingBufferSnapshot, ServingReply, StreamMode};
-use serde::Serialize;
+use diffulex_protocol::{ServingReply, StreamMode};
 
 use super::App;
 use super::answer::{self, DiffusionReport, Fields, ObjectHead, Spacing, Usage, reply_of, unix_seconds};
 use super::body::{self, Dialect, Read};
+use super::denoise_frames::{DenoiseFrames, EventFields};
 use super::error::ApiError;
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
 use crate::frontend::StreamEvent;
-
-/// `event` of every frame with a snapshot's fields.
-pub(super) const SNAPSHOT_EVENT: &str = "buffer_snapshot";
 
 /// How a body is read.
 const READING: Reading =
@@ -26,13 +23,20 @@ const READING: Reading =
 pub(super) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held } =
         body::json(&app, request, Dialect::Native, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, .. } = order;
+    let Order { model, submission, denoise, .. } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let mut streams = app.frontend.submit(submission).await?;
     drop(held);
     let head = Head { model, created: unix_seconds() };
     if is_stream {
-        return sse::respond(streams, GenerateFramer { head }, Spacing::Python, stream_mode, app.telemetry).await;
+        return sse::respond(
+            streams,
+            GenerateFramer { head, denoise: DenoiseFrames::new(denoise, true) },
+            Spacing::Python,
+            stream_mode,
+            app.telemetry,
+        )
+        .await;
     }
     match streams.pop() {
         Some(stream) => {
@@ -67,27 +71,9 @@ fn add_answer(fields: &mut Fields<'_>, reply: &mut ServingReply, head: &Head) {
     fields.add("diffulex", &DiffusionReport::of(reply));
 }
 
-/// Adds the fields of a snapshot but the request's id, which chat frames carry in their own form.
-pub(super) fn add_snapshot(fields: &mut Fields<'_>, snapshot: &ServingBufferSnapshot) {
-    snapshot.visit_fields(&mut EventFields { fields, left_out: &["rid"] });
-}
-
-/// Writes the fields of an event as they travel on the wire, with the request's id as `id`.
-struct EventFields<'a, 'b> {
-    fields: &'a mut Fields<'b>,
-    left_out: &'static [&'static str],
-}
-
-impl FieldVisitor for EventFields<'_, '_> {
-    fn field<T: Serialize + ?Sized>(&mut self, name: &'static str, value: &T) {
-        if !self.left_out.contains(&name) {
-            self.fields.add(if name == "rid" { "id" } else { name }, value);
-        }
-    }
-}
-
 struct GenerateFramer {
     head: Head,
+    denoise: DenoiseFrames,
 }
 
 impl Framer for GenerateFramer {
@@ -97,10 +83,9 @@ impl Framer for GenerateFramer {
                 fields.add("event", "append");
                 delta.visit_fields(&mut EventFields { fields, left_out: &[] });
             }),
-            StreamEvent::Snapshot(snapshot) => frames.push_object(&ObjectHead::default(), |fields| {
-                fields.add("event", SNAPSHOT_EVENT);
-                snapshot.visit_fields(&mut EventFields { fields, left_out: &[] });
-            }),
+            StreamEvent::Snapshot(snapshot) => {
+                frames.push_object(&ObjectHead::default(), |fields| self.denoise.add(fields, snapshot));
+            }
             StreamEvent::Reply(mut reply) => frames.push_object(&ObjectHead::default(), |fields| {
                 fields.add("event", "final");
                 add_answer(fields, &mut reply, &self.head);

@@ -10,6 +10,7 @@ mod budget;
 mod chat;
 mod completions;
 pub mod connection;
+mod denoise_frames;
 mod error;
 mod fields;
 mod generate;

@@ -5,12 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_protocol::{
-    ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, SnapshotSpan, StreamMode,
-};
+use diffulex_protocol::{ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, StreamMode};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use super::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
 use super::error::ApiError;
 use super::fields::{ContentField, ContentPart, PromptField, by_name};
 use super::other_fields::{IgnoredFieldLog, OtherFields, Screened, is_empty};
@@ -49,7 +48,9 @@ pub(super) struct GenerationBody {
     stream_options: Option<StreamOptions>,
     /// How much a snapshot covers.
     #[serde(deserialize_with = "by_name")]
-    snapshot: Option<SnapshotSpan>,
+    snapshot: Option<SnapshotField>,
+    /// The pace and detail of denoise frames.
+    denoise: Option<DenoiseField>,
     /// The client's own tag.
     user: Option<String>,
     /// Answers wanted.
@@ -122,6 +123,8 @@ pub(super) struct Order {
     /// The model's name as the client wrote it.
     pub(super) model: String,
     pub(super) submission: Submission,
+    /// The form of denoise frames.
+    pub(super) denoise: DenoiseForm,
     /// Tokens' probabilities are wanted.
     pub(super) wants_logprobs: bool,
     /// Chunks of a stream with the usage.
@@ -190,12 +193,14 @@ impl Order {
         } else {
             (ServingInput::Prompt { prompt: body.take_prompt()? }, body.take_suffix()?)
         };
+        let denoise = DenoiseForm::of(body.snapshot, body.denoise)?;
         let submission = Submission {
             sampling_params,
             n_choices,
             stream: body.stream.unwrap_or(false),
             stream_mode: body.stream_mode.unwrap_or(reading.stream_mode),
-            snapshot: body.snapshot.unwrap_or_default(),
+            snapshot: denoise.span,
+            max_fps: denoise.max_fps,
             suffix,
             fills_masks: !reading.is_chat,
             adapter,
@@ -205,7 +210,8 @@ impl Order {
             cache_salt: body.take_cache_salt()?,
             ..Submission::new(reading.route, input)
         };
-        Ok(Self { model, submission, wants_logprobs: body.wants_logprobs(), usage_chunks: body.usage_chunks() })
+        let (wants_logprobs, usage_chunks) = (body.wants_logprobs(), body.usage_chunks());
+        Ok(Self { model, submission, denoise, wants_logprobs, usage_chunks })
     }
 }
 
