@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::config_error::ConfigError;
 use crate::flags::{EngineFlags, ServeArgs, ServerFlags};
+use crate::frontend::{CrashReports, FrontendOptions};
 use crate::link::address::Address;
 use crate::sampling_defaults::GenerationConfig;
 use engine::check_decoding;
@@ -267,6 +268,21 @@ impl ServerConfig {
         let of = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let state = || of("XDG_STATE_HOME").or_else(|| Some(of("HOME")?.join(".local/state")));
         self.crash_report_dir.clone().or_else(|| Some(state()?.join("diffulex/crashes")))
+    }
+
+    /// Limits of the front end.
+    pub fn frontend_options(&self) -> FrontendOptions {
+        let request_timeout = Self::duration(self.request_timeout_seconds);
+        FrontendOptions {
+            max_in_flight: (self.engine.max_num_reqs as usize).saturating_add(self.max_queued_requests as usize),
+            request_timeout: (!request_timeout.is_zero()).then_some(request_timeout),
+            startup_timeout: Self::duration(self.startup_timeout_seconds),
+            heartbeat_timeout: Self::duration(self.engine_heartbeat_timeout_seconds),
+            watchdog_timeout: (self.watchdog_timeout > 0.0).then(|| Self::duration(self.watchdog_timeout)),
+            crash_reports: self.crash_report_folder().map(|folder| CrashReports::new(folder, without_key(self))),
+            adapters: self.engine.adapters.clone(),
+            max_loaded_loras: self.engine.max_loaded_loras as usize,
+        }
     }
 
     /// Refuses ZMQ addresses that cannot work or that others reach; a line for each that others are meant to reach.

@@ -3,14 +3,22 @@
 //! In: a way to make an engine. Out: a [`WorkerStarter`] for a front end ([`InProcess`]), or a whole front end
 //! ([`EngineLoop`]). Never here: another loop than [`crate::worker::run`].
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use diffulex_engine::{LoadError, ServingEngine, TextModel};
-use diffulex_protocol::{EventBatch, ServingEvent};
+use diffulex_engine::{Engine, LoadError, RequestError, ServingEngine, TextModel};
+use diffulex_protocol::{
+    ChatMessage, EventBatch, SamplingParams, ServingEvent, ServingInput, ServingReply, StreamMode,
+};
 
-use crate::frontend::{Frontend, FrontendOptions, NotServing, StartError, WorkerHandle, WorkerParts, WorkerStarter};
+use crate::config::ServerConfig;
+use crate::demo;
+use crate::frontend::{
+    AnswerError, EventStream, Frontend, FrontendOptions, NotServing, StartError, Submission, SubmitError, WorkerHandle,
+    WorkerParts, WorkerStarter,
+};
 use crate::link::WorkerLink;
 use crate::link::channel;
 use crate::panics::{LastPanic, panic_message};
@@ -99,17 +107,50 @@ pub enum EngineLoopError {
     /// A thread cannot be started.
     #[error("cannot start the front end's thread: {0}")]
     Thread(std::io::Error),
+    /// The model's files are not what they should be.
+    #[error(transparent)]
+    Load(#[from] LoadError),
     /// The engine will never take requests.
     #[error(transparent)]
     NotServing(#[from] NotServing),
 }
 
-/// An engine behind an async front end, all in this process.
+/// The route of an embedder's requests in the log.
+const ROUTE: &str = "embedded";
+
+/// The checks that a route makes of a body.
+fn params_are_valid(params: &SamplingParams) -> Result<(), SubmitError> {
+    params.validate().map_err(|error| RequestError::invalid(error.field, error.to_string()))?;
+    diffulex_engine::check_settings(&params.decoding)
+        .map_err(|error| RequestError::invalid("decoding", format!("decoding.{} {}", error.name, error.what)))?;
+    Ok(())
+}
+
+/// An engine behind an async front end, all in this process: the way to embed the server in a program. `docs/embedding.md`
+/// has an example.
 pub struct EngineLoop {
     frontend: Frontend,
+    model_id: String,
 }
 
 impl EngineLoop {
+    /// Loads the model at `path`, a checkpoint folder or a GGUF file, or the demo model where there is none, and waits until
+    /// it takes requests. Needs a tokio runtime with time.
+    ///
+    /// `config` is a server's: its engine's options and the limits of its front end act, addresses and names do not.
+    pub async fn from_path(path: Option<&Path>, config: &ServerConfig) -> Result<Self, EngineLoopError> {
+        let files = demo::model_files(path)?;
+        // A second time for this side: the engine has its own, on its own thread.
+        let text = TextModel::load(&files)?;
+        let model_id = files.name();
+        let options = config.engine.clone();
+        let factory: EngineFactory = Arc::new(move || {
+            let engine = Engine::load(&files, &options, &mut |_| {})?;
+            Ok(Box::new(engine))
+        });
+        Ok(Self { model_id, ..Self::start(factory, text, config.frontend_options()).await? })
+    }
+
     /// Makes the engine and waits until it takes requests. Needs a tokio runtime.
     pub async fn start(
         factory: EngineFactory,
@@ -122,8 +163,46 @@ impl EngineLoop {
         let starter = Box::new(InProcess::new(factory, HEARTBEAT_INTERVAL));
         let frontend =
             Frontend::start(text, options, Arc::new(Telemetry::default()), starter).map_err(EngineLoopError::Thread)?;
-        frontend.ready().await?;
-        Ok(Self { frontend })
+        let card = frontend.ready().await?;
+        Ok(Self { frontend, model_id: card.architecture.clone() })
+    }
+
+    /// The model's name: its folder's, or of a factory's engine the architecture.
+    pub fn model_id(&self) -> &str {
+        &self.model_id
+    }
+
+    /// True while requests are accepted.
+    pub fn is_running(&self) -> bool {
+        self.frontend.check_ready().is_ok()
+    }
+
+    /// One answer. Dropping the future aborts the request.
+    pub async fn generate(&self, input: ServingInput, params: SamplingParams) -> Result<ServingReply, AnswerError> {
+        self.stream(Submission { sampling_params: params, ..Submission::new(ROUTE, input) }).await?.reply().await
+    }
+
+    /// The events of one answer. Dropping the stream aborts the request; [`EventStream::watch`] asks a callback whether its
+    /// client is still there.
+    pub async fn generate_stream(
+        &self,
+        input: ServingInput,
+        params: SamplingParams,
+        stream_mode: StreamMode,
+    ) -> Result<EventStream, AnswerError> {
+        let submission =
+            Submission { sampling_params: params, stream: true, stream_mode, ..Submission::new(ROUTE, input) };
+        self.stream(submission).await
+    }
+
+    async fn stream(&self, submission: Submission) -> Result<EventStream, AnswerError> {
+        params_are_valid(&submission.sampling_params)?;
+        self.frontend.submit(submission).await?.pop().ok_or(AnswerError::NoAnswer)
+    }
+
+    /// The prompt that the model's chat template makes of `messages`, as text. Does not wait for a step of the engine.
+    pub fn render_chat_prompt(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
+        self.frontend.text().render_chat(messages)
     }
 
     /// Where requests go.

@@ -20,7 +20,7 @@ use crate::config::{self, ServerConfig};
 use crate::config_error::ConfigError;
 use crate::engine_loop::{EngineFactory, InProcess};
 use crate::flags::ServeArgs;
-use crate::frontend::{CrashReports, Frontend, FrontendOptions, NotServing, WorkerStarter, WorkerStatus};
+use crate::frontend::{Frontend, NotServing, WorkerStarter, WorkerStatus};
 use crate::http::connection::{self, ConnectionOptions};
 use crate::http::{self, BodyLimits, HttpOptions, RouterError};
 use crate::link::LinkError;
@@ -212,7 +212,7 @@ pub async fn serve_with(
     let mut signals = Signals::new()?;
     let text = TextModel::load(files)?;
     let telemetry = Arc::new(Telemetry::default());
-    let frontend = Frontend::start(text, frontend_options(config), Arc::clone(&telemetry), starter)
+    let frontend = Frontend::start(text, config.frontend_options(), Arc::clone(&telemetry), starter)
         .map_err(LaunchError::system("start the front end's thread"))?;
     let http_options = HttpOptions {
         model_aliases: aliases(config, files),
@@ -315,23 +315,6 @@ fn free_port(host: &str, port: u16) -> Option<u16> {
     const N_TRIED: usize = 32;
 
     (port..=u16::MAX).skip(1).take(N_TRIED).find(|port| StdListener::bind((host, *port)).is_ok())
-}
-
-/// Limits of the front end from the configuration.
-pub fn frontend_options(config: &ServerConfig) -> FrontendOptions {
-    let request_timeout = ServerConfig::duration(config.request_timeout_seconds);
-    FrontendOptions {
-        max_in_flight: (config.engine.max_num_reqs as usize).saturating_add(config.max_queued_requests as usize),
-        request_timeout: (!request_timeout.is_zero()).then_some(request_timeout),
-        startup_timeout: ServerConfig::duration(config.startup_timeout_seconds),
-        heartbeat_timeout: ServerConfig::duration(config.engine_heartbeat_timeout_seconds),
-        watchdog_timeout: (config.watchdog_timeout > 0.0).then(|| ServerConfig::duration(config.watchdog_timeout)),
-        crash_reports: config
-            .crash_report_folder()
-            .map(|folder| CrashReports::new(folder, config::without_key(config))),
-        adapters: config.engine.adapters.clone(),
-        max_loaded_loras: config.engine.max_loaded_loras as usize,
-    }
 }
 
 /// Other names of the model: its folder as given and by name, and Diffulex's `--model-name`.

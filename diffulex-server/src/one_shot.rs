@@ -61,7 +61,7 @@ async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
     let Model { files, options, text, sampling } = model_of(args)?;
     let config = ServerConfig { engine: options.clone(), request_timeout_seconds: 0.0, ..ServerConfig::default() };
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
-    let engine = EngineLoop::start(factory, text, launch::frontend_options(&config)).await?;
+    let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;
 
     let abilities = Abilities::of_environment();
     let is_shown = std::io::stdout().is_terminal() && abilities.moves_cursor;

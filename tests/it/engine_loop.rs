@@ -222,7 +222,7 @@ impl Fixture {
         self.log.lock().unwrap().iter().flatten().cloned().collect()
     }
 
-    fn has_aborted(&self, rid: &str) -> bool {
+    pub fn has_aborted(&self, rid: &str) -> bool {
         self.commands().iter().any(|command| *command == ServingCommand::Abort { rid: rid.to_owned() })
     }
 }

@@ -11,6 +11,7 @@ mod adapters;
 mod api;
 mod command_line;
 mod denoise_frames;
+mod embedding;
 mod engine_loop;
 mod faults;
 mod field_values;

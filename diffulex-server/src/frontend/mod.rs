@@ -14,6 +14,7 @@ mod request_state;
 mod routing;
 mod stream;
 mod supervisor;
+mod watched_stream;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -36,6 +37,7 @@ pub use request_state::StreamEvent;
 pub(crate) use request_state::merge_snapshots;
 pub use stream::EventStream;
 pub use supervisor::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
+pub use watched_stream::{AnswerError, ClientDisconnected, WatchedStream};
 
 use crate::link::CommandSender;
 use crate::long_work::LongWork;

@@ -16,6 +16,7 @@ mod fields;
 mod generate;
 mod guard;
 mod health;
+mod lifespan;
 mod models;
 mod other_fields;
 mod playground;
@@ -46,6 +47,7 @@ use crate::telemetry::Telemetry;
 pub use body::BodyLimits;
 use budget::BodyBudget;
 use error::ApiError;
+pub use lifespan::{HttpApp, create_app};
 use other_fields::IgnoredFieldLog;
 use speech::SpeechUpstream;
 
@@ -115,8 +117,24 @@ pub enum RouterError {
     SpeechUpstream(#[from] reqwest::Error),
 }
 
-/// Every route.
+/// Every route. Binds nothing and starts nothing.
 pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, RouterError> {
+    routes(frontend, telemetry, options, Profiling::Mounted)
+}
+
+/// Whether there are routes of profiling, which an embedder's clients have no use for.
+#[derive(Clone, Copy, PartialEq)]
+enum Profiling {
+    Mounted,
+    Absent,
+}
+
+fn routes(
+    frontend: Frontend,
+    telemetry: Arc<Telemetry>,
+    options: HttpOptions,
+    profiling: Profiling,
+) -> Result<Router, RouterError> {
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
@@ -139,7 +157,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/flush_cache", post(admin::flush_cache))
         .route("/v1/load_lora_adapter", post(admin::load_adapter))
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
-        .merge(admin::unsupported_routes())
+        .merge(if profiling == Profiling::Mounted { admin::unsupported_routes() } else { Router::new() })
         .merge(playground::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);
