@@ -234,6 +234,8 @@ impl Engine {
                     self.finish(ticket, FinishReason::Aborted, events);
                 }
             }
+            // The loop around the engine keeps it for itself.
+            ServingCommand::Attach { .. } => {}
             ServingCommand::FlushCache => self.scheduler.flush_cache(),
             ServingCommand::LoadAdapter(source) => {
                 let message = self.load_adapter(&source).err();

@@ -30,6 +30,12 @@ pub enum ServingCommand {
     },
     /// Stop recording and write the files.
     ProfileStop,
+    /// Work for the front end that sends this, and for no other: events carry its number from now on, and requests of a
+    /// front end before it end. Only for a worker that its operator started; others belong to their front end.
+    Attach {
+        /// The number.
+        incarnation: u64,
+    },
     /// Give up every cached prefix page that no request uses.
     FlushCache,
     /// Load an adapter, which requests may name from then on.
@@ -59,6 +65,7 @@ impl ServingCommand {
             Self::Shutdown { .. }
             | Self::ProfileStart { .. }
             | Self::ProfileStop
+            | Self::Attach { .. }
             | Self::FlushCache
             | Self::LoadAdapter(_)
             | Self::UnloadAdapter { .. } => None,

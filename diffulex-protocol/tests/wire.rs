@@ -123,6 +123,7 @@ fn full_commands() -> Vec<ServingCommand> {
         ServingCommand::Shutdown { grace_ms: Some(5) },
         ServingCommand::ProfileStart { profile_prefix: Some("p".to_owned()) },
         ServingCommand::ProfileStop,
+        ServingCommand::Attach { incarnation: 7 },
         ServingCommand::FlushCache,
         ServingCommand::LoadAdapter(AdapterSource { name: "a".to_owned(), path: "/p".to_owned() }),
         ServingCommand::UnloadAdapter { name: "a".to_owned() },

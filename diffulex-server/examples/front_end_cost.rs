@@ -206,6 +206,7 @@ impl ServingEngine for Script {
                 ServingCommand::Shutdown { .. }
                 | ServingCommand::ProfileStart { .. }
                 | ServingCommand::ProfileStop
+                | ServingCommand::Attach { .. }
                 | ServingCommand::FlushCache
                 | ServingCommand::LoadAdapter(_)
                 | ServingCommand::UnloadAdapter { .. } => {}

@@ -30,9 +30,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Write one answer in the terminal and show each denoise step.
     Generate(Box<GenerateArgs>),
-    /// The engine's own process; `serve` starts it.
-    #[command(hide = true)]
-    Worker,
+    /// Run an engine that servers attach to (serve --connect).
+    Worker(Box<WorkerArgs>),
 }
 
 /// Everything `generate` takes.
@@ -63,6 +62,23 @@ pub struct GenerateArgs {
     pub engine: EngineFlags,
 }
 
+/// Everything `worker` takes. Without `--listen`, it takes its orders from the server that starts it.
+#[derive(Clone, Debug, Args)]
+pub struct WorkerArgs {
+    /// Folder to listen in, as ipc:///FOLDER; it is made if it does not exist. Required.
+    #[arg(long, value_name = "URL")]
+    pub listen: Option<String>,
+    /// Allow a folder that other users of this machine can reach; docs/operations.md describes the risk.
+    #[arg(long)]
+    pub allow_shared_zmq: bool,
+    /// Log level: error, warn, info, debug, trace, or a filter.
+    #[arg(long, default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Of the model and the engine.
+    #[command(flatten, next_help_heading = "Model and engine")]
+    pub engine: EngineFlags,
+}
+
 /// The command line's grammar, with every default that there is written into the help.
 pub fn command() -> clap::Command {
     let of_serve = ServerConfig::flag_defaults();
@@ -83,6 +99,7 @@ pub fn command() -> clap::Command {
             "Examples:\n{SERVE_EXAMPLES}{GENERATE_EXAMPLES}\n`serve --help` and `generate --help` have all flags."
         ))
         .mut_subcommand("serve", |command| of_subcommand(command, &of_serve, SERVE_EXAMPLES))
+        .mut_subcommand("worker", |command| of_subcommand(command, &of_serve, WORKER_EXAMPLES))
         .mut_subcommand("generate", |command| of_subcommand(command, &of_generate, GENERATE_EXAMPLES))
 }
 
@@ -99,6 +116,10 @@ const SERVE_EXAMPLES: &str =
 const GENERATE_EXAMPLES: &str = "  diffulex-server generate \"Tell me a story about a dragon\"
   diffulex-server generate --model SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
   echo \"What is 2 + 2?\" | diffulex-server generate
+";
+
+const WORKER_EXAMPLES: &str = "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model SDAR-1.7B-Chat
+  diffulex-server --connect ipc:///run/user/1000/diffulex --model SDAR-1.7B-Chat
 ";
 
 fn of_subcommand(command: clap::Command, defaults: &Map<String, Value>, examples: &str) -> clap::Command {
@@ -159,6 +180,6 @@ mod tests {
     fn help_lists_what_the_program_can_do() {
         let help = command().render_long_help().to_string();
         assert!(help.contains("  serve ") && help.contains("  generate "), "{help}");
-        assert!(!help.contains("  worker ") && !help.contains("enforce-eager"), "{help}");
+        assert!(help.contains("  worker ") && !help.contains("enforce-eager"), "{help}");
     }
 }

@@ -19,6 +19,7 @@ use crate::config_error::ConfigError;
 use crate::flags::{EngineFlags, ServeArgs, ServerFlags};
 use crate::frontend::{CrashReports, FrontendOptions};
 use crate::link::address::Address;
+use crate::link::place::Place;
 use crate::sampling_defaults::GenerationConfig;
 use engine::check_decoding;
 pub(crate) use engine::engine_options;
@@ -75,6 +76,8 @@ pub struct ServerConfig {
     pub zmq_command_addr: Option<String>,
     /// ZMQ address of events; `None` is a private one.
     pub zmq_event_addr: Option<String>,
+    /// Where the worker listens that this server attaches to; `None` starts one.
+    pub connect: Option<String>,
     /// Addresses that other users reach are meant.
     pub allow_shared_zmq: bool,
     /// Level or filter of log lines.
@@ -120,6 +123,7 @@ impl Default for ServerConfig {
             crash_report_dir: None,
             zmq_command_addr: None,
             zmq_event_addr: None,
+            connect: None,
             allow_shared_zmq: false,
             // Diffulex's.
             log_level: "info".to_owned(),
@@ -151,6 +155,7 @@ impl ServerConfig {
         }
         let config = Self::of_flags(server, &engine)?;
         config.check()?;
+        config.check_attachment()?;
         notices.extend(config.check_addresses()?);
         Ok(Resolved { config, notices })
     }
@@ -181,6 +186,7 @@ impl ServerConfig {
             crash_report_dir,
             zmq_command_addr,
             zmq_event_addr,
+            connect,
             allow_shared_zmq,
             log_level,
         } = flags;
@@ -211,6 +217,7 @@ impl ServerConfig {
             crash_report_dir,
             zmq_command_addr: given(zmq_command_addr),
             zmq_event_addr: given(zmq_event_addr),
+            connect: given(connect),
             allow_shared_zmq: allow_shared_zmq.unwrap_or(defaults.allow_shared_zmq),
             log_level: log_level.unwrap_or(defaults.log_level),
             engine: engine_options(engine)?,
@@ -258,6 +265,31 @@ impl ServerConfig {
         {
             // An empty one would lock nobody out, and one that no header carries everybody.
             return Err(ConfigError::flag("--api-key", "expected visible ASCII characters, at least one"));
+        }
+        Ok(())
+    }
+
+    /// Refuses what cannot act where the worker is somebody else's.
+    fn check_attachment(&self) -> Result<(), ConfigError> {
+        let Some(url) = &self.connect else { return Ok(()) };
+        let wrong = |problem: String| Err(ConfigError::flag(format!("--connect {url}"), problem));
+        if let Err(error) = Place::parse(url) {
+            return wrong(error.to_string());
+        }
+        for (flag, is_given) in [
+            ("--in-process", self.in_process),
+            ("--zmq-command-addr", self.zmq_command_addr.is_some()),
+            ("--zmq-event-addr", self.zmq_event_addr.is_some()),
+        ] {
+            if is_given {
+                return wrong(format!("contradicts {flag}"));
+            }
+        }
+        // Limits of the front end, too.
+        let EngineOptions { max_num_reqs, max_loaded_loras, .. } = self.engine;
+        if self.engine != (EngineOptions { max_num_reqs, max_loaded_loras, ..EngineOptions::default() }) {
+            let acting = "--model, --max-num-reqs and --max-loaded-loras";
+            return wrong(format!("the engine's flags are for the worker; only {acting} act here"));
         }
         Ok(())
     }

@@ -23,23 +23,27 @@ enum Kind {
 enum Outcome {
     /// It changes nothing, for this reason.
     NoEffect(&'static str),
+    /// It changes nothing, for this reason; but a value that Diffulex does not know is a mistake.
+    OneOf(&'static [&'static str], &'static str),
     /// Only values that ask for what happens anyway are accepted, for this reason.
     Only(&'static [&'static str], &'static str),
 }
 
 use Kind::{Integer, Number, Switch, Text};
-use Outcome::{NoEffect, Only};
+use Outcome::{NoEffect, OneOf, Only};
 
 const ONE_PROCESS: &str = "there is one engine process and no process group";
+const ONE_DEVICE: &str = "a model runs on one device; --quantization makes a larger one fit";
+const ONE_REPLICA: &str =
+    "a server has one copy of the model; start a server for each device, with a --device-ids and --port of its own";
 const NO_TORCH: &str = "there is no PyTorch here, and kernels need no such choice";
 const NO_PROFILER: &str = "there is no profiler; /start_profile is refused";
 const NO_AUTO_NFE: &str = "max_nfe is not chosen automatically; send it";
 
 /// Every one of them, by its long name.
-const FLAGS: [(&str, Kind, Outcome); 31] = [
-    ("sampling-mode", Text, Only(&["naive"], "--decoding-strategy block_edit edits")),
-    ("tensor-parallel-size", Integer, Only(&["1"], ONE_PROCESS)),
-    ("data-parallel-size", Integer, Only(&["1"], ONE_PROCESS)),
+const FLAGS: [(&str, Kind, Outcome); 30] = [
+    ("tensor-parallel-size", Integer, Only(&["1"], ONE_DEVICE)),
+    ("data-parallel-size", Integer, Only(&["1"], ONE_REPLICA)),
     ("master-addr", Text, NoEffect(ONE_PROCESS)),
     ("master-port", Integer, NoEffect(ONE_PROCESS)),
     ("distributed-timeout-seconds", Integer, NoEffect(ONE_PROCESS)),
@@ -52,7 +56,7 @@ const FLAGS: [(&str, Kind, Outcome); 31] = [
     ("enforce-eager", Switch, NoEffect(NO_TORCH)),
     ("auto-max-nfe-warmup-steps", Integer, Only(&["8"], NO_AUTO_NFE)),
     ("auto-max-nfe-tpf-floor", Number, Only(&["1", "1.0"], NO_AUTO_NFE)),
-    ("attn-impl", Text, NoEffect("--device chooses the kernels")),
+    ("attn-impl", Text, OneOf(&["triton_grouped", "triton", "naive"], "--device chooses the kernels")),
     ("kv-cache-layout", Text, Only(&["unified"], "there is one layout")),
     ("moe-dispatcher-backend", Text, NoEffect(NO_TORCH)),
     ("moe-gemm-impl", Text, NoEffect(NO_TORCH)),
@@ -87,6 +91,13 @@ impl DiffulexFlags {
             let Some(value) = on_line.or(in_file) else { continue };
             match outcome {
                 NoEffect(reason) => notices.push(format!("--{name} {value} has no effect: {reason}")),
+                OneOf(known, reason) if known.contains(&value.as_str()) => {
+                    notices.push(format!("--{name} {value} has no effect: {reason}"));
+                }
+                OneOf(known, _) => {
+                    let problem = format!("expected one of {}, got {value:?}", known.join(", "));
+                    return Err(ConfigError::flag(format!("--{name}"), problem));
+                }
                 Only(accepted, _) if accepted.contains(&value.as_str()) => {}
                 Only(_, reason) => {
                     return Err(ConfigError::NotSupported { flag: format!("--{name}"), value, reason });
@@ -130,7 +141,7 @@ impl clap::Args for DiffulexFlags {
     fn augment_args(command: Command) -> Command {
         FLAGS.iter().fold(command, |command, (name, kind, outcome)| {
             let help = match outcome {
-                NoEffect(reason) => format!("No effect: {reason}."),
+                NoEffect(reason) | OneOf(_, reason) => format!("No effect: {reason}."),
                 Only(accepted, reason) => format!("Only {}: {reason}.", accepted[0]),
             };
             let argument = Arg::new(*name).long(*name).hide(true).help(help).value_parser(kind.parser());

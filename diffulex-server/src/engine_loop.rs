@@ -50,6 +50,7 @@ impl WorkerStarter for InProcess {
             pid: 0,
             heartbeat_interval: self.heartbeat_interval,
             last_panic: LastPanic::default(),
+            may_be_replaced: false,
         };
         let thread = std::thread::Builder::new()
             .name("diffulex-engine".to_owned())

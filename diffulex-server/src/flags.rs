@@ -105,6 +105,9 @@ pub struct ServerFlags {
     /// ZMQ address for events, ipc:///FOLDER/NAME or tcp://127.0.0.1:PORT; default: a private socket.
     #[arg(long, value_name = "ADDR")]
     pub zmq_event_addr: Option<String>,
+    /// Attach to the worker that listens at URL (worker --listen) instead of starting one; --model must be the worker's.
+    #[arg(long, value_name = "URL")]
+    pub connect: Option<String>,
     /// Allow ZMQ addresses that other users of this machine can reach; docs/operations.md describes the risk.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "BOOL")]
     pub allow_shared_zmq: Option<bool>,
@@ -160,6 +163,10 @@ pub struct EngineFlags {
     /// Decoding strategy; default: the model's own.
     #[arg(long, value_name = "NAME")]
     pub decoding_strategy: Option<String>,
+    /// Diffulex's choice between unmasking only (naive) and replacing tokens, too (edit): edit is --decoding-strategy
+    /// block_edit.
+    #[arg(long, hide = true, value_name = "MODE")]
+    pub sampling_mode: Option<SamplingMode>,
     /// Positions of a block; default: the model's own.
     #[arg(long, value_name = "N")]
     pub block_size: Option<u32>,
@@ -197,6 +204,16 @@ pub struct EngineFlags {
     pub disable_prefix_caching: Option<bool>,
 }
 
+/// Diffulex's two kinds of decoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplingMode {
+    /// A token that is unmasked stays.
+    Naive,
+    /// It may be replaced.
+    Edit,
+}
+
 impl EngineFlags {
     /// The device, from either flag.
     pub(crate) fn device_choice(&self) -> Result<Option<DeviceChoice>, ConfigError> {
@@ -204,7 +221,11 @@ impl EngineFlags {
             None | Some([]) => None,
             Some([index]) => Some(DeviceChoice::Cuda(*index)),
             Some(indices) => {
-                let problem = format!("one device is supported, got {}", indices.len());
+                let problem = format!(
+                    "a server runs on one device, got {}; start a server for each: --device-ids {} --port PORT, and so on",
+                    indices.len(),
+                    indices[0]
+                );
                 return Err(ConfigError::flag("--device-ids", problem));
             }
         };

@@ -15,8 +15,10 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::attached_worker::{AttachError, AttachedWorker};
 use crate::banner::Banner;
-use crate::config::{self, ServerConfig};
+use crate::cli::WorkerArgs;
+use crate::config::{self, ServerConfig, engine_options};
 use crate::config_error::ConfigError;
 use crate::engine_loop::{EngineFactory, InProcess};
 use crate::flags::ServeArgs;
@@ -24,9 +26,11 @@ use crate::frontend::{Frontend, NotServing, WorkerStarter, WorkerStatus};
 use crate::http::connection::{self, ConnectionOptions};
 use crate::http::{self, BodyLimits, HttpOptions, RouterError};
 use crate::link::LinkError;
+use crate::link::place::Place;
 use crate::log::{self, LogError};
 use crate::private_dir::{PrivateDir, PrivateDirError};
 use crate::sampling_defaults::sampling_defaults;
+use crate::standalone_worker::{self, StandaloneError, StandaloneOptions};
 use crate::telemetry::Telemetry;
 use crate::worker_process::{self, WorkerBoot, WorkerPlan, WorkerProcessError, WorkerProcesses};
 use crate::{demo, descriptors};
@@ -55,6 +59,22 @@ pub enum LaunchError {
     /// ZMQ cannot start.
     #[error(transparent)]
     Link(#[from] LinkError),
+    /// There is nothing to attach to.
+    #[error("--connect {url}: {error}")]
+    Attach {
+        /// `--connect`.
+        url: String,
+        /// Why not.
+        error: Box<AttachError>,
+    },
+    /// A worker that listens cannot, or cannot go on.
+    #[error("--listen {url}: {error}")]
+    Listens {
+        /// `--listen`.
+        url: String,
+        /// Why not.
+        error: Box<StandaloneError>,
+    },
     /// `--cors-origin` or `--speech-upstream` is wrong.
     #[error(transparent)]
     Router(#[from] RouterError),
@@ -156,7 +176,23 @@ fn loading_bar(n_weights: u64) -> ProgressBar {
     ProgressBar::new(n_weights).with_style(style)
 }
 
-/// The `worker` subcommand.
+/// The `worker` subcommand of an operator: listens for front ends that attach.
+pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
+    let engine_options = engine_options(&args.engine)?;
+    let _log = log::init(&args.log_level)?;
+    let wrong = |error: StandaloneError| LaunchError::Listens { url: url.to_owned(), error: error.into() };
+    let options = StandaloneOptions {
+        place: Place::parse(url).map_err(|error| wrong(error.into()))?,
+        may_be_shared: args.allow_shared_zmq,
+        heartbeat_interval: ServerConfig::duration(ServerConfig::default().heartbeat_interval_seconds),
+    };
+    let files = demo::model_files(args.engine.model.as_deref())?;
+    let make_engine = || load_engine(&files, &engine_options);
+    standalone_worker::run(options, make_engine, || announce(&format!("diffulex-server worker listens at {url}")))
+        .map_err(wrong)
+}
+
+/// The `worker` subcommand of a server.
 pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
     worker_process::run(Box::new(|boot: &WorkerBoot| {
         let files = demo::model_files(boot.model.as_deref())?;
@@ -170,7 +206,11 @@ async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
     let files = demo::model_files(config.model.as_deref())?;
 
     let private_dir = Arc::new(PrivateDir::new()?);
-    let starter: Box<dyn WorkerStarter> = if config.in_process {
+    let starter: Box<dyn WorkerStarter> = if let Some(url) = &config.connect {
+        let place = Place::parse(url).map_err(AttachError::from);
+        let attached = place.and_then(|place| AttachedWorker::new(place, config.allow_shared_zmq));
+        Box::new(attached.map_err(|error| LaunchError::Attach { url: url.clone(), error: error.into() })?)
+    } else if config.in_process {
         let (files, options) = (files.clone(), config.engine.clone());
         let factory: EngineFactory = Arc::new(move || load_engine(&files, &options));
         Box::new(InProcess::new(factory, ServerConfig::duration(config.heartbeat_interval_seconds)))
@@ -214,24 +254,7 @@ pub async fn serve_with(
     let telemetry = Arc::new(Telemetry::default());
     let frontend = Frontend::start(text, config.frontend_options(), Arc::clone(&telemetry), starter)
         .map_err(LaunchError::system("start the front end's thread"))?;
-    let http_options = HttpOptions {
-        model_aliases: aliases(config, files),
-        model_name: name.clone(),
-        model_place: files.place(),
-        sampling_defaults: sampling_defaults(files, config.generation_config)?,
-        started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        api_key: config.api_key.clone(),
-        cors_origin: config.cors_origin.clone(),
-        // The name that it listens on is one that it is called by.
-        allowed_hosts: config.allowed_host.iter().chain([&config.host]).cloned().collect(),
-        is_exposed: config::is_exposed(&config.host),
-        body: BodyLimits {
-            max_bytes: config.max_body_bytes,
-            timeout: ServerConfig::duration(config.header_timeout_seconds),
-        },
-        speech_upstream: config.speech_upstream.clone(),
-    };
-    let router = http::router(frontend.clone(), telemetry, http_options)?;
+    let router = http::router(frontend.clone(), telemetry, http_options(config, files, name.clone())?)?;
     let (stop_http, stop) = watch::channel(false);
     let connection_options = ConnectionOptions {
         max_connections: descriptors::max_connections(descriptors::raise_limit()),
@@ -267,6 +290,27 @@ pub async fn serve_with(
         tracing::error!(%error, "the HTTP side failed");
     }
     result
+}
+
+/// Settings of the routes from the configuration; `name` is the model's.
+pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> Result<HttpOptions, LoadError> {
+    Ok(HttpOptions {
+        model_aliases: aliases(config, files),
+        model_name: name,
+        model_place: files.place(),
+        sampling_defaults: sampling_defaults(files, config.generation_config)?,
+        started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        api_key: config.api_key.clone(),
+        cors_origin: config.cors_origin.clone(),
+        // The name that it listens on is one that it is called by.
+        allowed_hosts: config.allowed_host.iter().chain([&config.host]).cloned().collect(),
+        is_exposed: config::is_exposed(&config.host),
+        body: BodyLimits {
+            max_bytes: config.max_body_bytes,
+            timeout: ServerConfig::duration(config.header_timeout_seconds),
+        },
+        speech_upstream: config.speech_upstream.clone(),
+    })
 }
 
 /// Tells when requests are taken; returns only when they never will be.

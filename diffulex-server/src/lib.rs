@@ -7,6 +7,7 @@
 //! Routes parse and frame, [`frontend`] admits and routes events, [`link`] carries messages, [`worker`] drives an
 //! engine. [`launch`] puts them together. Never here: decoding, tensors.
 
+pub mod attached_worker;
 pub mod banner;
 pub mod cli;
 pub mod config;
@@ -28,6 +29,7 @@ pub mod panics;
 mod platform;
 pub mod private_dir;
 pub mod sampling_defaults;
+pub mod standalone_worker;
 pub mod telemetry;
 pub mod terminal;
 pub mod worker;

@@ -33,7 +33,10 @@ fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error>> {
     match cli.command {
         None => launch::serve(&cli.serve)?,
         Some(Command::Serve(args)) => launch::serve(&args)?,
-        Some(Command::Worker) => return Ok(launch::run_worker()?),
+        Some(Command::Worker(args)) => match &args.listen {
+            Some(url) => launch::listen(&args, url)?,
+            None => return Ok(launch::run_worker()?),
+        },
         Some(Command::Generate(args)) => one_shot::generate(&args)?,
     }
     Ok(ExitCode::SUCCESS)

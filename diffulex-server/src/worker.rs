@@ -28,6 +28,20 @@ pub struct WorkerOptions {
     pub heartbeat_interval: Duration,
     /// Where the process keeps what its last panic told.
     pub last_panic: LastPanic,
+    /// Another front end may take over; otherwise `Attach` is dropped.
+    pub may_be_replaced: bool,
+}
+
+/// How the loop ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// A `Shutdown` is done.
+    Shutdown,
+    /// Another front end is there; the engine still has the requests of the one before.
+    Replaced {
+        /// Its number.
+        incarnation: u64,
+    },
 }
 
 /// Why the loop ended.
@@ -44,22 +58,27 @@ pub enum WorkerError {
     GaveUp(String),
 }
 
-/// Serves `engine` over `link` until a `Shutdown` is done or something breaks.
+/// Serves `engine` over `link` until a `Shutdown` is done, another front end attaches or something breaks.
 pub fn run(
     engine: &mut dyn ServingEngine,
     link: &mut dyn WorkerLink,
     options: &WorkerOptions,
-) -> Result<(), WorkerError> {
+) -> Result<Served, WorkerError> {
     let mut worker = Worker {
         engine,
         link,
         options,
         shutdown_deadline: None,
+        replaced_by: None,
         next_heartbeat: Instant::now() + options.heartbeat_interval,
     };
     worker.send_ready()?;
-    while worker.turn()? {}
-    worker.end()
+    while worker.turn()? {
+        if let Some(incarnation) = worker.replaced_by {
+            return Ok(Served::Replaced { incarnation });
+        }
+    }
+    worker.end().map(|()| Served::Shutdown)
 }
 
 struct Worker<'a> {
@@ -68,6 +87,8 @@ struct Worker<'a> {
     options: &'a WorkerOptions,
     /// Set once a shutdown was asked for: what runs then may go on until here.
     shutdown_deadline: Option<Instant>,
+    /// The number of a front end that has attached instead of the one that is served.
+    replaced_by: Option<u64>,
     next_heartbeat: Instant,
 }
 
@@ -142,6 +163,14 @@ impl Worker<'_> {
                     ErrorCode::ShuttingDown,
                     "the server is shutting down",
                 )));
+                false
+            }
+            ServingCommand::Attach { incarnation } => {
+                if self.options.may_be_replaced {
+                    self.replaced_by = Some(*incarnation);
+                } else {
+                    tracing::warn!("a front end tried to attach to a worker that it did not start");
+                }
                 false
             }
             ServingCommand::Generate(_)

@@ -277,6 +277,7 @@ pub fn run(make_engine: Box<EngineMaker>) -> Result<ExitCode, WorkerProcessError
         pid: std::process::id(),
         heartbeat_interval: Duration::from_millis(boot.heartbeat_interval_ms),
         last_panic: record_panics(),
+        may_be_replaced: false,
     };
     let mut engine = match make_engine(&boot) {
         Ok(engine) => engine,
@@ -289,7 +290,7 @@ pub fn run(make_engine: Box<EngineMaker>) -> Result<ExitCode, WorkerProcessError
         }
     };
     match worker::run(engine.as_mut(), &mut link, &options) {
-        Ok(()) => Ok(ExitCode::SUCCESS),
+        Ok(_) => Ok(ExitCode::SUCCESS),
         Err(WorkerError::Panicked(_) | WorkerError::GaveUp(_)) => Ok(ExitCode::FAILURE),
         Err(WorkerError::Link(error)) => Err(error.into()),
     }

@@ -270,7 +270,7 @@ impl CommandSender for ScriptedLink {
             ServingCommand::UnloadAdapter { name } => {
                 vec![ServingEvent::AdapterReply { name, ok: true, message: None }]
             }
-            ServingCommand::Abort { .. } | ServingCommand::FlushCache | ServingCommand::Shutdown { .. } => {
+            ServingCommand::Abort { .. } | ServingCommand::Attach { .. } | ServingCommand::FlushCache | ServingCommand::Shutdown { .. } => {
                 return Ok(());
             }
         };

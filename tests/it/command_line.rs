@@ -37,9 +37,9 @@ fn a_model_the_engine_refuses_ends_the_server_with_the_engines_words() {
 fn a_wrong_flag_is_a_usage_error() {
     assert_eq!(run(&["--nobody"]).status.code(), Some(2));
     assert_eq!(run(&["--help"]).status.code(), Some(0));
-    let refused = run(&["--port", "0", "--sampling-mode", "edit"]);
+    let refused = run(&["--port", "0", "--kv-cache-layout", "distinct"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(stderr(&refused).contains("--sampling-mode edit is not supported"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("--kv-cache-layout distinct is not supported"), "{}", stderr(&refused));
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn cli_page() -> String {
     let mut command = diffulex_server::cli::command();
     command.build();
     let mut printed = std::collections::BTreeSet::new();
-    for name in ["serve", "generate"] {
+    for name in ["serve", "generate", "worker"] {
         let sub = command.find_subcommand(name).unwrap();
         page.push_str(&format!("\n## {name}\n\n{}\n", sub.get_about().unwrap()));
         let mut heading = None;
@@ -161,7 +161,7 @@ fn cli_page() -> String {
             if let Some(variable) = argument.get_env() {
                 help.push_str(&format!(" [also from the environment: {}]", variable.to_string_lossy()));
             }
-            // The flags of model and engine are the same under both commands.
+            // The flags of model and engine are the same under every command.
             let row = format!("| `{flag}` | {} |\n", help.replace('|', "\\|"));
             if !printed.insert(row.clone()) {
                 continue;
@@ -174,8 +174,10 @@ fn cli_page() -> String {
             }
             page.push_str(&row);
         }
-        if name == "generate" {
-            page.push_str("\nThe flags under [Model and engine](#model-and-engine) apply to `generate`, too.\n");
+        if name != "serve" {
+            page.push_str(&format!(
+                "\nThe flags under [Model and engine](#model-and-engine) apply to `{name}`, too.\n"
+            ));
         }
     }
     page.push_str(

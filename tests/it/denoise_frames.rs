@@ -141,8 +141,12 @@ fn a_denoise_field_that_cannot_be_served_is_named() {
 #[test]
 fn a_stream_of_changes_is_at_most_three_times_as_long_as_appends() {
     let server = Server::logged("warn", &[]);
+    let tokens = server.post("/tokenize", &json!({"messages": story(CHAT)["messages"]})).json()["tokens"].take();
     for path in [CHAT, "/generate"] {
         let mut body = story(path);
+        if path == "/generate" {
+            body["prompt"] = tokens.clone();
+        }
         // Two steps for a block of eight, which commits of their own make some 3.5 tokens per forward.
         body["decoding"] = json!({"accept_rule": "static", "denoising_steps": 2});
         body["ignore_eos"] = json!(false);

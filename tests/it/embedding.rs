@@ -101,13 +101,14 @@ fn http_options() -> HttpOptions {
         model_name: "script".to_owned(),
         model_aliases: Vec::new(),
         model_place: String::new(),
-        default_temperature: 0.0,
+        sampling_defaults: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         started_at: 0,
         api_key: None,
         cors_origin: None,
         allowed_hosts: Vec::new(),
         is_exposed: false,
         body: BodyLimits { max_bytes: 1 << 20, timeout: DEADLINE },
+        speech_upstream: None,
     }
 }
 

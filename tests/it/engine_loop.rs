@@ -78,7 +78,9 @@ impl ServingEngine for Script {
                         events.push(Self::reply(&request, FinishReason::Aborted));
                     }
                 }
-                ServingCommand::Shutdown { .. } => panic!("the loop keeps this for itself"),
+                ServingCommand::Shutdown { .. } | ServingCommand::Attach { .. } => {
+                    panic!("the loop keeps this for itself")
+                }
                 ServingCommand::ProfileStart { .. }
                 | ServingCommand::ProfileStop
                 | ServingCommand::FlushCache

@@ -9,6 +9,7 @@
 mod access;
 mod adapters;
 mod api;
+mod attach;
 mod command_line;
 mod denoise_frames;
 mod embedding;

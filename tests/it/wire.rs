@@ -34,6 +34,7 @@ fn a_command_that_cannot_be_read_ends_its_request_and_no_other() {
             pid: 0,
             heartbeat_interval: Duration::from_secs(600),
             last_panic: LastPanic::default(),
+            may_be_replaced: false,
         };
         worker::run(&mut engine, &mut link, &options).unwrap();
     });
@@ -118,6 +119,7 @@ fn a_worker_ends_with_an_engine_that_gives_up_and_passes_its_reason_on() {
         pid: 0,
         heartbeat_interval: Duration::from_secs(600),
         last_panic: LastPanic::default(),
+        may_be_replaced: false,
     };
     let ended = worker::run(&mut GivesUp::default(), &mut link, &options);
     assert!(matches!(&ended, Err(WorkerError::GaveUp(message)) if message == "the device is lost"), "{ended:?}");

@@ -9,7 +9,7 @@ use diffulex_protocol::{AdapterSource, DecodingSettings};
 
 use crate::config_error::ConfigError;
 use crate::decoding_flags;
-use crate::flags::EngineFlags;
+use crate::flags::{EngineFlags, SamplingMode};
 
 /// The engine's options from its flags.
 pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError> {
@@ -28,7 +28,8 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         max_loaded_loras,
         max_lora_bytes,
         threads,
-        decoding_strategy,
+        decoding_strategy: _,
+        sampling_mode: _,
         block_size,
         buffer_size,
         mask_token_id,
@@ -65,7 +66,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         max_loaded_loras: max_loaded_loras.unwrap_or(defaults.max_loaded_loras),
         max_lora_bytes: max_lora_bytes.unwrap_or(defaults.max_lora_bytes),
         merged_adapter,
-        decoding_strategy: decoding_strategy.clone(),
+        decoding_strategy: strategy(flags)?,
         block_size: *block_size,
         buffer_size: *buffer_size,
         mask_token_id: *mask_token_id,
@@ -83,6 +84,21 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         quantization: quantization.unwrap_or(defaults.quantization),
         threads: *threads,
     })
+}
+
+/// The strategy, of which Diffulex's mode may be all that is said.
+fn strategy(flags: &EngineFlags) -> Result<Option<String>, ConfigError> {
+    /// Those that replace tokens.
+    const EDITING: [&str; 2] = ["block_edit", "dmax"];
+
+    match (flags.sampling_mode, flags.decoding_strategy.as_deref()) {
+        (Some(SamplingMode::Edit), None) => Ok(Some(EDITING[0].to_owned())),
+        (Some(SamplingMode::Edit), Some(name)) if !EDITING.contains(&name) => {
+            let problem = format!("contradicts --decoding-strategy {name}; {} edit", EDITING.join(" and "));
+            Err(ConfigError::flag("--sampling-mode edit", problem))
+        }
+        (_, name) => Ok(name.map(str::to_owned)),
+    }
 }
 
 /// Checks the ranges of the decoding settings; the error names the flag.

@@ -73,7 +73,9 @@ fn flags_without_effect_are_noticed_and_flags_that_would_change_answers_refused(
     ]);
     assert_eq!(resolved.expect("accepted").notices.len(), 11);
     for line in [
-        ["--sampling-mode", "edit"],
+        ["--attn-impl", "bogus"],
+        ["--data-parallel-size", "2"],
+        ["--device-ids", "0,1"],
         ["--tensor-parallel-size", "2"],
         ["--kv-cache-layout", "distinct"],
         ["--auto-max-nfe-warmup-steps", "6"],
@@ -83,6 +85,34 @@ fn flags_without_effect_are_noticed_and_flags_that_would_change_answers_refused(
         assert!(resolve(&line).is_err(), "{line:?}");
     }
     assert!(resolve(&["--sampling-mode", "naive", "--data-parallel-size", "1"]).expect("neutral").notices.is_empty());
+}
+
+#[test]
+fn diffulex_names_the_strategy_that_edits_by_a_mode() {
+    let strategy = |line: &[&str]| resolve(line).map(|resolved| resolved.config.engine.decoding_strategy);
+    assert_eq!(strategy(&["--sampling-mode", "edit"]).expect("accepted").as_deref(), Some("block_edit"));
+    let dmax = ["--sampling-mode", "edit", "--decoding-strategy", "dmax"];
+    assert_eq!(strategy(&dmax).expect("accepted").as_deref(), Some("dmax"));
+    assert_eq!(strategy(&["--sampling-mode", "naive"]).expect("accepted"), None);
+    let error = strategy(&["--sampling-mode", "edit", "--decoding-strategy", "d2f"]).expect_err("refused");
+    assert!(error.to_string().contains("contradicts --decoding-strategy d2f"), "{error}");
+}
+
+#[test]
+fn a_front_end_that_attaches_has_no_engine_of_its_own() {
+    let config =
+        resolve(&["--connect", "ipc:///run/x", "--max-num-reqs", "4", "--model", "/m"]).expect("accepted").config;
+    assert_eq!(config.connect.as_deref(), Some("ipc:///run/x"));
+    for (line, named) in [
+        (&["--in-process"][..], "--in-process"),
+        (&["--zmq-command-addr", "ipc:///run/x/a"], "--zmq-command-addr"),
+        (&["--block-size", "8"], "worker"),
+        (&["--lora-path", "a=/x"], "worker"),
+    ] {
+        let error = resolve(&[&["--connect", "ipc:///run/x"], line].concat()).expect_err("refused").to_string();
+        assert!(error.contains("--connect") && error.contains(named), "{error}");
+    }
+    assert!(resolve(&["--connect", "tcp://127.0.0.1:5"]).expect_err("refused").to_string().contains("ipc:///FOLDER"));
 }
 
 #[test]

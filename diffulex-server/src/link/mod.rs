@@ -5,6 +5,7 @@
 
 pub mod address;
 pub mod channel;
+pub mod place;
 pub mod zmq;
 
 use std::time::Duration;

@@ -110,7 +110,51 @@ pub fn open(context: &ZmqContext, commands: &Address, events: &Address) -> Resul
 impl FrontEndSockets {
     /// The two ends; `worker_end` becomes readable when the worker's process is gone.
     pub fn into_ends(self, worker_end: Option<Arc<ProcessEnd>>) -> (ZmqCommands, ZmqEvents) {
+        let worker_end = worker_end.map_or(WorkerEnd::Unseen, WorkerEnd::Process);
         (ZmqCommands { socket: Mutex::new(self.commands) }, ZmqEvents { socket: self.events, worker_end })
+    }
+
+    /// The two ends, of which that of events notices when the worker's connection ends. For a worker whose process is
+    /// nobody's here. `key` tells links of the same `context` apart.
+    pub fn into_watched_ends(self, context: &ZmqContext, key: u64) -> Result<(ZmqCommands, ZmqEvents), LinkError> {
+        let place = format!("inproc://monitor-{key:016x}");
+        let watch = || -> ::zmq::Result<::zmq::Socket> {
+            self.events.monitor(&place, ::zmq::SocketEvent::DISCONNECTED as i32)?;
+            let monitor = context.context.socket(::zmq::PAIR)?;
+            monitor.set_linger(0)?;
+            monitor.connect(&place)?;
+            Ok(monitor)
+        };
+        let monitor = call(watch).map_err(|why| why.lost("cannot watch a connection"))?;
+        let events = ZmqEvents { socket: self.events, worker_end: WorkerEnd::Connection(monitor) };
+        Ok((ZmqCommands { socket: Mutex::new(self.commands) }, events))
+    }
+}
+
+/// Something that becomes readable when a worker is gone.
+enum WorkerEnd {
+    /// Nothing does.
+    Unseen,
+    /// A descriptor of its process.
+    Process(Arc<ProcessEnd>),
+    /// A socket that reports the end of its connection.
+    Connection(::zmq::Socket),
+}
+
+impl WorkerEnd {
+    fn poll_item(&self) -> Option<::zmq::PollItem<'_>> {
+        match self {
+            Self::Unseen => None,
+            Self::Process(end) => Some(::zmq::PollItem::from_fd(end.as_raw_fd(), ::zmq::POLLIN)),
+            Self::Connection(monitor) => Some(monitor.as_poll_item(::zmq::POLLIN)),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Unseen | Self::Process(_) => "the worker process ended",
+            Self::Connection(_) => "the worker closed its connection",
+        }
     }
 }
 
@@ -147,7 +191,7 @@ impl CommandSender for ZmqCommands {
 /// [`EventReceiver`] over a ZMQ PULL socket.
 pub struct ZmqEvents {
     socket: ::zmq::Socket,
-    worker_end: Option<Arc<ProcessEnd>>,
+    worker_end: WorkerEnd,
 }
 
 impl ZmqEvents {
@@ -166,7 +210,7 @@ impl ZmqEvents {
     fn take_last(&self) -> Received {
         // An error leaves nothing to take.
         let _ = call(|| self.socket.poll(::zmq::POLLIN, as_millis(LAST_ARRIVAL)));
-        self.take().unwrap_or_else(|| Received::Lost("the worker process ended".to_owned()))
+        self.take().unwrap_or_else(|| Received::Lost(self.worker_end.reason().to_owned()))
     }
 }
 
@@ -176,9 +220,7 @@ impl EventReceiver for ZmqEvents {
             return received;
         }
         let mut items = vec![self.socket.as_poll_item(::zmq::POLLIN)];
-        if let Some(worker_end) = &self.worker_end {
-            items.push(::zmq::PollItem::from_fd(worker_end.as_raw_fd(), ::zmq::POLLIN));
-        }
+        items.extend(self.worker_end.poll_item());
         match call(|| ::zmq::poll(&mut items, as_millis(timeout))) {
             Ok(_) | Err(Refused::Again | Refused::Interrupted) => {}
             Err(why) => return lost(why, "cannot wait for events"),
