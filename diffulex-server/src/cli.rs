@@ -30,6 +30,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Write one answer in the terminal and show each denoise step.
     Generate(Box<GenerateArgs>),
+    /// Answer requests from a file, in the form of OpenAI's batches.
+    Batch(Box<BatchArgs>),
     /// Run an engine that servers attach to (serve --connect).
     Worker(Box<WorkerArgs>),
 }
@@ -54,6 +56,23 @@ pub struct GenerateArgs {
     /// Denoise steps shown per second; 0 shows each as it arrives.
     #[arg(long, default_value_t = 30.0, value_name = "N")]
     pub fps: f64,
+    /// Log level: error, warn, info, debug, trace, or a filter.
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Of the model and the engine.
+    #[command(flatten, next_help_heading = "Model and engine")]
+    pub engine: EngineFlags,
+}
+
+/// Everything `batch` takes.
+#[derive(Clone, Debug, Args)]
+pub struct BatchArgs {
+    /// File with a request per line: custom_id, url and body.
+    #[arg(short, long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// File for the answers. One that an interrupted run has left is continued.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
     /// Log level: error, warn, info, debug, trace, or a filter.
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     pub log_level: String,
@@ -99,6 +118,7 @@ pub fn command() -> clap::Command {
             "Examples:\n{SERVE_EXAMPLES}{GENERATE_EXAMPLES}\n`serve --help` and `generate --help` have all flags."
         ))
         .mut_subcommand("serve", |command| of_subcommand(command, &of_serve, SERVE_EXAMPLES))
+        .mut_subcommand("batch", |command| of_subcommand(command, &of_serve, BATCH_EXAMPLES))
         .mut_subcommand("worker", |command| of_subcommand(command, &of_serve, WORKER_EXAMPLES))
         .mut_subcommand("generate", |command| of_subcommand(command, &of_generate, GENERATE_EXAMPLES))
 }
@@ -116,6 +136,10 @@ const SERVE_EXAMPLES: &str =
 const GENERATE_EXAMPLES: &str = "  diffulex-server generate \"Tell me a story about a dragon\"
   diffulex-server generate --model SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
   echo \"What is 2 + 2?\" | diffulex-server generate
+";
+
+const BATCH_EXAMPLES: &str = "  diffulex-server batch -i requests.jsonl -o answers.jsonl
+  diffulex-server batch --model SDAR-1.7B-Chat --max-num-reqs 32 -i requests.jsonl -o answers.jsonl
 ";
 
 const WORKER_EXAMPLES: &str = "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model SDAR-1.7B-Chat
@@ -180,6 +204,6 @@ mod tests {
     fn help_lists_what_the_program_can_do() {
         let help = command().render_long_help().to_string();
         assert!(help.contains("  serve ") && help.contains("  generate "), "{help}");
-        assert!(help.contains("  worker ") && !help.contains("enforce-eager"), "{help}");
+        assert!(help.contains("  batch ") && help.contains("  worker ") && !help.contains("enforce-eager"), "{help}");
     }
 }

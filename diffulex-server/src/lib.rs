@@ -9,6 +9,7 @@
 
 pub mod attached_worker;
 pub mod banner;
+pub mod batch;
 pub mod cli;
 pub mod config;
 pub mod config_error;

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use diffulex_server::cli::{self, Cli, Command};
-use diffulex_server::{launch, log, one_shot};
+use diffulex_server::{batch, launch, log, one_shot};
 
 /// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
 #[global_allocator]
@@ -33,6 +33,7 @@ fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error>> {
     match cli.command {
         None => launch::serve(&cli.serve)?,
         Some(Command::Serve(args)) => launch::serve(&args)?,
+        Some(Command::Batch(args)) => return Ok(batch::batch(&args)?),
         Some(Command::Worker(args)) => match &args.listen {
             Some(url) => launch::listen(&args, url)?,
             None => return Ok(launch::run_worker()?),

@@ -10,6 +10,7 @@ mod access;
 mod adapters;
 mod api;
 mod attach;
+mod batch;
 mod command_line;
 mod denoise_frames;
 mod embedding;

@@ -1,0 +1,161 @@
+//! `batch`: the answers of HTTP, in a file, whatever happens to the run.
+
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::harness::{Server, golden_model, program, wait_until};
+
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn of(lines: &[String]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("in.jsonl"), lines.join("\n")).unwrap();
+        Self { folder }
+    }
+
+    fn output(&self) -> PathBuf {
+        self.folder.path().join("out.jsonl")
+    }
+
+    fn command(&self) -> std::process::Command {
+        let mut command = program();
+        command.args(["batch", "-i"]).arg(self.folder.path().join("in.jsonl")).arg("-o").arg(self.output());
+        command.arg("--model").arg(golden_model());
+        command
+    }
+
+    fn run(&self) -> Output {
+        self.command().output().unwrap()
+    }
+
+    /// Every line, in the order of the input.
+    fn answers(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(self.output()).unwrap();
+        assert!(text.ends_with('\n'));
+        let mut answers: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let line = |answer: &Value| answer["id"].as_str().unwrap()["batch_req_".len()..].parse::<u64>().unwrap();
+        answers.sort_by_key(line);
+        answers
+    }
+}
+
+fn line(custom_id: &str, url: &str, body: &Value) -> String {
+    json!({"custom_id": custom_id, "method": "POST", "url": url, "body": body}).to_string()
+}
+
+fn requests() -> Vec<(&'static str, Value)> {
+    let messages = json!([{"role": "user", "content": "hello é"}]);
+    vec![
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 12, "temperature": 0})),
+        ("/v1/chat/completions", json!({"messages": messages, "max_tokens": 12, "seed": 7, "n": 3, "logprobs": true})),
+        ("/v1/completions", json!({"prompt": [5, 6, 7], "max_tokens": 12, "seed": 3})),
+        ("/generate", json!({"prompt": [5, 6], "max_tokens": 12, "seed": 9, "temperature": 0.7})),
+        ("/v1/chat/completions", json!({"messages": [], "max_tokens": 3})),
+        ("/v1/completions", json!({"prompt": "x", "temperature": 9})),
+    ]
+}
+
+/// An answer without what differs from one run to the next: ids and times.
+fn lasting(mut body: Value) -> Value {
+    let times = ["created", "id", "queue_time_s", "engine_decode_time_s", "engine_decode_tps"];
+    let objects = [Some(&mut body)];
+    for object in objects.into_iter().flatten().filter_map(Value::as_object_mut) {
+        for value in object.values_mut().filter_map(Value::as_object_mut) {
+            value.retain(|name, _| !times.contains(&name.as_str()));
+        }
+        for choice in object.get_mut("choices").and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Some(report) = choice.get_mut("diffulex").and_then(Value::as_object_mut) {
+                report.retain(|name, _| !times.contains(&name.as_str()));
+            }
+        }
+        object.retain(|name, _| !times.contains(&name.as_str()));
+    }
+    body
+}
+
+#[test]
+fn answers_are_those_of_http() {
+    let requests = requests();
+    let lines: Vec<_> = requests.iter().enumerate().map(|(n, (url, body))| line(&format!("r{n}"), url, body)).collect();
+    let files = Files::of(&lines);
+    let run = files.run();
+    let told = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(1), "{told}");
+    assert!(told.contains("4 requests answered, 2 failed, 0 unreadable, 0 skipped"), "{told}");
+    let server = Server::start(&[]);
+    let answers = files.answers();
+    assert_eq!(answers.len(), requests.len());
+    for (n, ((url, body), answer)) in requests.iter().zip(&answers).enumerate() {
+        let over_http = server.post(url, body);
+        assert_eq!(answer["custom_id"], format!("r{n}"));
+        assert_eq!(answer["error"], Value::Null);
+        assert_eq!(answer["response"]["status_code"], over_http.status);
+        assert_eq!(lasting(answer["response"]["body"].clone()), lasting(over_http.json()), "{url} {body}");
+    }
+}
+
+#[test]
+fn a_bad_line_is_an_error_line_and_the_rest_goes_on() {
+    let body = json!({"prompt": [5], "max_tokens": 4});
+    let files = Files::of(&[
+        "{not json".to_owned(),
+        line("a", "/generate", &body),
+        String::new(),
+        line("b", "/flush_cache", &body),
+        line("a", "/generate", &body),
+        line("c", "/generate", &json!({"prompt": [5], "stream": true})),
+        line("d", "/generate", &body),
+    ]);
+    for told in [
+        "2 requests answered, 0 failed, 4 unreadable, 0 skipped",
+        "0 requests answered, 0 failed, 0 unreadable, 6 skipped",
+    ] {
+        let run = files.run();
+        assert!(String::from_utf8_lossy(&run.stderr).contains(told), "{}", String::from_utf8_lossy(&run.stderr));
+        let answers = files.answers();
+        let codes: Vec<_> = answers.iter().map(|answer| answer["error"]["code"].as_str()).collect();
+        let duplicate = Some("duplicate_custom_id");
+        assert_eq!(
+            codes,
+            [Some("invalid_line"), None, Some("invalid_url"), duplicate, Some("invalid_body"), None],
+            "{answers:?}"
+        );
+    }
+}
+
+#[test]
+fn a_killed_run_goes_on_where_it_stopped() {
+    let lines: Vec<_> = (0..60)
+        .map(|n| {
+            line(
+                &format!("r{n}"),
+                "/generate",
+                &json!({"prompt": [5, n], "max_tokens": 200, "seed": n, "ignore_eos": true}),
+            )
+        })
+        .collect();
+    let files = Files::of(&lines);
+    let mut run = files.command().args(["--max-num-reqs", "2"]).stderr(Stdio::null()).spawn().unwrap();
+    let n_lines = || std::fs::read_to_string(files.output()).map_or(0, |text| text.lines().count());
+    wait_until("some answers", || n_lines() > 3 || run.try_wait().unwrap().is_some());
+    run.kill().unwrap();
+    run.wait().unwrap();
+    let n_before = n_lines();
+    assert!((1..60).contains(&n_before), "{n_before} were answered before the end");
+    // As if it had been torn from the middle of a line.
+    let text = std::fs::read_to_string(files.output()).unwrap();
+    std::fs::write(files.output(), &text[..text.len() - 10]).unwrap();
+
+    let again = files.run();
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+    let skipped = format!("{} skipped", n_before - 1);
+    assert!(String::from_utf8_lossy(&again.stderr).contains(&skipped), "{}", String::from_utf8_lossy(&again.stderr));
+    let names: Vec<_> = files.answers().iter().map(|answer| answer["custom_id"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names, (0..60).map(|n| format!("r{n}")).collect::<Vec<_>>());
+}
