@@ -55,9 +55,9 @@ async fn the_one_request_that_kills_the_engine_is_found_among_a_hundred() {
     let (bystanders, poison) = timeout(DEADLINE, futures::future::join(bystanders, poison)).await.expect("an end");
     assert!(bystanders.iter().all(|outcome| outcome.is_answered && outcome.n_lost <= 1), "{bystanders:?}");
     assert_eq!((poison.end, poison.n_lost), (ErrorCode::Poisoned, 1));
-    // And from now on at once.
-    let refused = fixture.submit(PANIC).await.err();
-    assert!(matches!(refused, Some(SubmitError::Poisoned { .. })), "{refused:?}");
+    // And from now on at once, as soon as the engine it ended is back.
+    let refused = timeout(DEADLINE, persist(&fixture, vec![PANIC])).await.expect("an end");
+    assert_eq!((refused.end, refused.n_lost), (ErrorCode::Poisoned, 0));
 }
 
 #[tokio::test]
