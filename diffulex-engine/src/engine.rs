@@ -12,6 +12,7 @@ use diffulex_protocol::{
     ServingGenerate,
 };
 use diffulex_strategies::BlockCandidates;
+use serde_json::json;
 
 use crate::adapter_id::AdapterId;
 use crate::adapters::{AdapterTable, Named};
@@ -24,6 +25,7 @@ use crate::files::ModelFiles;
 use crate::kernels::Vocabulary;
 use crate::load::{Loaded, load};
 use crate::models;
+use crate::profile::Stage;
 use crate::randomness::{DrawKey, Randomness, Seeded};
 use crate::runner::Runner;
 use crate::sampler::candidates;
@@ -33,6 +35,9 @@ use crate::serving::ServingEngine;
 use crate::text::TextModel;
 
 pub use crate::load::LoadProgress;
+use profiler::Profiler;
+
+mod profiler;
 
 /// The engine.
 pub struct Engine {
@@ -49,6 +54,7 @@ pub struct Engine {
     next_ticket: Ticket,
     stats: EngineStats,
     last_step: Instant,
+    profiler: Profiler,
 }
 
 /// The events of a request, and its clock.
@@ -91,6 +97,7 @@ impl Engine {
             next_ticket: 0,
             stats,
             last_step: Instant::now(),
+            profiler: Profiler::new(options.profile_dir.clone()),
         };
         for source in &options.adapters {
             engine.load_adapter(source).map_err(|what| LoadError::of(format!("adapter {:?}", source.name), what))?;
@@ -148,6 +155,7 @@ impl Engine {
             has_started: false,
         };
         self.outputs.insert(ticket, output);
+        self.profiler.event(Stage::Engine, "scheduler_queue_enter", &request.rid, || json!({}));
         let root = self.scheduler.pool().root(adapter, request.cache_salt.as_deref());
         self.scheduled.insert(ticket, Scheduled::new(sequence, adapter).rooted(root));
         self.tickets.insert(request.rid, ticket);
@@ -201,8 +209,16 @@ impl Engine {
     fn finish(&mut self, ticket: Ticket, reason: FinishReason, events: &mut Vec<ServingEvent>) {
         if let Some((scheduled, mut output)) = self.forget(ticket) {
             output.usage.preemptions = scheduled.preemptions;
-            events.extend(output.emitter.finish(&scheduled.sequence, &self.text, &output.usage, reason));
             let nfe = scheduled.sequence.nfe();
+            self.profiler.event(
+                Stage::Engine,
+                "stage_complete",
+                &output.rid,
+                || json!({"next": "detokenizer", "finish_reason": reason, "nfe": nfe}),
+            );
+            let ended = output.emitter.finish(&scheduled.sequence, &self.text, &output.usage, reason);
+            self.profiler.sent(&ended);
+            events.extend(ended);
             if reason == FinishReason::Aborted {
                 self.stats.wasted_nfe += u64::from(nfe.denoise);
             }
@@ -217,6 +233,7 @@ impl Engine {
 
     fn fail(&mut self, ticket: Ticket, error: RequestError, events: &mut Vec<ServingEvent>) {
         if let Some((_, output)) = self.forget(ticket) {
+            self.profiler.event(Stage::Engine, "stage_failed", &output.rid, || json!({"error": error.code}));
             events.push(ServingEvent::Error(error.into_event(output.rid)));
         }
     }
@@ -225,11 +242,13 @@ impl Engine {
         match command {
             ServingCommand::Generate(request) => {
                 let rid = request.rid.clone();
+                self.profiler.event(Stage::Engine, "stage_input_received", &rid, || json!({"from_stage": "frontend"}));
                 if let Err(error) = self.admit(request) {
                     events.push(ServingEvent::Error(error.into_event(rid)));
                 }
             }
             ServingCommand::Abort { rid } => {
+                self.profiler.event(Stage::Engine, "abort_received", &rid, || json!({}));
                 if let Some(ticket) = self.tickets.get(&rid).copied() {
                     self.finish(ticket, FinishReason::Aborted, events);
                 }
@@ -249,10 +268,8 @@ impl Engine {
                 let message = self.unload_adapter(&name).err();
                 events.push(ServingEvent::AdapterReply { name, ok: message.is_none(), message });
             }
-            ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
-                let message = Some("this engine records no profiles".to_owned());
-                events.push(ServingEvent::ProfileReply { ok: false, message, paths: Vec::new() });
-            }
+            ServingCommand::ProfileStart(order) => events.push(self.profiler.start(&order)),
+            ServingCommand::ProfileStop => events.push(self.profiler.stop()),
             // The loop around the engine handles it; one that comes here all the same ends what runs.
             ServingCommand::Shutdown { .. } => {
                 events.extend(self.fail_all(ErrorCode::ShuttingDown, "the server is shutting down"));
@@ -262,8 +279,10 @@ impl Engine {
 
     /// One denoise step of everything the plan takes in.
     fn step(&mut self, events: &mut Vec<ServingEvent>) {
+        self.profiler.begin_step();
         self.pass_idle_steps();
         let plan = self.scheduler.plan(&mut self.scheduled);
+        self.profiler.end_stage("plan");
         if plan.is_empty() {
             // Admission refuses what can never be planned; if it was wrong, the oldest pays, and nothing hangs.
             if let Some(ticket) = self.scheduled.keys().next().copied() {
@@ -278,6 +297,7 @@ impl Engine {
             {
                 output.has_started = true;
                 output.usage.queue_time_s = output.received.elapsed().as_secs_f64();
+                self.profiler.event(Stage::Engine, "scheduler_prefill_start", &output.rid, || json!({}));
             }
         }
         let frame = Frame {
@@ -287,7 +307,9 @@ impl Engine {
             randomness: &*self.randomness,
         };
         let Forward { text, canvases, owners } = lay_out(&plan, &self.scheduled, frame);
-        self.stats.rows += (text.ids.len() + canvases.ids.len()) as u64;
+        let n_rows = text.ids.len() + canvases.ids.len();
+        self.stats.rows += n_rows as u64;
+        self.profiler.end_stage("lay_out");
         let scored = match self.runner.forward(&text, &canvases) {
             Ok(scored) => scored,
             Err(StepError::Batch(error)) => {
@@ -298,9 +320,12 @@ impl Engine {
             }
             Err(StepError::Device(error)) => return self.give_up(&error, events),
         };
+        self.profiler.end_stage("forward");
         let mut candidates = candidates(&self.scheduled, &owners, scored, &*self.randomness);
         self.stats.steps += 1;
         self.stats.forward_seconds += started.elapsed().as_secs_f64();
+        self.profiler.end_stage("collect");
+        let n_requests = plan.len();
         for span in plan {
             match candidates.remove(&span.ticket).unwrap_or(Ok(Vec::new())) {
                 Ok(candidates) => self.commit(&span, &candidates, started, events),
@@ -308,6 +333,8 @@ impl Engine {
             }
         }
         self.last_step = Instant::now();
+        self.profiler.end_stage("commit");
+        self.profiler.end_step(n_requests, n_rows);
     }
 
     /// Ends every request, then says that the engine cannot go on: weights and cache may be lost with the device.
@@ -346,13 +373,19 @@ impl Engine {
             output.usage.decode_time_s += started.elapsed().as_secs_f64();
             output.usage.decode_tokens += change.filled.len() as u32;
         }
+        self.profiler.step_event(&output.rid, || {
+            json!({"kind": change.kind, "nfe": request.sequence.nfe().charged(), "blocks": [span.blocks.start, span.blocks.end],
+                   "accepted": change.filled.len(), "blocks_done": change.block_steps})
+        });
         let found_stop = output.emitter.absorb(&request.sequence, &self.text);
         let reason = if found_stop { Some(FinishReason::StopString) } else { request.sequence.finished() };
         match reason {
             Some(reason) => self.finish(span.ticket, reason, events),
             None => {
                 let changed = change.is_visible;
-                events.extend(output.emitter.step_event(&request.sequence, &self.text, &output.usage, changed));
+                let event = output.emitter.step_event(&request.sequence, &self.text, &output.usage, changed);
+                self.profiler.sent(event.as_slice());
+                events.extend(event);
             }
         }
         self.count(&change);

@@ -22,6 +22,7 @@ mod load;
 mod logit_changes;
 mod memory;
 pub mod models;
+pub mod profile;
 pub mod randomness;
 pub mod runner;
 pub mod sampler;

@@ -23,11 +23,7 @@ pub enum ServingCommand {
         grace_ms: Option<u64>,
     },
     /// Start to record a profile.
-    ProfileStart {
-        /// Name of the run, the stem of its files.
-        #[serde(default)]
-        profile_prefix: Option<String>,
-    },
+    ProfileStart(ProfileStart),
     /// Stop recording and write the files.
     ProfileStop,
     /// Work for the front end that sends this, and for no other: events carry its number from now on, and requests of a
@@ -47,6 +43,22 @@ pub enum ServingCommand {
     },
 }
 
+/// A profile to record, and where. All paths are below the folder that the worker was started with for profiles.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProfileStart {
+    /// Name of the run.
+    pub profile_prefix: Option<String>,
+    /// Folder of the files with the events of requests; `None` records none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_dir: Option<String>,
+    /// Start of the path of the trace's file; `None` records none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_path_template: Option<String>,
+    /// Unix time less the monotonic clock, in nanoseconds, as the front end reads them: both sides of a hop are then on one clock.
+    pub clock_offset_ns: i64,
+}
+
 /// An adapter (LoRA, as PEFT saves it) and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterSource {
@@ -63,7 +75,7 @@ impl ServingCommand {
             Self::Generate(generate) => Some(&generate.rid),
             Self::Abort { rid } => Some(rid),
             Self::Shutdown { .. }
-            | Self::ProfileStart { .. }
+            | Self::ProfileStart(_)
             | Self::ProfileStop
             | Self::Attach { .. }
             | Self::FlushCache

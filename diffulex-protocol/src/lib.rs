@@ -17,7 +17,8 @@ mod settings;
 
 pub use codec::{CodecError, PROTOCOL_VERSION};
 pub use command::{
-    AdapterSource, ChatMessage, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+    AdapterSource, ChatMessage, ProfileStart, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan,
+    StreamMode,
 };
 pub use event::{
     Alternatives, ErrorCode, EventBatch, FinishReason, NfeCounts, ServingBufferSnapshot, ServingDelta, ServingError,

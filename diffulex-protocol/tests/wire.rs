@@ -121,7 +121,12 @@ fn full_commands() -> Vec<ServingCommand> {
         ServingCommand::Generate(generate),
         ServingCommand::Abort { rid: "r".to_owned() },
         ServingCommand::Shutdown { grace_ms: Some(5) },
-        ServingCommand::ProfileStart { profile_prefix: Some("p".to_owned()) },
+        ServingCommand::ProfileStart(ProfileStart {
+            profile_prefix: Some("p".to_owned()),
+            event_dir: Some("e".to_owned()),
+            trace_path_template: Some("t".to_owned()),
+            clock_offset_ns: -5,
+        }),
         ServingCommand::ProfileStop,
         ServingCommand::Attach { incarnation: 7 },
         ServingCommand::FlushCache,

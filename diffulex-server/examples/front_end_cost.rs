@@ -67,7 +67,7 @@ fn main() -> ExitCode {
 /// The product's front end, with this program as its worker.
 fn front_end() -> Result<(), Box<dyn std::error::Error>> {
     let config = ServerConfig { log_level: "warn".to_owned(), ..ServerConfig::default() };
-    let _log = diffulex_server::log::init(&config.log_level)?;
+    let _log = diffulex_server::log::init(&config.log_level, config.log_format)?;
     launch::runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -204,7 +204,7 @@ impl ServingEngine for Script {
                 ServingCommand::Generate(request) => events.push(Self::reply(request.rid)),
                 ServingCommand::Abort { rid } => self.streams.retain(|stream| stream.request.rid != rid),
                 ServingCommand::Shutdown { .. }
-                | ServingCommand::ProfileStart { .. }
+                | ServingCommand::ProfileStart(_)
                 | ServingCommand::ProfileStop
                 | ServingCommand::Attach { .. }
                 | ServingCommand::FlushCache

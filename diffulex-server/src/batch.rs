@@ -28,7 +28,7 @@ use crate::banner::counted;
 use crate::cli::BatchArgs;
 use crate::config::{ServerConfig, engine_options};
 use crate::engine_loop::{EngineFactory, EngineLoop, EngineLoopError};
-use crate::http::CorsOriginError;
+use crate::http::RouterError;
 use crate::launch::{self, LaunchError};
 use crate::telemetry::Telemetry;
 use crate::{demo, http, log};
@@ -51,7 +51,7 @@ pub enum BatchError {
     Engine(#[from] EngineLoopError),
     /// The routes cannot be made.
     #[error(transparent)]
-    Routes(#[from] CorsOriginError),
+    Routes(#[from] RouterError),
     /// The requests cannot be read.
     #[error("cannot read {}: {error}", .path.display())]
     Input {
@@ -82,7 +82,7 @@ struct Summary {
 
 /// Answers every line that is not answered yet. Fails (exit status 1) if a line of this run has no answer.
 pub fn batch(args: &BatchArgs) -> Result<ExitCode, BatchError> {
-    let _log = log::init(&args.log_level).map_err(LaunchError::from)?;
+    let _log = log::init(&args.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
     let started = Instant::now();
     let summary = launch::runtime()?.block_on(run(args))?;
     let Summary { answered, failed, unreadable, skipped } = summary;
@@ -152,7 +152,7 @@ async fn routes_of(args: &BatchArgs) -> Result<(EngineLoop, Router), BatchError>
         request_timeout_seconds: 0.0,
         ..ServerConfig::default()
     };
-    let http_options = launch::http_options(&config, &files, files.name());
+    let http_options = launch::http_options(&config, &files, files.name()).map_err(LaunchError::from)?;
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;
     let router = http::router(engine.frontend().clone(), Arc::new(Telemetry::default()), http_options)?;

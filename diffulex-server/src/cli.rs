@@ -3,11 +3,14 @@
 //! The flags themselves are in [`crate::flags`]; [`crate::config`] says what they come to. Never here: effects.
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use std::path::PathBuf;
+
 use diffulex_protocol::SamplingParams;
 use serde_json::{Map, Value};
 
 use crate::config::ServerConfig;
 use crate::flags::{EngineFlags, ServeArgs};
+use crate::profile_report::ReportArgs;
 
 /// Serves a diffusion language model over HTTP.
 ///
@@ -32,6 +35,8 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     /// Answer requests from a file, in the form of OpenAI's batches.
     Batch(Box<BatchArgs>),
+    /// Report where the time of a profile's requests went.
+    ProfileReport(ReportArgs),
     /// Run an engine that servers attach to (serve --connect).
     Worker(Box<WorkerArgs>),
 }

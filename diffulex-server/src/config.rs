@@ -20,6 +20,7 @@ use crate::flags::{EngineFlags, ServeArgs, ServerFlags};
 use crate::frontend::{CrashReports, FrontendOptions};
 use crate::link::address::Address;
 use crate::link::place::Place;
+use crate::log::LogFormat;
 use crate::sampling_defaults::GenerationConfig;
 use engine::check_decoding;
 pub(crate) use engine::engine_options;
@@ -82,6 +83,8 @@ pub struct ServerConfig {
     pub allow_shared_zmq: bool,
     /// Level or filter of log lines.
     pub log_level: String,
+    /// Form of log lines.
+    pub log_format: LogFormat,
     /// The engine's.
     #[serde(flatten)]
     pub engine: EngineOptions,
@@ -127,6 +130,7 @@ impl Default for ServerConfig {
             allow_shared_zmq: false,
             // Diffulex's.
             log_level: "info".to_owned(),
+            log_format: LogFormat::default(),
             engine: EngineOptions::default(),
         }
     }
@@ -184,12 +188,17 @@ impl ServerConfig {
             engine_heartbeat_timeout_seconds,
             watchdog_timeout,
             crash_report_dir,
+            profile_dir,
             zmq_command_addr,
             zmq_event_addr,
             connect,
             allow_shared_zmq,
             log_level,
+            log_format,
         } = flags;
+        // Absolute, because the worker and those who ask for profiles name paths below it.
+        let profile_dir = profile_dir.map(std::path::absolute).transpose();
+        let profile_dir = profile_dir.map_err(|error| ConfigError::flag("--profile-dir", error.to_string()))?;
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
         Ok(Self {
             host: host.unwrap_or(defaults.host),
@@ -220,7 +229,8 @@ impl ServerConfig {
             connect: given(connect),
             allow_shared_zmq: allow_shared_zmq.unwrap_or(defaults.allow_shared_zmq),
             log_level: log_level.unwrap_or(defaults.log_level),
-            engine: engine_options(engine)?,
+            log_format: log_format.unwrap_or(defaults.log_format),
+            engine: EngineOptions { profile_dir, ..engine_options(engine)? },
         })
     }
 
@@ -314,6 +324,7 @@ impl ServerConfig {
             crash_reports: self.crash_report_folder().map(|folder| CrashReports::new(folder, without_key(self))),
             adapters: self.engine.adapters.clone(),
             max_loaded_loras: self.engine.max_loaded_loras as usize,
+            profile_dir: self.engine.profile_dir.clone(),
         }
     }
 

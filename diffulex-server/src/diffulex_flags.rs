@@ -37,7 +37,7 @@ const ONE_DEVICE: &str = "a model runs on one device; --quantization makes a lar
 const ONE_REPLICA: &str =
     "a server has one copy of the model; start a server for each device, with a --device-ids and --port of its own";
 const NO_TORCH: &str = "there is no PyTorch here, and kernels need no such choice";
-const NO_PROFILER: &str = "there is no profiler; /start_profile is refused";
+const NO_TORCH_PROFILER: &str = "profiles are recorded without torch; --profile-dir is their folder";
 const NO_AUTO_NFE: &str = "max_nfe is not chosen automatically; send it";
 
 /// Every one of them, by its long name.
@@ -64,14 +64,14 @@ const FLAGS: [(&str, Kind, Outcome); 30] = [
     ("deepep-mode", Text, NoEffect(NO_TORCH)),
     ("deepep-num-max-dispatch-tokens-per-rank", Integer, NoEffect(NO_TORCH)),
     ("token-stability-threshold", Number, Only(&["0", "0.0"], "no strategy here edits by a threshold")),
-    ("profiler", Text, NoEffect(NO_PROFILER)),
-    ("torch-profiler-dir", Text, NoEffect(NO_PROFILER)),
-    ("profiler-record-shapes", Switch, NoEffect(NO_PROFILER)),
-    ("profiler-profile-memory", Switch, NoEffect(NO_PROFILER)),
-    ("profiler-memory", Switch, NoEffect(NO_PROFILER)),
-    ("profiler-with-stack", Switch, NoEffect(NO_PROFILER)),
-    ("profiler-delay-iterations", Integer, NoEffect(NO_PROFILER)),
-    ("profiler-max-iterations", Integer, NoEffect(NO_PROFILER)),
+    ("profiler", Text, NoEffect(NO_TORCH_PROFILER)),
+    ("torch-profiler-dir", Text, NoEffect(NO_TORCH_PROFILER)),
+    ("profiler-record-shapes", Switch, NoEffect(NO_TORCH_PROFILER)),
+    ("profiler-profile-memory", Switch, NoEffect(NO_TORCH_PROFILER)),
+    ("profiler-memory", Switch, NoEffect(NO_TORCH_PROFILER)),
+    ("profiler-with-stack", Switch, NoEffect(NO_TORCH_PROFILER)),
+    ("profiler-delay-iterations", Integer, NoEffect(NO_TORCH_PROFILER)),
+    ("profiler-max-iterations", Integer, NoEffect(NO_TORCH_PROFILER)),
 ];
 
 /// Those that were given on the command line, with their values.

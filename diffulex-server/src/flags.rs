@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::config_error::ConfigError;
 use crate::decoding_flags::DecodingFlags;
 use crate::diffulex_flags::DiffulexFlags;
+use crate::log::LogFormat;
 use crate::sampling_defaults::GenerationConfig;
 
 /// Where the key may stand instead of on the command line, which everybody on the machine can read.
@@ -99,6 +100,9 @@ pub struct ServerFlags {
     /// Folder for crash reports of the engine; the newest five are kept [default: ~/.local/state/diffulex/crashes]
     #[arg(long, value_name = "PATH")]
     pub crash_report_dir: Option<PathBuf>,
+    /// Folder below which /start_profile writes profiles; default: profiles are refused.
+    #[arg(long, value_name = "PATH")]
+    pub profile_dir: Option<PathBuf>,
     /// ZMQ address for commands, ipc:///FOLDER/NAME or tcp://127.0.0.1:PORT; default: a private socket.
     #[arg(long, value_name = "ADDR")]
     pub zmq_command_addr: Option<String>,
@@ -114,6 +118,9 @@ pub struct ServerFlags {
     /// Log level: error, warn, info, debug, trace, or a filter such as diffulex_server=debug.
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
+    /// Form of log lines.
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
 }
 
 /// Flags of the model and the engine.

@@ -126,7 +126,7 @@ impl LaunchError {
 /// Serves until a signal.
 pub fn serve(args: &ServeArgs) -> Result<(), LaunchError> {
     let resolved = ServerConfig::resolve(args)?;
-    let _log = log::init(&resolved.config.log_level)?;
+    let _log = log::init(&resolved.config.log_level, resolved.config.log_format)?;
     for notice in &resolved.notices {
         tracing::warn!("{notice}");
     }
@@ -179,7 +179,7 @@ fn loading_bar(n_weights: u64) -> ProgressBar {
 /// The `worker` subcommand of an operator: listens for front ends that attach.
 pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
     let engine_options = engine_options(&args.engine)?;
-    let _log = log::init(&args.log_level)?;
+    let _log = log::init(&args.log_level, log::LogFormat::Text)?;
     let wrong = |error: StandaloneError| LaunchError::Listens { url: url.to_owned(), error: error.into() };
     let options = StandaloneOptions {
         place: Place::parse(url).map_err(|error| wrong(error.into()))?,
@@ -234,6 +234,7 @@ pub fn worker_plan(config: &ServerConfig, program: std::path::PathBuf, private_d
         event_address: config.zmq_event_addr.clone(),
         heartbeat_interval: ServerConfig::duration(config.heartbeat_interval_seconds),
         log_level: config.log_level.clone(),
+        log_format: config.log_format,
         model: config.model.clone(),
         engine: config.engine.clone(),
     }
@@ -305,6 +306,7 @@ pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> 
         // The name that it listens on is one that it is called by.
         allowed_hosts: config.allowed_host.iter().chain([&config.host]).cloned().collect(),
         is_exposed: config::is_exposed(&config.host),
+        serves_profiles: true,
         body: BodyLimits {
             max_bytes: config.max_body_bytes,
             timeout: ServerConfig::duration(config.header_timeout_seconds),

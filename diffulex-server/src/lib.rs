@@ -29,6 +29,7 @@ pub mod one_shot;
 pub mod panics;
 mod platform;
 pub mod private_dir;
+pub mod profile_report;
 pub mod sampling_defaults;
 pub mod standalone_worker;
 pub mod telemetry;

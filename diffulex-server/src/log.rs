@@ -5,6 +5,8 @@
 //! wrote (clients, workers, files) cannot command a terminal nor look like a line of ours: [`plain`] is applied to every
 //! message and field here, so that no call site has to think of it. Never here: what is logged, metrics.
 
+mod json_lines;
+
 use std::fmt::{self, Debug, Write};
 use std::io::IsTerminal;
 use std::panic::PanicHookInfo;
@@ -13,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
@@ -20,6 +23,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{self, Writer};
 
 use crate::terminal::Abilities;
+use json_lines::JsonLines;
 
 /// Lines that wait to be written at most. Chosen by us: a burst, not a history.
 const MAX_LINES: usize = 1024;
@@ -46,10 +50,21 @@ pub enum LogError {
     Thread(#[from] std::io::Error),
 }
 
+/// The form of a log line.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// For people: `TIME LEVEL message name=value ...`.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
 /// Log lines to standard error until the guard is dropped, at `level` (a level's name or a `tracing` filter).
 ///
 /// A second call in a process changes nothing.
-pub fn init(level: &str) -> Result<LogGuard, LogError> {
+pub fn init(level: &str, format: LogFormat) -> Result<LogGuard, LogError> {
     let wrong = |problem: String| LogError::Level { level: level.to_owned(), problem };
     // One word is a level; a filter would take any other word for a target that nobody has, and be silent.
     let is_word = level.bytes().all(|byte| byte.is_ascii_alphanumeric());
@@ -66,8 +81,12 @@ pub fn init(level: &str) -> Result<LogGuard, LogError> {
         .log_internal_errors(false)
         .with_ansi(std::io::stderr().is_terminal() && Abilities::of_environment().has_colours)
         .with_target(false);
+    let set = match format {
+        LogFormat::Text => subscriber.try_init(),
+        LogFormat::Json => subscriber.event_format(JsonLines).try_init(),
+    };
     // Fails only when a subscriber is set already, as in tests.
-    if subscriber.try_init().is_ok() {
+    if set.is_ok() {
         std::panic::set_hook(Box::new(log_panic));
     }
     Ok(guard)
@@ -109,14 +128,19 @@ impl<W: Write> Write for Plain<W> {
         match character {
             '\n' => self.0.write_str("\n    "),
             '\t' => self.0.write_char('\t'),
-            // Unicode's separators and its controls of direction (UAX #9), besides what it calls control characters.
-            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                write!(self.0, "{}", character.escape_unicode())
-            }
-            other if other.is_control() => write!(self.0, "{}", other.escape_unicode()),
+            other if is_command(other) => write!(self.0, "{}", other.escape_unicode()),
             other => self.0.write_char(other),
         }
     }
+}
+
+/// True for control characters, and for Unicode's separators and controls of direction (UAX #9).
+fn is_command(character: char) -> bool {
+    let is_of_direction = matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    is_of_direction || character.is_control()
 }
 
 /// One field of a line; the message is the one without a name.
@@ -234,23 +258,30 @@ mod tests {
 
     use super::*;
 
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("whole").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn sink(written: &Arc<Mutex<Vec<u8>>>) -> impl Fn() -> Sink + use<> {
+        let written = Arc::clone(written);
+        move || Sink(Arc::clone(&written))
+    }
+
     /// The line that a subscriber like the program's writes for `told`.
     fn logged(tell: impl FnOnce()) -> String {
         let written = Arc::new(Mutex::new(Vec::new()));
-        struct Sink(Arc<Mutex<Vec<u8>>>);
-        impl std::io::Write for Sink {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().expect("whole").extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
-        let sink = Arc::clone(&written);
         let subscriber = tracing_subscriber::fmt()
             .fmt_fields(format::debug_fn(write_field).delimited(" "))
-            .with_writer(move || Sink(Arc::clone(&sink)))
+            .with_writer(sink(&written))
             .with_ansi(false)
             .with_target(false)
             .finish();
@@ -278,6 +309,24 @@ mod tests {
             }
             assert!(!line.lines().any(|line| line.starts_with("ERROR")), "{line:?}");
         }
+    }
+
+    #[test]
+    fn a_line_of_json_is_one_object_without_commands() {
+        let hostile = "x\u{1b}[2J\nERROR \"forged\"\r\u{9b}31m\u{202e}\u{2028}y";
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let subscriber = tracing_subscriber::fmt().with_writer(sink(&written)).event_format(JsonLines).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(id = %hostile, status = 200, total_ms = 1.5, is_new = true, none = None::<u32>, "{hostile}");
+        });
+        let line = String::from_utf8(written.lock().expect("whole").clone()).expect("UTF-8");
+        assert!(line.ends_with('\n') && !line.trim_end_matches('\n').chars().any(is_command), "{line:?}");
+        let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        let mut fields: Vec<&str> = line.as_object().expect("an object").keys().map(String::as_str).collect();
+        fields.sort_unstable();
+        assert_eq!(fields, ["id", "is_new", "level", "message", "status", "timestamp", "total_ms"]);
+        assert_eq!((&line["message"], &line["id"], &line["level"]), (&hostile.into(), &hostile.into(), &"INFO".into()));
+        assert_eq!((&line["status"], &line["total_ms"], &line["is_new"]), (&200.into(), &1.5.into(), &true.into()));
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub enum GenerateError {
 
 /// Writes one answer.
 pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
-    let _log = log::init(&args.log_level).map_err(LaunchError::from)?;
+    let _log = log::init(&args.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
     let prompt = prompt_of(args)?;
     launch::runtime()?.block_on(run(args, prompt))
 }

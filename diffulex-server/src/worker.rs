@@ -175,7 +175,7 @@ impl Worker<'_> {
             }
             ServingCommand::Generate(_)
             | ServingCommand::Abort { .. }
-            | ServingCommand::ProfileStart { .. }
+            | ServingCommand::ProfileStart(_)
             | ServingCommand::ProfileStop
             | ServingCommand::FlushCache
             | ServingCommand::LoadAdapter(_)

@@ -23,7 +23,7 @@ use crate::frontend::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
 use crate::link::address::{Address, AddressError};
 use crate::link::zmq::{self as zmq_link, ZmqContext, ZmqWorker};
 use crate::link::{LinkError, WorkerLink};
-use crate::log::LogError;
+use crate::log::{LogError, LogFormat};
 use crate::panics::record_panics;
 use crate::platform::ProcessEnd;
 use crate::private_dir::PrivateDir;
@@ -52,6 +52,8 @@ pub struct WorkerBoot {
     pub heartbeat_interval_ms: u64,
     /// Level or filter of log lines.
     pub log_level: String,
+    /// Form of log lines.
+    pub log_format: LogFormat,
     /// Checkpoint folder or GGUF file; `None` is the demo model.
     pub model: Option<PathBuf>,
     /// The engine's options.
@@ -75,6 +77,8 @@ pub struct WorkerPlan {
     pub heartbeat_interval: Duration,
     /// Level or filter of log lines.
     pub log_level: String,
+    /// Form of log lines.
+    pub log_format: LogFormat,
     /// Checkpoint folder or GGUF file; `None` is the demo model.
     pub model: Option<PathBuf>,
     /// The engine's options.
@@ -119,6 +123,7 @@ impl WorkerStarter for WorkerProcesses {
             parent_pid: std::process::id(),
             heartbeat_interval_ms: u64::try_from(self.plan.heartbeat_interval.as_millis()).unwrap_or(u64::MAX),
             log_level: self.plan.log_level.clone(),
+            log_format: self.plan.log_format,
             model: self.plan.model.clone(),
             engine: self.plan.engine.clone(),
         };
@@ -266,7 +271,7 @@ pub fn run(make_engine: Box<EngineMaker>) -> Result<ExitCode, WorkerProcessError
     if parent != Some(boot.parent_pid) {
         return Err(WorkerProcessError::Orphan);
     }
-    let _log = log::init(&boot.log_level)?;
+    let _log = log::init(&boot.log_level, boot.log_format)?;
     platform::offer_to_the_oom_killer();
 
     let context = ZmqContext::new()?;

@@ -173,6 +173,7 @@ impl Stage {
         let telemetry = Arc::new(Telemetry::default());
         let answer = Arc::new(AtomicU8::new(0));
         let options = FrontendOptions {
+            profile_dir: None,
             max_in_flight: 64,
             request_timeout: None,
             startup_timeout: Duration::from_secs(60),
@@ -186,6 +187,7 @@ impl Stage {
         let frontend = Frontend::start(text, options, Arc::clone(&telemetry), starter).expect("a thread");
         runtime.block_on(frontend.ready()).expect("the script takes requests");
         let options = HttpOptions {
+            serves_profiles: true,
             model_name: "fuzz".to_owned(),
             model_aliases: Vec::new(),
             model_place: "nowhere".to_owned(),
@@ -257,7 +259,7 @@ impl CommandSender for ScriptedLink {
         let no = || Some("no".to_owned());
         let events = match command {
             ServingCommand::Generate(request) => answer(&request, self.answer.load(Ordering::Relaxed)),
-            ServingCommand::ProfileStart { .. } | ServingCommand::ProfileStop => {
+            ServingCommand::ProfileStart(_) | ServingCommand::ProfileStop => {
                 vec![ServingEvent::ProfileReply { ok: false, message: no(), paths: Vec::new() }]
             }
             // Few names, so that what is loaded does not add up.

@@ -46,6 +46,8 @@ fn no_spelling_of_a_path_goes_around_the_key() {
         "/abort_request",
         "/start_profile",
         "/stop_profile",
+        "/start_request_profile",
+        "/stop_request_profile",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter",
         "/tokenize",

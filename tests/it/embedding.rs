@@ -107,6 +107,7 @@ fn http_options() -> HttpOptions {
         cors_origin: None,
         allowed_hosts: Vec::new(),
         is_exposed: false,
+        serves_profiles: true,
         body: BodyLimits { max_bytes: 1 << 20, timeout: DEADLINE },
         speech_upstream: None,
     }

@@ -81,7 +81,7 @@ impl ServingEngine for Script {
                 ServingCommand::Shutdown { .. } | ServingCommand::Attach { .. } => {
                     panic!("the loop keeps this for itself")
                 }
-                ServingCommand::ProfileStart { .. }
+                ServingCommand::ProfileStart(_)
                 | ServingCommand::ProfileStop
                 | ServingCommand::FlushCache
                 | ServingCommand::LoadAdapter(_)
@@ -156,6 +156,7 @@ pub struct Fixture {
 /// Few requests at once, and nothing that time alone ends.
 pub fn options() -> FrontendOptions {
     FrontendOptions {
+        profile_dir: None,
         max_loaded_loras: 8,
         max_in_flight: 8,
         request_timeout: None,

@@ -26,6 +26,7 @@ mod infilling;
 mod link;
 mod log_sinks;
 mod lost_engine;
+mod profile;
 mod signals;
 mod terminal;
 mod wire;

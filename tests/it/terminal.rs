@@ -155,6 +155,7 @@ fn every_request_leaves_one_line() {
         "prompt_tokens=2",
         "answer_tokens=4",
         "nfe=",
+        "status=200",
         "queue_ms=",
         "total_ms=",
     ] {

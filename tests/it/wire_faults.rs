@@ -123,6 +123,7 @@ impl Worker {
             parent_pid: std::process::id(),
             heartbeat_interval_ms: 1000,
             log_level: "error".to_owned(),
+            log_format: diffulex_server::log::LogFormat::Text,
             model: Some(golden_model()),
             // Short, so that what a changed byte asks for ends soon.
             engine: EngineOptions { max_model_len: 128, ..EngineOptions::default() },

@@ -2,6 +2,8 @@
 //!
 //! Never here: the model, which [`EngineConfig`](super::EngineConfig) looks at.
 
+use std::path::PathBuf;
+
 use diffulex_protocol::{AdapterSource, DecodingSettings};
 use serde::{Deserialize, Serialize};
 
@@ -124,6 +126,8 @@ pub struct EngineOptions {
     pub merged_adapter: Option<String>,
     /// Threads of the kernels; `None`: one per core, less one for the front end where there are more than two.
     pub threads: Option<u32>,
+    /// Folder below which profiles may be written; `None`: none are recorded.
+    pub profile_dir: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -154,6 +158,7 @@ impl Default for EngineOptions {
             max_lora_bytes: 2 << 30,
             merged_adapter: None,
             threads: None,
+            profile_dir: None,
         }
     }
 }

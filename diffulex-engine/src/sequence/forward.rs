@@ -4,11 +4,14 @@ use std::ops::Range;
 
 use diffulex_strategies::{Focus, Input, KvReuse, Layout};
 
+use serde::Serialize;
+
 use super::{BlockStatus, Context, PositionState, Scratch, Sequence};
 use crate::alignment::LogitAlignment;
 
 /// The purpose of a forward; decides which counter it is charged to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ForwardKind {
     /// Rows of at least one block were denoised.
     Denoise,

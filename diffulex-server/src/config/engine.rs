@@ -83,6 +83,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         dtype: dtype.unwrap_or(defaults.dtype),
         quantization: quantization.unwrap_or(defaults.quantization),
         threads: *threads,
+        profile_dir: None,
     })
 }
 

@@ -173,7 +173,7 @@ impl Frontend {
 
 impl Shared {
     /// The engine's answer to a command, or the reason why there is none.
-    async fn answer_of<T>(&self, outcome: oneshot::Receiver<T>) -> Result<T, SubmitError> {
+    pub(super) async fn answer_of<T>(&self, outcome: oneshot::Receiver<T>) -> Result<T, SubmitError> {
         match tokio::time::timeout(CONTROL_DEADLINE, outcome).await {
             Ok(Ok(answer)) => Ok(answer),
             // Dropped without a word: the worker is lost, or another command of the kind came in between.

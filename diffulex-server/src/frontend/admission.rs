@@ -14,7 +14,7 @@ use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, Serv
 use super::quarantine::Fingerprint;
 use super::request_log::RequestLog;
 use super::request_state::{RequestSize, RequestState};
-use super::stream::{EventStream, Pace, Permit};
+use super::stream::{EventStream, Permit};
 use super::{Frontend, Shared, WorkerStatus, WorkerView, lock};
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.
@@ -170,7 +170,9 @@ impl Frontend {
         let prompt_field = field_of(&submission.input);
         let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let max_tokens = submission.sampling_params.max_tokens;
+        let tokenising = self.shared.profiler.now();
         let ids = self.prompt(prompt_field, submission.input, submission.truncation, max_tokens, &card).await?;
+        let tokenised = self.shared.profiler.now();
         // First, because the other checks read the whole list.
         check_length(prompt_field, &ids, 0, &card)?;
         let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
@@ -202,6 +204,7 @@ impl Frontend {
         let n_given = (ids.len() - masked.len() + n_suffix) as u32;
         let first_seed = submission.sampling_params.seed_or(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        let log = RequestLog::new(submission.route, ids.len(), accepted);
         let mut streams = Vec::with_capacity(permits.len());
         for (choice, permit) in (0..).zip(permits) {
             let rid = self.shared.draws.rid();
@@ -230,11 +233,11 @@ impl Frontend {
             });
             let state = RequestState::new(rid, first, (fingerprint, size), accepted, deadline).named(name);
             let state = Arc::new(state);
+            self.shared.profiler.admitted(&state.rid, accepted, [tokenising, tokenised], ids.len());
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
-            let log = RequestLog::new(submission.route, ids.len());
-            let pace = submission.max_fps.map(Pace::new);
-            streams.push(EventStream { shared: Arc::clone(&self.shared), state, log, n_given, pace, _permit: permit });
+            let stream = EventStream::new(&self.shared, state, &log, permit);
+            streams.push(stream.of_prompt(n_given).paced(submission.max_fps));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;

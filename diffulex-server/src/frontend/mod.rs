@@ -8,6 +8,7 @@
 mod adapters;
 mod admission;
 pub(crate) mod crash_report;
+mod profile;
 mod quarantine;
 mod request_log;
 mod request_state;
@@ -17,6 +18,7 @@ mod supervisor;
 mod watched_stream;
 
 use std::collections::{HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
@@ -30,6 +32,8 @@ pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
 pub use admission::{Submission, SubmitError, Truncation};
 pub use crash_report::CrashReports;
+use profile::Profiler;
+pub use profile::{ProfileEnd, ProfileError, ProfileOrder, ProfileRun};
 use quarantine::Quarantine;
 use request_state::RequestState;
 pub use request_state::StreamEvent;
@@ -62,6 +66,8 @@ pub struct FrontendOptions {
     pub adapters: Vec<AdapterSource>,
     /// Adapters loaded at the same time, those included.
     pub max_loaded_loras: usize,
+    /// Folder below which profiles may be written; `None`: none are recorded.
+    pub profile_dir: Option<PathBuf>,
 }
 
 /// Where the worker is in its life.
@@ -126,6 +132,7 @@ struct Shared {
     long_work: LongWork,
     adapters: AdapterRegistry,
     quarantine: Mutex<Quarantine>,
+    profiler: Profiler,
     /// Replies and errors that came from workers.
     n_answered: AtomicU64,
 }
@@ -135,6 +142,8 @@ struct WorkerView {
     /// `None` while no worker takes commands.
     commands: Option<Arc<dyn CommandSender>>,
     card: Option<Arc<ModelCard>>,
+    /// Process of the worker; 0 in-process and before the first one.
+    pid: u32,
     stats: EngineStats,
     last_heard: Instant,
     /// How long the last one took to load.
@@ -164,6 +173,7 @@ impl Frontend {
             worker: RwLock::new(WorkerView {
                 commands: None,
                 card: None,
+                pid: 0,
                 stats: EngineStats::default(),
                 last_heard: Instant::now(),
                 loading: Duration::ZERO,
@@ -175,6 +185,7 @@ impl Frontend {
             completions: Mutex::default(),
             long_work: LongWork::default(),
             quarantine: Mutex::default(),
+            profiler: Profiler::default(),
             n_answered: AtomicU64::new(0),
         });
         let supervised = Arc::clone(&shared);
@@ -254,6 +265,11 @@ impl Frontend {
             worker_up: self.status() == WorkerStatus::Running && self.stall().is_none(),
             engine,
         }
+    }
+
+    /// Process of the worker, if it is one of its own.
+    pub fn worker_pid(&self) -> Option<u32> {
+        Some(self.shared.worker_view().pid).filter(|pid| *pid != 0)
     }
 
     /// Requests in flight at most.

@@ -1,74 +1,135 @@
-//! The log line of an accepted request: one, when its reader has the end, or goes before it.
+//! The log line of an accepted request: one, when all of its choices have ended for their reader, or been left by it.
 //!
 //! Written on the reader's thread, so that routing events waits for no log. Everything in it is ours: ids, names of
 //! routes and reasons, numbers. Never here: requests that were not accepted, which their route refuses.
 
-use super::request_state::{RequestState, StreamEvent};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use diffulex_protocol::{ErrorCode, FinishReason, ServingReply};
+
+use super::lock;
 use crate::telemetry::error_label;
 
+/// A status that no client receives, as nginx writes it: the client left before the end.
+const CLIENT_LEFT: u16 = 499;
+
+/// Status of an answer, and of a stream that failed after its headers.
+const OK: u16 = 200;
+
+/// A choice's share of its request's line.
+#[derive(Clone)]
 pub(super) struct RequestLog {
+    line: Arc<Line>,
+}
+
+/// Written when the last choice drops it.
+struct Line {
     route: &'static str,
     n_prompt_tokens: usize,
-    is_written: bool,
+    accepted: Instant,
+    outcome: Mutex<Outcome>,
+}
+
+#[derive(Default)]
+struct Outcome {
+    /// Of the first choice, which the client knows all of them by.
+    rid: String,
+    n_choices: u32,
+    n_answered: u32,
+    /// Of the first choice that ended with an answer.
+    finish: Option<FinishReason>,
+    error: Option<ErrorCode>,
+    /// The status of an error that came before the headers.
+    status: Option<u16>,
+    n_prompt_tokens: u32,
+    n_answer_tokens: u32,
+    nfe: u32,
+    queue: Duration,
+    /// Until the first event.
+    first: Option<Duration>,
 }
 
 impl RequestLog {
-    pub(super) fn new(route: &'static str, n_prompt_tokens: usize) -> Self {
-        Self { route, n_prompt_tokens, is_written: false }
+    /// The line of a request, written once it has a choice.
+    pub(super) fn new(route: &'static str, n_prompt_tokens: usize, accepted: Instant) -> Self {
+        Self { line: Arc::new(Line { route, n_prompt_tokens, accepted, outcome: Mutex::default() }) }
     }
 
-    /// Writes the line if `event` is the end.
-    pub(super) fn note(&mut self, state: &RequestState, event: &StreamEvent) {
-        self.is_written |= matches!(event, StreamEvent::Reply(_) | StreamEvent::Error(_));
-        match event {
-            StreamEvent::Delta(_) | StreamEvent::Snapshot(_) => {}
-            StreamEvent::Reply(reply) => tracing::info!(
-                id = %state.public_id(),
-                route = %self.route,
-                finish = %reply.finish_reason.as_str(),
-                prompt_tokens = reply.prompt_tokens,
-                answer_tokens = reply.written_tokens(),
-                nfe = reply.nfe,
-                queue_ms = %format_args!("{:.1}", reply.queue_time_s * 1e3),
-                total_ms = %total_ms(state),
-                "answered"
-            ),
-            StreamEvent::Error(error) => tracing::info!(
-                id = %state.public_id(),
-                route = %self.route,
-                error = %error_label(error.code),
-                prompt_tokens = self.n_prompt_tokens,
-                total_ms = %total_ms(state),
-                "failed"
-            ),
+    /// The share of one more choice, `rid`.
+    pub(super) fn add_choice(&self, rid: &str) -> Self {
+        let mut outcome = lock(&self.line.outcome);
+        if outcome.n_choices == 0 {
+            rid.clone_into(&mut outcome.rid);
+        }
+        outcome.n_choices += 1;
+        self.clone()
+    }
+
+    /// The reader has something.
+    pub(super) fn note_event(&self) {
+        let mut outcome = lock(&self.line.outcome);
+        if outcome.first.is_none() {
+            outcome.first = Some(self.line.accepted.elapsed());
         }
     }
 
-    /// Writes the line of a request whose reader goes before the end: its client left, or another of its choices failed.
-    pub(super) fn close(&self, state: &RequestState) {
-        if self.is_written {
+    /// The reader has the answer.
+    pub(super) fn note_reply(&self, reply: &ServingReply) {
+        let mut outcome = lock(&self.line.outcome);
+        outcome.n_answered += 1;
+        outcome.finish.get_or_insert(reply.finish_reason);
+        outcome.n_prompt_tokens = reply.prompt_tokens;
+        outcome.n_answer_tokens += reply.written_tokens();
+        outcome.nfe += reply.nfe;
+        let queue = Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default();
+        outcome.queue = outcome.queue.max(queue);
+    }
+
+    /// The reader has the error.
+    pub(super) fn note_error(&self, code: ErrorCode) {
+        lock(&self.line.outcome).error.get_or_insert(code);
+    }
+
+    /// The error is the whole answer, with this status.
+    pub(super) fn note_status(&self, status: u16) {
+        lock(&self.line.outcome).status.get_or_insert(status);
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let Self { route, n_prompt_tokens, accepted, outcome } = self;
+        let outcome = outcome.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if outcome.n_choices == 0 {
             return;
         }
+        let is_complete = outcome.n_answered == outcome.n_choices;
+        let (word, status) = match (outcome.error, is_complete) {
+            (Some(_), _) => ("failed", outcome.status.unwrap_or(OK)),
+            (None, true) => ("answered", OK),
+            (None, false) => ("cancelled", CLIENT_LEFT),
+        };
+        let has_answer = outcome.n_answered > 0;
         tracing::info!(
-            id = %state.public_id(),
-            route = %self.route,
-            prompt_tokens = self.n_prompt_tokens,
-            total_ms = %total_ms(state),
-            "cancelled"
+            id = %outcome.rid,
+            route = %route,
+            status,
+            finish = outcome.finish.map(|reason| tracing::field::display(reason.as_str())),
+            error = outcome.error.map(|code| tracing::field::display(error_label(code))),
+            choices = (outcome.n_choices > 1).then_some(outcome.n_choices),
+            prompt_tokens = if has_answer { u64::from(outcome.n_prompt_tokens) } else { *n_prompt_tokens as u64 },
+            answer_tokens = outcome.n_answer_tokens,
+            nfe = outcome.nfe,
+            queue_ms = has_answer.then(|| milliseconds(outcome.queue)),
+            first_ms = outcome.first.map(milliseconds),
+            total_ms = milliseconds(accepted.elapsed()),
+            "{word}"
         );
     }
 }
 
-/// Milliseconds since the request was accepted, to a tenth.
-fn total_ms(state: &RequestState) -> impl std::fmt::Display {
-    /// Writes itself, so that nothing is allocated.
-    struct Tenths(f64);
-
-    impl std::fmt::Display for Tenths {
-        fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            write!(formatter, "{:.1}", self.0)
-        }
-    }
-
-    Tenths(state.accepted.elapsed().as_secs_f64() * 1e3)
+/// To a tenth.
+fn milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e4).round() / 10.0
 }

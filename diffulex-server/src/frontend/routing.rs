@@ -10,6 +10,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use diffulex_protocol::{ErrorCode, EventBatch, ServingCommand, ServingEvent, ServingGenerate};
+use serde_json::json;
 
 use super::adapters::AdapterRefusal;
 use super::admission::unavailable;
@@ -126,8 +127,14 @@ impl Shared {
             let Some(commands) = &view.commands else { continue };
             let rid = command.request_id().map(str::to_owned);
             let is_request = matches!(command, ServingCommand::Generate(_));
+            // Before it is sent: the engine may have it before this thread goes on.
+            let sending = self.profiler.now();
             match commands.send(command) {
-                Ok(()) if is_request => tracing::debug!(rid, "sent to the engine"),
+                Ok(()) if is_request => {
+                    let rid = rid.as_deref().unwrap_or_default();
+                    self.profiler.hop_sent(rid, sending);
+                    tracing::debug!(rid, "sent to the engine");
+                }
                 Ok(()) => {}
                 Err(error) => self.fail_unsent(rid, &error),
             }
@@ -164,6 +171,9 @@ impl Shared {
     /// Brings every event of a batch to its request. One lock of the table a batch, wakes after it is released.
     pub(super) fn route(&self, batch: EventBatch) {
         let now = Instant::now();
+        if self.profiler.is_on() {
+            self.profiler.received(&batch);
+        }
         let mut wakers: Vec<Waker> = Vec::with_capacity(batch.events.len());
         let mut n_ended = 0;
         let mut stats = None;
@@ -197,8 +207,10 @@ impl Shared {
                     }
                     // The supervisor has read these before it let the batch come here.
                     ServingEvent::Ready(_) | ServingEvent::Fatal { .. } | ServingEvent::Goodbye => None,
-                    // No profile is asked for.
-                    ServingEvent::ProfileReply { .. } => None,
+                    ServingEvent::ProfileReply { ok, message, paths } => {
+                        self.profiler.settle(ok, message, paths);
+                        None
+                    }
                 };
                 wakers.extend(waker);
             }
@@ -273,6 +285,9 @@ impl Shared {
     fn fail_where(&self, code: ErrorCode, message: &str, is_meant: impl Fn(&str) -> bool) {
         let failed: Vec<_> = self.requests().extract_if(|rid, _| is_meant(rid)).map(|(_, state)| state).collect();
         for state in failed {
+            if code == ErrorCode::EngineLost {
+                self.profiler.event("engine_lost", &state.rid, || json!({}));
+            }
             if let Some(waker) = state.fail(code, message, &self.telemetry) {
                 waker.wake();
             }

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use diffulex_protocol::ServingError;
+use diffulex_protocol::{ServingDelta, ServingError};
+use serde_json::json;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
@@ -33,7 +34,7 @@ impl Drop for Permit {
 }
 
 /// The pace of a reader that takes only so many snapshots a second.
-pub(super) struct Pace {
+struct Pace {
     interval: Duration,
     /// Runs out when the next one may come; none has come yet where there is none.
     timer: Option<Pin<Box<Sleep>>>,
@@ -41,7 +42,7 @@ pub(super) struct Pace {
 
 impl Pace {
     /// At most `fps` a second.
-    pub(super) fn new(fps: f32) -> Self {
+    fn new(fps: f32) -> Self {
         /// Stands for a pace that is none, and keeps sums with the clock in range. Chosen by us.
         const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -63,16 +64,36 @@ impl Pace {
 
 /// The events of one request. Dropped before its end, it aborts the request.
 pub struct EventStream {
-    pub(super) shared: Arc<Shared>,
-    pub(super) state: Arc<RequestState>,
-    pub(super) log: RequestLog,
+    shared: Arc<Shared>,
+    state: Arc<RequestState>,
+    log: RequestLog,
     /// Tokens that the client gave.
-    pub(super) n_given: u32,
-    pub(super) pace: Option<Pace>,
-    pub(super) _permit: Permit,
+    n_given: u32,
+    pace: Option<Pace>,
+    /// The reader has the end.
+    has_end: bool,
+    _permit: Permit,
 }
 
 impl EventStream {
+    /// The events of `state`, a choice of the request that `log` is about.
+    pub(super) fn new(shared: &Arc<Shared>, state: Arc<RequestState>, log: &RequestLog, permit: Permit) -> Self {
+        let log = log.add_choice(state.public_id());
+        Self { shared: Arc::clone(shared), state, log, n_given: 0, pace: None, has_end: false, _permit: permit }
+    }
+
+    /// The same, for a prompt of which the client gave so many tokens.
+    pub(super) fn of_prompt(mut self, n_given: u32) -> Self {
+        self.n_given = n_given;
+        self
+    }
+
+    /// The same, with at most so many snapshots a second.
+    pub(super) fn paced(mut self, max_fps: Option<f32>) -> Self {
+        self.pace = max_fps.map(Pace::new);
+        self
+    }
+
     /// The request's id, as its client knows it.
     pub fn rid(&self) -> &str {
         self.state.public_id()
@@ -96,8 +117,9 @@ impl EventStream {
     /// Waits until there is something to read. Where that is an error, and nothing came before it, it is taken.
     pub async fn first_event(&mut self) -> Result<(), ServingError> {
         let word = std::future::poll_fn(|context| self.state.poll_first(context)).await;
-        if let Err(error) = &word {
-            self.log.note(&self.state, &StreamEvent::Error(error.clone()));
+        match &word {
+            Ok(()) => self.log.note_event(),
+            Err(error) => self.note_error(error),
         }
         word
     }
@@ -116,9 +138,35 @@ impl EventStream {
             pace.restart();
         }
         if let Poll::Ready(Some(event)) = &polled {
-            self.log.note(&self.state, event);
+            self.note(event);
         }
         polled
+    }
+
+    /// The error that the reader got is the whole answer, with HTTP status `status`.
+    pub fn note_status(&self, status: u16) {
+        self.log.note_status(status);
+    }
+
+    fn note(&mut self, event: &StreamEvent) {
+        let profiler = &self.shared.profiler;
+        match event {
+            StreamEvent::Delta(ServingDelta { seq, .. }) => profiler.chunk_sent(&self.state.rid, *seq),
+            StreamEvent::Snapshot(snapshot) => profiler.chunk_sent(&self.state.rid, snapshot.seq),
+            StreamEvent::Reply(reply) => {
+                self.has_end = true;
+                self.log.note_reply(reply);
+                profiler.ended(&self.state.rid, || json!({"finish_reason": reply.finish_reason}));
+            }
+            StreamEvent::Error(error) => return self.note_error(error),
+        }
+        self.log.note_event();
+    }
+
+    fn note_error(&mut self, error: &ServingError) {
+        self.has_end = true;
+        self.log.note_error(error.code);
+        self.shared.profiler.ended(&self.state.rid, || json!({"error": error.code}));
     }
 }
 
@@ -132,8 +180,9 @@ impl Stream for EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        // An end that arrived but was not read has not been logged yet.
-        self.log.close(&self.state);
+        if !self.has_end {
+            self.shared.profiler.ended(&self.state.rid, || json!({"cancelled": true}));
+        }
         if self.state.is_ended() {
             return;
         }

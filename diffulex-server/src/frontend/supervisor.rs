@@ -249,6 +249,7 @@ fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -
 fn out_of_service(shared: &Shared, loss: Loss) -> String {
     shared.worker_view_mut().commands = None;
     shared.adapters.worker_lost();
+    shared.profiler.worker_lost();
     match loss.handle.map(|handle| handle.end()) {
         Some(end) if !end.is_empty() => format!("{} ({end})", loss.reason),
         Some(_) | None => loss.reason.to_string(),
@@ -376,13 +377,14 @@ fn welcome(
         return Err(LossReason::OtherNonce { found: ready.boot_nonce, expected: incarnation });
     }
     commands.wait_connected(CONNECT_DEADLINE)?;
-    for command in shared.adapters.missed() {
+    for command in shared.adapters.missed().into_iter().chain(shared.profiler.missed()) {
         commands.send(command)?;
     }
     {
         let mut view = shared.worker_view_mut();
         view.commands = Some(Arc::clone(commands));
         view.card = Some(Arc::new(ready.model.clone()));
+        view.pid = ready.pid;
         view.last_heard = Instant::now();
         view.loading = started.elapsed();
         view.expected = None;

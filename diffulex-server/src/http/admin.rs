@@ -3,11 +3,10 @@
 //!
 //! Every answer is the engine's own word, not a hope. Never here: shutting down, which is a signal's business.
 
+use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
-use axum::{Json, Router};
 use diffulex_protocol::AdapterSource;
 use serde::Deserialize;
 use serde_json::json;
@@ -15,19 +14,6 @@ use serde_json::json;
 use super::App;
 use super::body;
 use super::error::ApiError;
-
-/// Routes of Diffulex's server that have nothing to act on here: path, code and message of the refusal.
-const UNSUPPORTED_ROUTES: [(&str, &str, &str); 2] =
-    [("/start_profile", "profiler_refused", NO_PROFILER), ("/stop_profile", "profiler_refused", NO_PROFILER)];
-
-const NO_PROFILER: &str = "this engine records no profiles";
-
-/// Answers each of [`UNSUPPORTED_ROUTES`] with 400.
-pub(super) fn unsupported_routes() -> Router<App> {
-    UNSUPPORTED_ROUTES.into_iter().fold(Router::new(), |router, (path, code, message)| {
-        router.route(path, post(move || async move { ApiError::new(StatusCode::BAD_REQUEST, code, message) }))
-    })
-}
 
 #[derive(Debug, Deserialize)]
 struct AbortBody {

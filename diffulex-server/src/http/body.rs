@@ -85,6 +85,18 @@ pub(super) async fn plain_json<B: DeserializeOwned + Send + 'static>(
     Ok(json(app, request, dialect, |_, body| Ok(body)).await?.value)
 }
 
+/// [`plain_json`] of a route that takes no body, too: the default then.
+pub(super) async fn optional_json<B: DeserializeOwned + Default + Send + 'static>(
+    app: &App,
+    request: Request,
+    dialect: Dialect,
+) -> Result<B, ApiError> {
+    if axum::body::HttpBody::is_end_stream(request.body()) {
+        return Ok(B::default());
+    }
+    plain_json(app, request, dialect).await
+}
+
 /// Reads a whole body.
 async fn read(app: &App, request: Request) -> Result<(Vec<u8>, HeldMemory), ApiError> {
     let limits = app.options.body;

@@ -71,6 +71,7 @@ impl ApiError {
     pub(super) fn of_event(error: ServingError, stream: &EventStream) -> Self {
         let is_lost = error.code == ErrorCode::EngineLost;
         let error = Self::from(error);
+        stream.note_status(error.status.as_u16());
         if is_lost { Self { retry: Retry::After(stream.retry_after()), ..error } } else { error }
     }
 

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::connection::{self, ConnectionOptions};
-use super::{HttpOptions, Profiling, RouterError, routes};
+use super::{HttpOptions, RouterError, router};
 use crate::frontend::Frontend;
 use crate::telemetry::Telemetry;
 
@@ -25,7 +25,7 @@ pub struct HttpApp {
 
 /// Every route but those of profiling. Starts nothing: `frontend` runs already.
 pub fn create_app(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<HttpApp, RouterError> {
-    let router = routes(frontend, telemetry, options, Profiling::Absent)?;
+    let router = router(frontend, telemetry, HttpOptions { serves_profiles: false, ..options })?;
     Ok(HttpApp { router, on_start: Vec::new(), on_stop: Vec::new() })
 }
 

@@ -20,6 +20,7 @@ mod lifespan;
 mod models;
 mod other_fields;
 mod playground;
+mod profile;
 mod refusals;
 mod request;
 mod speech;
@@ -72,6 +73,8 @@ pub struct HttpOptions {
     pub allowed_hosts: Vec<String>,
     /// Other machines reach the server.
     pub is_exposed: bool,
+    /// The routes that begin and end profiles are there.
+    pub serves_profiles: bool,
     /// Limits of a request's body.
     pub body: BodyLimits,
     /// The server that requests for speech are passed on to.
@@ -119,26 +122,11 @@ pub enum RouterError {
 
 /// Every route. Binds nothing and starts nothing.
 pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, RouterError> {
-    routes(frontend, telemetry, options, Profiling::Mounted)
-}
-
-/// Whether there are routes of profiling, which an embedder's clients have no use for.
-#[derive(Clone, Copy, PartialEq)]
-enum Profiling {
-    Mounted,
-    Absent,
-}
-
-fn routes(
-    frontend: Frontend,
-    telemetry: Arc<Telemetry>,
-    options: HttpOptions,
-    profiling: Profiling,
-) -> Result<Router, RouterError> {
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
     let app = App { frontend, telemetry, options: Arc::new(options), bodies, speech, ignored_fields: Arc::default() };
+    let profile = if app.options.serves_profiles { profile::routes() } else { Router::new() };
     let router = Router::new()
         .route("/generate", post(generate::generate))
         .route("/v1/chat/completions", post(chat::chat_completions))
@@ -157,7 +145,7 @@ fn routes(
         .route("/flush_cache", post(admin::flush_cache))
         .route("/v1/load_lora_adapter", post(admin::load_adapter))
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
-        .merge(if profiling == Profiling::Mounted { admin::unsupported_routes() } else { Router::new() })
+        .merge(profile)
         .merge(playground::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);

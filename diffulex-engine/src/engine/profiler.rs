@@ -1,0 +1,139 @@
+//! The engine's side of a profile: the stages of its steps, and what happened to each request in them.
+//!
+//! Off, each call is one branch. Never here: decisions; files, which are [`Recording`]'s.
+
+use std::path::PathBuf;
+
+use diffulex_protocol::{ProfileStart, ServingEvent};
+use serde_json::{Map, Value, json};
+
+use crate::profile::{Part, Recorded, Recording, STEP_ID, Stage};
+
+/// Records the engine's profile while there is one.
+#[derive(Debug, Default)]
+pub(super) struct Profiler {
+    /// Folder below which profiles may be written.
+    root: Option<PathBuf>,
+    recording: Option<Recording>,
+    step: StepTimes,
+}
+
+/// The stages of the running step.
+#[derive(Debug, Default)]
+struct StepTimes {
+    idx: u64,
+    started_ns: u64,
+    stage_started_ns: u64,
+    /// Name and nanoseconds of each stage so far.
+    stages: Map<String, Value>,
+}
+
+impl Profiler {
+    pub(super) fn new(root: Option<PathBuf>) -> Self {
+        Self { root, ..Self::default() }
+    }
+
+    /// Begins a profile; the answer says whether it did.
+    pub(super) fn start(&mut self, order: &ProfileStart) -> ServingEvent {
+        let started = match &self.recording {
+            Some(_) => Err("a profile is being recorded already".to_owned()),
+            None => Recording::start(order, self.root.as_deref(), Part::Engine).map_err(|error| error.to_string()),
+        };
+        match started {
+            Ok(recording) => {
+                self.recording = Some(recording);
+                ServingEvent::ProfileReply { ok: true, message: None, paths: Vec::new() }
+            }
+            Err(message) => ServingEvent::ProfileReply { ok: false, message: Some(message), paths: Vec::new() },
+        }
+    }
+
+    /// Ends the profile, and names its files.
+    pub(super) fn stop(&mut self) -> ServingEvent {
+        let Some(recording) = self.recording.take() else {
+            let message = Some("no profile is being recorded".to_owned());
+            return ServingEvent::ProfileReply { ok: false, message, paths: Vec::new() };
+        };
+        let Recorded { paths, problem } = recording.finish();
+        ServingEvent::ProfileReply { ok: true, message: problem, paths }
+    }
+
+    /// A step begins.
+    pub(super) fn begin_step(&mut self) {
+        let Some(recording) = &self.recording else { return };
+        let now = recording.clock().now();
+        let idx = self.step.idx + 1;
+        self.step = StepTimes { idx, started_ns: now, stage_started_ns: now, stages: Map::new() };
+    }
+
+    /// The stage `name` of the step ends, and the next begins.
+    pub(super) fn end_stage(&mut self, name: &'static str) {
+        let Some(recording) = &mut self.recording else { return };
+        let now = recording.clock().now();
+        let StepTimes { idx, stage_started_ns, stages, .. } = &mut self.step;
+        recording.span(name, *stage_started_ns, now, &json!({"step": idx}));
+        stages.insert(format!("{name}_ns"), now.saturating_sub(*stage_started_ns).into());
+        *stage_started_ns = now;
+    }
+
+    /// The step of `n_requests` requests with `n_rows` rows ends.
+    pub(super) fn end_step(&mut self, n_requests: usize, n_rows: usize) {
+        let Some(recording) = &mut self.recording else { return };
+        let now = recording.clock().now();
+        let StepTimes { idx, started_ns, stages, .. } = &mut self.step;
+        let mut details = std::mem::take(stages);
+        details.insert("step".to_owned(), (*idx).into());
+        details.insert("started_ns".to_owned(), (*started_ns).into());
+        details.insert("requests".to_owned(), n_requests.into());
+        details.insert("rows".to_owned(), n_rows.into());
+        let details = Value::Object(details);
+        recording.span("step", *started_ns, now, &details);
+        recording.event(Stage::Engine, "engine_step", STEP_ID, now, details);
+        // What has happened so far can be read while the profile goes on.
+        recording.flush();
+    }
+
+    /// `name` happens to a request.
+    pub(super) fn event(&mut self, stage: Stage, name: &'static str, rid: &str, details: impl FnOnce() -> Value) {
+        let Some(recording) = &mut self.recording else { return };
+        let now = recording.clock().now();
+        recording.event(stage, name, rid, now, details());
+    }
+
+    /// A request's part of the step, as [`Self::event`].
+    pub(super) fn step_event(&mut self, rid: &str, details: impl FnOnce() -> Value) {
+        let step = self.step.idx;
+        self.event(Stage::Engine, "denoise_step", rid, || {
+            let mut details = details();
+            details["step"] = step.into();
+            details
+        });
+    }
+
+    /// The events about a request go to the front end.
+    pub(super) fn sent(&mut self, events: &[ServingEvent]) {
+        if self.recording.is_none() {
+            return;
+        }
+        for event in events {
+            let (rid, seq) = match event {
+                ServingEvent::Delta(delta) => (&delta.rid, Some(delta.seq)),
+                ServingEvent::BufferSnapshot(snapshot) => (&snapshot.rid, Some(snapshot.seq)),
+                ServingEvent::Reply(reply) => (&reply.rid, None),
+                _ => continue,
+            };
+            match seq {
+                Some(seq) => self.event(
+                    Stage::Detokenizer,
+                    "stage_stream_chunk_sent",
+                    rid,
+                    || json!({"to_stage": "frontend", "chunk_id": seq, "modality": "text"}),
+                ),
+                None => {
+                    self.event(Stage::Detokenizer, "stage_complete", rid, || json!({"terminal": true}));
+                    self.event(Stage::Detokenizer, "stage_hop_sent", rid, || json!({"to_stage": "frontend"}));
+                }
+            }
+        }
+    }
+}

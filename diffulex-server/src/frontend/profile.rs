@@ -1,0 +1,361 @@
+//! Profiles of the front end and its worker: begun and ended for both at once, and recorded here for requests.
+//!
+//! In: orders from the routes, what happens to requests. Out: the front end's files, commands for the worker. One profile
+//! is recorded at a time; a worker that is started again goes on with it. Off, a call is one branch on a relaxed load. Never
+//! here: HTTP, the worker's files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use diffulex_engine::profile::{Clock, OutsideRoot, Part, Recorded, Recording, Stage, below};
+use diffulex_protocol::{EventBatch, ProfileStart, ServingCommand, ServingEvent};
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use super::{Frontend, SubmitError, lock};
+
+/// Bytes of a run's name at most. Chosen by us: a file name with room for the stage and the process.
+const MAX_RUN_ID: usize = 64;
+
+/// A profile as it is asked for.
+#[derive(Clone, Debug, Default)]
+pub struct ProfileOrder {
+    /// Name of the run; `None` is one made of the time.
+    pub run_id: Option<String>,
+    /// Folder for the events of requests, below the folder for profiles; `None` is `RUN_ID/events`.
+    pub event_dir: Option<String>,
+    /// Start of the traces' paths, below the folder for profiles; `None` is `RUN_ID/RUN_ID`.
+    pub trace_path_template: Option<String>,
+    /// Traces are wanted, and not only events.
+    pub has_trace: bool,
+}
+
+/// A profile that is being recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProfileRun {
+    /// Its name.
+    pub run_id: String,
+    /// Folder of the events of requests.
+    pub event_dir: PathBuf,
+    /// Start of the traces' paths; `None` where there are none.
+    pub trace_path_template: Option<PathBuf>,
+}
+
+/// The end of a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileEnd {
+    /// It was recorded.
+    Stopped {
+        /// Its name.
+        run_id: String,
+        /// Its files.
+        paths: Vec<String>,
+        /// Why something is missing in them.
+        problem: Option<String>,
+    },
+    /// Another one, or none, is being recorded.
+    Ignored {
+        /// The one that goes on.
+        running: Option<String>,
+    },
+}
+
+/// A profile that cannot begin or end.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ProfileError {
+    /// There is no folder for profiles.
+    #[error("{field}: this server was started without --profile-dir, the folder below which profiles are written")]
+    NoFolder {
+        /// The path that is missing.
+        field: &'static str,
+    },
+    /// A path leads elsewhere.
+    #[error("{field}: {error}")]
+    Path {
+        /// The field.
+        field: &'static str,
+        /// Why not.
+        error: OutsideRoot,
+    },
+    /// The name of the run cannot be one of a folder.
+    #[error("run_id: expected 1 to {MAX_RUN_ID} letters, digits, '.', '_' or '-', not '.' first, got {run_id:?}")]
+    RunId {
+        /// As it was given.
+        run_id: String,
+    },
+    /// One is being recorded.
+    #[error("the profile {run_id:?} is being recorded; stop it first")]
+    Running {
+        /// Its name.
+        run_id: String,
+    },
+    /// A file cannot be written.
+    #[error("the profile cannot be written: {message}")]
+    Files {
+        /// Why not.
+        message: String,
+    },
+    /// The worker cannot be told.
+    #[error(transparent)]
+    Worker(#[from] SubmitError),
+}
+
+/// The worker's word about a command.
+struct WorkerWord {
+    message: Option<String>,
+    is_ok: bool,
+    paths: Vec<String>,
+}
+
+/// The front end's profile.
+#[derive(Default)]
+pub(super) struct Profiler {
+    is_on: AtomicBool,
+    recording: Mutex<Option<Recording>>,
+    /// The order of the running profile, for a worker that is started again.
+    order: Mutex<Option<ProfileStart>>,
+    waiter: Mutex<Option<oneshot::Sender<WorkerWord>>>,
+    /// Held from a command to the worker's word.
+    turn: tokio::sync::Mutex<Option<ProfileRun>>,
+}
+
+impl Profiler {
+    /// True while a profile is being recorded.
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Now, while a profile is being recorded.
+    pub(super) fn now(&self) -> Option<Instant> {
+        self.is_on().then(Instant::now)
+    }
+
+    /// `name` happens to request `rid`, now.
+    pub(super) fn event(&self, name: &'static str, rid: &str, details: impl FnOnce() -> Value) {
+        if self.is_on() {
+            self.record(|recording| {
+                let now = recording.clock().now();
+                recording.event(Stage::Frontend, name, rid, now, details());
+            });
+        }
+    }
+
+    /// Request `rid` was accepted at `accepted` and tokenised from one time to the other.
+    pub(super) fn admitted(&self, rid: &str, accepted: Instant, tokenising: [Option<Instant>; 2], n_tokens: usize) {
+        // A profile that began meanwhile has no times of it.
+        let [Some(from), Some(to)] = tokenising else { return };
+        self.record(|recording| {
+            let clock = recording.clock();
+            recording.event(Stage::Frontend, "request_admission", rid, clock.at(accepted), json!({}));
+            recording.event(Stage::Tokenizer, "preprocess_start", rid, clock.at(from), json!({}));
+            recording.event(Stage::Tokenizer, "preprocess_end", rid, clock.at(to), json!({"prompt_tokens": n_tokens}));
+        });
+    }
+
+    /// The command of request `rid` was sent to the engine at `sending`.
+    pub(super) fn hop_sent(&self, rid: &str, sending: Option<Instant>) {
+        if let Some(sending) = sending {
+            self.record(|recording| {
+                let at = recording.clock().at(sending);
+                recording.event(Stage::Frontend, "stage_hop_sent", rid, at, json!({"to_stage": "engine"}));
+            });
+        }
+    }
+
+    /// The events of a batch are here.
+    pub(super) fn received(&self, batch: &EventBatch) {
+        for event in &batch.events {
+            let (rid, seq) = match event {
+                ServingEvent::Delta(delta) => (&delta.rid, Some(delta.seq)),
+                ServingEvent::BufferSnapshot(snapshot) => (&snapshot.rid, Some(snapshot.seq)),
+                ServingEvent::Reply(reply) => (&reply.rid, None),
+                _ => continue,
+            };
+            match seq {
+                Some(seq) => self.event(
+                    "stage_stream_chunk_received",
+                    rid,
+                    || json!({"from_stage": "detokenizer", "chunk_id": seq, "modality": "text"}),
+                ),
+                None => self.event("stage_input_received", rid, || json!({"from_stage": "detokenizer"})),
+            }
+        }
+    }
+
+    /// A part of the answer of request `rid` is taken by its reader.
+    pub(super) fn chunk_sent(&self, rid: &str, seq: u32) {
+        let name = if seq == 0 { "stage_first_stream_chunk_sent" } else { "stage_stream_chunk_sent" };
+        self.event(name, rid, || json!({"to_stage": "client", "chunk_id": seq, "modality": "text"}));
+    }
+
+    /// Request `rid` has ended for its client.
+    pub(super) fn ended(&self, rid: &str, details: impl FnOnce() -> Value) {
+        if self.is_on() {
+            self.event("terminal_response", rid, details);
+            // What has happened so far can be read while the profile goes on.
+            self.record(Recording::flush);
+        }
+    }
+
+    /// The worker's word about the last command.
+    pub(super) fn settle(&self, is_ok: bool, message: Option<String>, paths: Vec<String>) {
+        // Without a waiter, it is the word of a worker that was started again; one that waits no longer has left.
+        match lock(&self.waiter).take() {
+            Some(waiter) => drop(waiter.send(WorkerWord { message, is_ok, paths })),
+            None if is_ok => {}
+            None => tracing::warn!(message, "the engine that was started again goes on without the profile"),
+        }
+    }
+
+    /// The worker is gone: who waits for its word gets an error.
+    pub(super) fn worker_lost(&self) {
+        drop(lock(&self.waiter).take());
+    }
+
+    /// The command that makes a new worker go on with the running profile.
+    pub(super) fn missed(&self) -> Option<ServingCommand> {
+        lock(&self.order).clone().map(ServingCommand::ProfileStart)
+    }
+
+    #[cold]
+    fn record(&self, write: impl FnOnce(&mut Recording)) {
+        if let Some(recording) = &mut *lock(&self.recording) {
+            write(recording);
+        }
+    }
+
+    fn begin(&self, order: ProfileStart, root: &Path) -> std::io::Result<()> {
+        *lock(&self.recording) = Some(Recording::start(&order, Some(root), Part::Frontend)?);
+        *lock(&self.order) = Some(order);
+        self.is_on.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn end(&self) -> Recorded {
+        self.is_on.store(false, Ordering::Relaxed);
+        lock(&self.order).take();
+        let recording = lock(&self.recording).take();
+        recording.map(Recording::finish).unwrap_or_default()
+    }
+}
+
+impl Frontend {
+    /// Begins a profile of front end and worker.
+    pub async fn start_profile(&self, order: ProfileOrder) -> Result<ProfileRun, ProfileError> {
+        let profiler = &self.shared.profiler;
+        let mut turn = profiler.turn.lock().await;
+        if let Some(run) = &*turn {
+            return Err(ProfileError::Running { run_id: run.run_id.clone() });
+        }
+        self.shared.card_of_running_worker()?;
+        let root = self.shared.options.profile_dir.as_deref().ok_or(ProfileError::NoFolder { field: "event_dir" })?;
+        let (run, start) = plan(order, root)?;
+        profiler.begin(start.clone(), root).map_err(|error| ProfileError::Files { message: error.to_string() })?;
+        match self.tell_worker(ServingCommand::ProfileStart(start)).await {
+            Ok(WorkerWord { is_ok: true, .. }) => {
+                *turn = Some(run.clone());
+                Ok(run)
+            }
+            Ok(WorkerWord { message, .. }) => {
+                profiler.end();
+                Err(ProfileError::Files { message: message.unwrap_or_default() })
+            }
+            Err(error) => {
+                profiler.end();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Ends the profile `run_id`, or whichever is being recorded.
+    pub async fn stop_profile(&self, run_id: Option<&str>) -> Result<ProfileEnd, ProfileError> {
+        let profiler = &self.shared.profiler;
+        let mut turn = profiler.turn.lock().await;
+        let running = turn.as_ref().map(|run| run.run_id.clone());
+        let is_meant = running.is_some() && (run_id.is_none() || run_id == running.as_deref());
+        let Some(run) = turn.take_if(|_| is_meant) else {
+            tracing::warn!(run_id, running, "a profile that is not being recorded was to stop");
+            return Ok(ProfileEnd::Ignored { running });
+        };
+        let Recorded { mut paths, problem } = profiler.end();
+        let problem = match self.tell_worker(ServingCommand::ProfileStop).await {
+            Ok(word) => {
+                paths.extend(word.paths);
+                problem.or(word.message)
+            }
+            // The worker was lost: its files have what was written until then.
+            Err(error) => problem.or(Some(error.to_string())),
+        };
+        Ok(ProfileEnd::Stopped { run_id: run.run_id, paths, problem })
+    }
+
+    async fn tell_worker(&self, command: ServingCommand) -> Result<WorkerWord, SubmitError> {
+        let (sender, word) = oneshot::channel();
+        *lock(&self.shared.profiler.waiter) = Some(sender);
+        self.shared.send_control(command)?;
+        self.shared.answer_of(word).await
+    }
+}
+
+/// The run that `order` asks for, with every path below `root`.
+fn plan(order: ProfileOrder, root: &Path) -> Result<(ProfileRun, ProfileStart), ProfileError> {
+    let run_id = match order.run_id {
+        Some(run_id) => checked_run_id(run_id)?,
+        None => format!("run_{}", SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()),
+    };
+    let path = |field, given: Option<String>, default: String| {
+        below(root, &given.unwrap_or(default)).map_err(|error| ProfileError::Path { field, error })
+    };
+    let event_dir = path("event_dir", order.event_dir, format!("{run_id}/events"))?;
+    let template = || path("trace_path_template", order.trace_path_template, format!("{run_id}/{run_id}"));
+    let trace_path_template = order.has_trace.then(template).transpose()?;
+    let start = ProfileStart {
+        profile_prefix: Some(run_id.clone()),
+        event_dir: Some(event_dir.display().to_string()),
+        trace_path_template: trace_path_template.as_ref().map(|path| path.display().to_string()),
+        clock_offset_ns: Clock::of_host().offset_ns(),
+    };
+    Ok((ProfileRun { run_id, event_dir, trace_path_template }, start))
+}
+
+fn checked_run_id(run_id: String) -> Result<String, ProfileError> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if (1..=MAX_RUN_ID).contains(&run_id.len()) && run_id.bytes().all(is_plain) && !run_id.starts_with('.') {
+        return Ok(run_id);
+    }
+    Err(ProfileError::RunId { run_id })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(order: ProfileOrder) -> Result<ProfileRun, ProfileError> {
+        plan(order, Path::new("/p")).map(|(run, _)| run)
+    }
+
+    #[test]
+    fn a_run_without_paths_is_in_a_folder_of_its_own() {
+        let order = ProfileOrder { run_id: Some("a".to_owned()), has_trace: true, ..ProfileOrder::default() };
+        let run = planned(order).expect("a run");
+        assert_eq!(run.event_dir, Path::new("/p/a/events"));
+        assert_eq!(run.trace_path_template.as_deref(), Some(Path::new("/p/a/a")));
+        let run = planned(ProfileOrder::default()).expect("a run");
+        assert!(run.run_id.starts_with("run_") && run.trace_path_template.is_none(), "{run:?}");
+    }
+
+    #[test]
+    fn names_and_paths_that_lead_elsewhere_are_refused_by_field() {
+        for run_id in ["", ".", "..", "a/b", "a b", "ä", &"x".repeat(MAX_RUN_ID + 1)] {
+            let order = ProfileOrder { run_id: Some(run_id.to_owned()), ..ProfileOrder::default() };
+            assert!(matches!(planned(order), Err(ProfileError::RunId { .. })), "{run_id:?}");
+        }
+        let order = ProfileOrder { event_dir: Some("/etc".to_owned()), ..ProfileOrder::default() };
+        assert!(matches!(planned(order), Err(ProfileError::Path { field: "event_dir", .. })));
+        let trace_path_template = Some("../x".to_owned());
+        let order = ProfileOrder { trace_path_template, has_trace: true, ..ProfileOrder::default() };
+        assert!(matches!(planned(order), Err(ProfileError::Path { field: "trace_path_template", .. })));
+    }
+}

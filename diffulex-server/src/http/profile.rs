@@ -1,0 +1,109 @@
+//! `POST /start_profile`, `/stop_profile`, `/start_request_profile`, `/stop_request_profile`: Diffulex's and SGLang-Omni's bodies.
+//!
+//! The first pair records a trace and the events of requests, the second the events alone. Mounted by `serve` only. Never here:
+//! recording.
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::json;
+
+use super::App;
+use super::body::{self, Dialect};
+use super::error::ApiError;
+use crate::frontend::{ProfileEnd, ProfileError, ProfileOrder};
+
+pub(super) fn routes() -> Router<App> {
+    Router::new()
+        .route("/start_profile", post(|State(app), request| start(app, request, true)))
+        .route("/start_request_profile", post(|State(app), request| start(app, request, false)))
+        .route("/stop_profile", post(stop))
+        .route("/stop_request_profile", post(stop))
+}
+
+/// Both bodies; Diffulex's name of a run is `profile_prefix`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StartBody {
+    profile_prefix: Option<String>,
+    run_id: Option<String>,
+    trace_path_template: Option<String>,
+    event_dir: Option<String>,
+    /// Whether traces are wanted; in SGLang-Omni they are torch's.
+    enable_torch: Option<bool>,
+    /// Options of torch's profiler.
+    config: Option<IgnoredAny>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StopBody {
+    run_id: Option<String>,
+}
+
+async fn start(app: App, request: Request, may_trace: bool) -> Result<Response, ApiError> {
+    let body: StartBody = body::optional_json(&app, request, Dialect::Native).await?;
+    if body.config.is_some() {
+        tracing::warn!("the options of torch's profiler in config have no effect");
+    }
+    let run_id = match (body.run_id, body.profile_prefix) {
+        (Some(run_id), Some(prefix)) if run_id != prefix => {
+            return Err(ApiError::invalid("profile_prefix", "profile_prefix and run_id differ; give one of the two"));
+        }
+        (run_id, prefix) => run_id.or(prefix),
+    };
+    let order = ProfileOrder {
+        run_id,
+        event_dir: body.event_dir,
+        trace_path_template: body.trace_path_template,
+        has_trace: may_trace && body.enable_torch.unwrap_or(true),
+    };
+    // On a task of its own: a client that leaves must not leave half a profile behind.
+    let run = tokio::spawn(async move { app.frontend.start_profile(order).await });
+    let run = run.await.map_err(failed)??;
+    Ok(Json(json!({
+        "status": "ok",
+        "run_id": run.run_id,
+        "event_dir": run.event_dir,
+        "trace_path_template": run.trace_path_template,
+        "enable_torch": run.trace_path_template.is_some(),
+    }))
+    .into_response())
+}
+
+async fn stop(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: StopBody = body::optional_json(&app, request, Dialect::Native).await?;
+    let run_id = body.run_id.clone();
+    let end = tokio::spawn(async move { app.frontend.stop_profile(body.run_id.as_deref()).await });
+    Ok(match end.await.map_err(failed)?? {
+        ProfileEnd::Stopped { run_id, paths, problem } => {
+            Json(json!({"status": "ok", "run_id": run_id, "paths": paths, "problem": problem}))
+        }
+        ProfileEnd::Ignored { running } => {
+            Json(json!({"status": "ignored", "run_id": run_id, "running_run_id": running}))
+        }
+    }
+    .into_response())
+}
+
+fn failed(error: tokio::task::JoinError) -> ApiError {
+    diffulex_engine::RequestError::engine(error.to_string()).into()
+}
+
+impl From<ProfileError> for ApiError {
+    fn from(error: ProfileError) -> Self {
+        let message = error.to_string();
+        let refused = |param| Self::new(StatusCode::BAD_REQUEST, "profile_refused", &*message).with_param(param);
+        match error {
+            ProfileError::NoFolder { field } | ProfileError::Path { field, .. } => refused(field),
+            ProfileError::RunId { .. } => refused("run_id"),
+            ProfileError::Running { .. } => Self::new(StatusCode::CONFLICT, "profile_running", message),
+            ProfileError::Files { .. } => Self::new(StatusCode::BAD_REQUEST, "profile_refused", message),
+            ProfileError::Worker(error) => error.into(),
+        }
+    }
+}
