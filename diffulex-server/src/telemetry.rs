@@ -3,15 +3,26 @@
 //! In: observations from the front end and the routes, the engine's own counters from its heartbeats. Out: the body of
 //! `/metrics`. Every metric is written once, in [`Telemetry::render`]. Never here: decisions.
 
-use std::fmt::Write as _;
-use std::sync::Arc;
+mod page;
+mod vllm;
+
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, StreamMode};
 
+use crate::platform::ProcessUsage;
+use page::Page;
+
 /// Bucket bounds in seconds for what a person waits for. Chosen by us: from one step of a tiny model to a long answer.
 const LATENCY_BOUNDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+
+/// Bucket bounds for numbers of tokens, as vLLM's.
+const SIZE_BOUNDS: [f64; 16] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0,
+];
 
 /// Every [`ErrorCode`] with its label.
 const ERROR_LABELS: [(ErrorCode, &str); 8] = [
@@ -64,12 +75,19 @@ pub struct Latency {
 impl Latency {
     /// Counts one observation.
     pub fn observe(&self, duration: Duration) {
+        self.observe_times(1, duration);
+    }
+
+    /// Counts `count` observations of the same duration.
+    pub fn observe_times(&self, count: u32, duration: Duration) {
+        let count = u64::from(count);
         let seconds = duration.as_secs_f64();
         let bucket = LATENCY_BOUNDS.partition_point(|bound| *bound < seconds);
-        if let Some(count) = self.counts.get(bucket) {
-            count.fetch_add(1, Ordering::Relaxed);
+        if let Some(bucket) = self.counts.get(bucket) {
+            bucket.fetch_add(count, Ordering::Relaxed);
         }
-        self.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        self.sum_ns.fetch_add(ns.saturating_mul(count), Ordering::Relaxed);
     }
 
     fn snapshot(&self) -> Histogram {
@@ -78,6 +96,27 @@ impl Latency {
             counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
             sum: self.sum_ns.load(Ordering::Relaxed) as f64 / 1e9,
         }
+    }
+}
+
+/// Numbers of tokens in buckets from 1 to 100,000.
+#[derive(Debug)]
+pub struct Sizes(Mutex<Histogram>);
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self(Mutex::new(Histogram::new(&SIZE_BOUNDS)))
+    }
+}
+
+impl Sizes {
+    /// Counts one observation.
+    pub fn observe(&self, n_tokens: u32) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).observe(f64::from(n_tokens));
+    }
+
+    fn snapshot(&self) -> Histogram {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -103,6 +142,8 @@ impl ByMode {
 pub struct Telemetry {
     successes: [Counter; FinishReason::ALL.len()],
     failures: [Counter; ERROR_LABELS.len()],
+    /// Requests accepted; each choice is one.
+    pub accepted: Counter,
     /// Requests refused because the queue was full.
     pub rejected: Counter,
     /// Streams whose client left before the end.
@@ -113,6 +154,12 @@ pub struct Telemetry {
     pub time_to_first_commit: Latency,
     /// Between commits of one answer.
     pub inter_commit: Latency,
+    /// Between commits of one answer, for each token of the later one its share.
+    pub inter_token: Latency,
+    /// Prompt tokens of requests that were answered.
+    pub prompt_sizes: Sizes,
+    /// Tokens of answers.
+    pub answer_sizes: Sizes,
     /// From acceptance to the reply.
     pub end_to_end: Latency,
     /// From the worker's receipt to the first forward.
@@ -146,7 +193,39 @@ pub struct Gauges {
     pub card: Option<Arc<ModelCard>>,
 }
 
+impl Gauges {
+    /// Requests that wait for a place in the batch, in front end and engine.
+    pub fn n_pending(&self) -> usize {
+        self.in_flight.saturating_sub(self.n_running())
+    }
+
+    /// Requests in the batch, as the engine last reported, of those that are in flight now.
+    pub fn n_running(&self) -> usize {
+        self.in_flight.min(self.engine.running as usize)
+    }
+
+    fn kv_cache_usage(&self) -> f64 {
+        let used = self.engine.kv_pages_total.saturating_sub(self.engine.kv_pages_free);
+        f64::from(used) / f64::from(self.engine.kv_pages_total.max(1))
+    }
+}
+
+/// The server's model and processes, as the page shows them.
+#[derive(Clone, Debug, Default)]
+pub struct Served {
+    /// The model's public name.
+    pub model_name: String,
+    /// The front end's process; `None` where the system does not say.
+    pub front_end: Option<ProcessUsage>,
+    /// The worker's, if it is another one.
+    pub worker: Option<ProcessUsage>,
+}
+
 impl Telemetry {
+    fn n_successes(&self, reason: FinishReason) -> u64 {
+        FinishReason::ALL.iter().position(|known| *known == reason).map_or(0, |index| self.successes[index].get())
+    }
+
     /// Counts a finished request.
     pub fn count_success(&self, reason: FinishReason) {
         if let Some(index) = FinishReason::ALL.iter().position(|known| *known == reason) {
@@ -162,22 +241,34 @@ impl Telemetry {
     }
 
     /// The body of `/metrics`, in Prometheus' text format 0.0.4.
-    pub fn render(&self, gauges: &Gauges) -> String {
-        let engine = &gauges.engine;
+    pub fn render(&self, gauges: &Gauges, served: &Served) -> String {
         let mut page = Page::default();
+        page.section("diffulex_", None);
+        self.write_engine(&mut page, gauges);
+        self.write_requests(&mut page, gauges);
+        if let Some(usage) = &served.worker {
+            page.section("diffulex_worker_", None);
+            write_process(&mut page, usage, "worker");
+        }
+        if let Some(usage) = &served.front_end {
+            // The names that Prometheus' client libraries use.
+            page.section("process_", None);
+            write_process(&mut page, usage, "front end");
+        }
+        vllm::write(&mut page, self, gauges, served);
+        page.text
+    }
+
+    fn write_engine(&self, page: &mut Page, gauges: &Gauges) {
+        let engine = &gauges.engine;
         page.gauge("num_requests_running", "Requests in the batch.", engine.running.into());
         page.gauge("num_requests_waiting", "Requests the engine holds until there is room.", engine.waiting.into());
-        page.gauge("num_requests_in_flight", "Requests accepted and not finished.", gauges.in_flight as f64);
-        page.gauge("worker_up", "1 while the worker takes requests.", f64::from(u8::from(gauges.worker_up)));
-        let used = engine.kv_pages_total.saturating_sub(engine.kv_pages_free);
-        let usage = f64::from(used) / f64::from(engine.kv_pages_total.max(1));
-        page.gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", usage);
+        page.gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", gauges.kv_cache_usage());
         page.gauge("kv_pages_free", "KV pages no request holds.", engine.kv_pages_free.into());
         page.gauge("kv_pages_total", "KV pages of the pool.", engine.kv_pages_total.into());
         if let Some(card) = &gauges.card {
-            let device = format!("{{device=\"{}\"}}", card.device.replace(['"', '\\', '\n'], " "));
             page.head("device_info", "The device that runs the model.", "gauge");
-            page.sample("device_info", &device, 1.0);
+            page.sample("device_info", Some(("device", &card.device)), 1.0);
             if let Some(n_bytes) = card.device_memory_bytes {
                 page.gauge("device_memory_bytes", "Memory of the device.", n_bytes as f64);
             }
@@ -196,8 +287,7 @@ impl Telemetry {
         page.counter("rows_total", "Token rows forwarded.", engine.rows);
         page.counter("preemptions_total", "Requests that lost their pages to an older one.", engine.preemptions);
         page.counter("forced_fills_total", "Times the watchdog forced a token.", engine.forced_fills);
-        page.head("forward_seconds_total", "Seconds spent in forwards.", "counter");
-        page.sample("forward_seconds_total", "", engine.forward_seconds);
+        page.seconds_counter("forward_seconds_total", "Seconds spent in forwards.", engine.forward_seconds);
         let by_purpose = [
             ("denoise", engine.nfe.denoise),
             ("prefill", engine.nfe.prefill),
@@ -206,7 +296,15 @@ impl Telemetry {
         ];
         page.labelled("nfe_total", "Forward passes summed over requests.", "purpose", by_purpose);
         page.counter("denoise_wasted_nfe_total", "Denoise forwards of aborted requests.", engine.wasted_nfe);
+        page.histogram("steps_per_block", "Denoise steps a block took.", &engine.steps_per_block);
+        page.histogram("tokens_per_forward", "Tokens per forward of an answer.", &engine.tokens_per_forward);
+        page.histogram("commit_confidence", "Probability of tokens when committed.", &engine.commit_confidence);
+    }
 
+    fn write_requests(&self, page: &mut Page, gauges: &Gauges) {
+        page.gauge("num_requests_in_flight", "Requests accepted and not finished.", gauges.in_flight as f64);
+        page.gauge("worker_up", "1 while the worker takes requests.", f64::from(u8::from(gauges.worker_up)));
+        page.counter("requests_total", "Requests accepted; each choice is one.", self.accepted.get());
         let successes =
             FinishReason::ALL.iter().zip(&self.successes).map(|(reason, count)| (reason.as_str(), count.get()));
         page.labelled("request_success_total", "Requests answered.", "finished_reason", successes);
@@ -239,62 +337,15 @@ impl Telemetry {
         for (name, help, latency) in latencies {
             page.histogram(name, help, &latency.snapshot());
         }
-        page.histogram("steps_per_block", "Denoise steps a block took.", &engine.steps_per_block);
-        page.histogram("tokens_per_forward", "Tokens per forward of an answer.", &engine.tokens_per_forward);
-        page.histogram("commit_confidence", "Probability of tokens when committed.", &engine.commit_confidence);
-        page.text
     }
 }
 
-/// Prometheus text while it is written; every name gets the prefix `diffulex_`.
-#[derive(Default)]
-struct Page {
-    text: String,
-}
-
-impl Page {
-    fn head(&mut self, name: &str, help: &str, kind: &str) {
-        // Writing to a String cannot fail.
-        let _ = writeln!(self.text, "# HELP diffulex_{name} {help}\n# TYPE diffulex_{name} {kind}");
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: f64) {
-        let _ = writeln!(self.text, "diffulex_{name}{labels} {value}");
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, help, "gauge");
-        self.sample(name, "", value);
-    }
-
-    fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.head(name, help, "counter");
-        self.sample(name, "", value as f64);
-    }
-
-    fn labelled<'a>(&mut self, name: &str, help: &str, label: &str, values: impl IntoIterator<Item = (&'a str, u64)>) {
-        self.head(name, help, "counter");
-        for (key, value) in values {
-            self.sample(name, &format!("{{{label}=\"{key}\"}}"), value as f64);
-        }
-    }
-
-    /// An empty histogram (an engine that has not spoken yet) is left out: it has no bounds to name.
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        if histogram.counts.is_empty() {
-            return;
-        }
-        self.head(name, help, "histogram");
-        let mut total = 0;
-        for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
-            total += count;
-            self.sample(&format!("{name}_bucket"), &format!("{{le=\"{bound}\"}}"), total as f64);
-        }
-        let count: u64 = histogram.counts.iter().sum();
-        self.sample(&format!("{name}_bucket"), "{le=\"+Inf\"}", count as f64);
-        self.sample(&format!("{name}_sum"), "", histogram.sum);
-        self.sample(&format!("{name}_count"), "", count as f64);
-    }
+fn write_process(page: &mut Page, usage: &ProcessUsage, whose: &str) {
+    page.seconds_counter("cpu_seconds_total", &format!("CPU time of the {whose}."), usage.cpu_seconds);
+    page.gauge("resident_memory_bytes", &format!("Resident memory of the {whose}."), usage.resident_bytes as f64);
+    page.gauge("virtual_memory_bytes", &format!("Virtual memory of the {whose}."), usage.virtual_bytes as f64);
+    page.gauge("open_fds", &format!("Files and sockets that the {whose} has open."), usage.n_open_fds as f64);
+    page.gauge("start_time_seconds", &format!("Unix time at which the {whose} started."), usage.start_time_seconds);
 }
 
 #[cfg(test)]
@@ -306,14 +357,17 @@ mod tests {
         let telemetry = Telemetry::default();
         telemetry.count_success(FinishReason::StopString);
         telemetry.end_to_end.observe(Duration::from_millis(3));
-        let text = telemetry.render(&Gauges::default());
+        let served = Served { model_name: "a \"b\"".to_owned(), ..Served::default() };
+        let text = telemetry.render(&Gauges::default(), &served);
         for line in text.lines() {
-            let is_sample =
-                line.starts_with("diffulex_") && line.rsplit_once(' ').is_some_and(|(_, v)| v.parse::<f64>().is_ok());
+            let is_ours = line.starts_with("diffulex_") || line.starts_with("vllm:");
+            let is_sample = is_ours && line.rsplit_once(' ').is_some_and(|(_, v)| v.parse::<f64>().is_ok());
             assert!(line.starts_with("# ") || is_sample, "{line}");
         }
         assert!(text.contains("diffulex_request_success_total{finished_reason=\"stop_string\"} 1"));
         assert!(text.contains("diffulex_e2e_request_latency_seconds_bucket{le=\"0.005\"} 1"));
         assert!(text.contains("diffulex_e2e_request_latency_seconds_bucket{le=\"0.0025\"} 0"));
+        let of_vllm = r#"vllm:request_success_total{model_name="a \"b\"",finished_reason="stop"} 1"#;
+        assert!(text.contains(of_vllm), "{text}");
     }
 }

@@ -29,5 +29,6 @@ mod lost_engine;
 mod profile;
 mod signals;
 mod terminal;
+mod watching;
 mod wire;
 mod wire_faults;

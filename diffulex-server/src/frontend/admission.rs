@@ -157,6 +157,11 @@ impl From<RequestError> for SubmitError {
     }
 }
 
+/// The id of a choice of the request that its client calls `id`.
+fn name_of_choice(id: &str, choice: u64) -> String {
+    if choice == 0 { id.to_owned() } else { format!("{id}-{choice}") }
+}
+
 impl Frontend {
     /// Accepts a request, or says why not. One stream per choice.
     pub async fn submit(&self, submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
@@ -227,15 +232,12 @@ impl Frontend {
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
-            let name = submission.request_id.as_ref().map(|id| match choice {
-                0 => id.clone(),
-                choice => format!("{id}-{choice}"),
-            });
-            let state = RequestState::new(rid, first, (fingerprint, size), accepted, deadline).named(name);
-            let state = Arc::new(state);
+            let name = submission.request_id.as_deref().map(|id| name_of_choice(id, choice));
+            let state = Arc::new(RequestState::new(rid, first, (fingerprint, size), accepted, deadline).named(name));
             self.shared.profiler.admitted(&state.rid, accepted, [tokenising, tokenised], ids.len());
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
+            self.shared.telemetry.accepted.add(1);
             let stream = EventStream::new(&self.shared, state, &log, permit);
             streams.push(stream.of_prompt(n_given).paced(submission.max_fps));
         }

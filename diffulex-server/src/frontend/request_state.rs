@@ -85,6 +85,8 @@ struct Pending {
     next_seq: u32,
     has_event: bool,
     last_commit: Option<Instant>,
+    /// Tokens of the answer that are final.
+    n_final: u32,
 }
 
 impl Pending {
@@ -189,6 +191,7 @@ impl RequestState {
         pending.progress.clear();
         pending.unread_positions = 0;
         pending.last_commit = None;
+        pending.n_final = 0;
     }
 
     pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
@@ -196,7 +199,7 @@ impl RequestState {
         if pending.is_ended {
             return None;
         }
-        self.observe(&mut pending, !delta.token_ids.is_empty(), now, telemetry);
+        self.observe(&mut pending, delta.token_offset + delta.token_ids.len() as u32, now, telemetry);
         let delta = match pending.progress.pop_back() {
             Some(Progress::Delta(older)) => {
                 telemetry.frames_coalesced.add(1);
@@ -219,7 +222,7 @@ impl RequestState {
         if pending.is_ended {
             return None;
         }
-        self.observe(&mut pending, !snapshot.committed_text.is_empty(), now, telemetry);
+        self.observe(&mut pending, snapshot.committed_len, now, telemetry);
         let is_full = pending.unread_positions + snapshot.token_ids.len() > MAX_UNREAD_POSITIONS;
         let progress = match if is_full { pending.progress.pop_back() } else { None } {
             Some(Progress::Snapshot(older) | Progress::MergedSnapshot(older)) => {
@@ -239,8 +242,10 @@ impl RequestState {
         if pending.is_ended {
             return None;
         }
-        self.observe(&mut pending, false, now, telemetry);
+        self.observe(&mut pending, 0, now, telemetry);
         telemetry.count_success(reply.finish_reason);
+        telemetry.prompt_sizes.observe(reply.prompt_tokens);
+        telemetry.answer_sizes.observe(reply.written_tokens());
         telemetry.end_to_end.observe(now.saturating_duration_since(self.accepted));
         telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
         pending.is_ended = true;
@@ -351,15 +356,22 @@ impl RequestState {
         }
     }
 
-    fn observe(&self, pending: &mut Pending, is_commit: bool, now: Instant, telemetry: &Telemetry) {
+    /// An event arrives, with `n_final` tokens of the answer final.
+    fn observe(&self, pending: &mut Pending, n_final: u32, now: Instant, telemetry: &Telemetry) {
         let age = now.saturating_duration_since(self.accepted);
         if !pending.has_event {
             pending.has_event = true;
             telemetry.time_to_first_frame.observe(age);
         }
-        if is_commit {
+        let n_fresh = n_final.saturating_sub(pending.n_final);
+        if n_fresh > 0 {
+            pending.n_final = n_final;
             match pending.last_commit.replace(now) {
-                Some(last) => telemetry.inter_commit.observe(now.saturating_duration_since(last)),
+                Some(last) => {
+                    let passed = now.saturating_duration_since(last);
+                    telemetry.inter_commit.observe(passed);
+                    telemetry.inter_token.observe_times(n_fresh, passed / n_fresh);
+                }
                 None => telemetry.time_to_first_commit.observe(age),
             }
         }

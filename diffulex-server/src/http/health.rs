@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use diffulex_engine::profile::Stage;
 use diffulex_protocol::{SamplingParams, ServingInput};
 use serde_json::json;
 
@@ -15,6 +16,8 @@ use super::App;
 use super::answer::reply_of;
 use super::error::ApiError;
 use crate::frontend::{Submission, WorkerStatus};
+use crate::platform::ProcessUsage;
+use crate::telemetry::Served;
 
 /// Longest a probe of one token may take. Chosen by us: load balancers give up at about as much.
 const PROBE_DEADLINE: Duration = Duration::from_secs(20);
@@ -36,7 +39,13 @@ pub(super) async fn health(State(app): State<App>) -> Response {
     let body = json!({
         "status": status,
         "reason": reason,
+        "running": matches!(status, "healthy" | "draining"),
         "model": app.options.model_name,
+        "stages": Stage::ALL.map(Stage::as_str),
+        "entry_stage": Stage::Frontend.as_str(),
+        "total_requests": app.telemetry.accepted.get(),
+        "pending_completions": gauges.in_flight,
+        "request_states": {"pending": gauges.n_pending(), "running": gauges.n_running()},
         "requests": {
             "in_flight": gauges.in_flight,
             "running": gauges.engine.running,
@@ -73,6 +82,11 @@ pub(super) async fn health_generate(State(app): State<App>) -> Result<Response, 
 
 /// Prometheus text.
 pub(super) async fn metrics(State(app): State<App>) -> Response {
-    let text = app.telemetry.render(&app.frontend.gauges());
+    let served = Served {
+        model_name: app.options.model_name.clone(),
+        front_end: ProcessUsage::of(std::process::id()),
+        worker: app.frontend.worker_pid().and_then(ProcessUsage::of),
+    };
+    let text = app.telemetry.render(&app.frontend.gauges(), &served);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
