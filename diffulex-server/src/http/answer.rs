@@ -244,6 +244,11 @@ impl ObjectHead {
         write(&mut Fields { bytes: &mut bytes, spacing, needs_comma: false });
         Self(bytes)
     }
+
+    /// As they are written, without the brace.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// The fields of an object under construction.
@@ -253,7 +258,12 @@ pub(super) struct Fields<'a> {
     needs_comma: bool,
 }
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
+    /// Fields that follow others in `bytes`.
+    pub(super) fn after_first(bytes: &'a mut Vec<u8>, spacing: Spacing) -> Self {
+        Self { bytes, spacing, needs_comma: true }
+    }
+
     /// Adds a field. Names are our own words, which need no escaping.
     pub(super) fn add(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) {
         self.add_name(name);

@@ -1,7 +1,7 @@
-//! HTTP errors: the only table of statuses, and the one error body.
+//! HTTP errors: the only table of statuses, and the form of an error on each interface.
 //!
-//! In: errors of the front end, of the engine, of a body that does not parse. Out: a response, or the error frame of a
-//! stream whose headers are sent. Never here: retries, logging.
+//! In: errors of the front end, of the engine, of a body that does not parse. Out: a response, whose body the outermost layer
+//! writes in the form of the path, or the error frame of a stream whose headers are sent. Never here: retries, logging.
 
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use diffulex_engine::{RequestError, SettingError};
 use diffulex_protocol::{ErrorCode, ServingError};
 use serde::Serialize;
 
-use super::refusals::Refusal;
 use crate::frontend::{EventStream, SubmitError};
 use crate::telemetry::error_label;
 
@@ -25,6 +24,30 @@ pub(super) struct ApiError {
     retry: Retry,
     /// The request had been accepted, and has its line in the log.
     was_accepted: bool,
+}
+
+/// How an interface writes an error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum ErrorForm {
+    /// OpenAI's envelope, of all routes but those below.
+    OpenAi,
+    /// `/v1/messages`.
+    Anthropic,
+    /// `/api/`.
+    Ollama,
+}
+
+impl ErrorForm {
+    /// The form of the interface that `path` belongs to, whether or not it is a route.
+    pub(super) fn of_path(path: &str) -> Self {
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
+        } else {
+            Self::OpenAi
+        }
+    }
 }
 
 /// Whether the same request may be sent again.
@@ -107,25 +130,96 @@ impl ApiError {
         }
     }
 
-    /// The body, which is also the error frame of a stream.
-    pub(super) fn body(&self) -> impl Serialize + '_ {
-        ErrorEnvelope {
-            error: ErrorBody {
-                message: &self.message,
-                kind: self.kind(),
-                param: self.param.as_deref(),
-                code: self.code,
-            },
-            detail: &self.message,
+    /// Anthropic's `type` for the status.
+    fn anthropic_kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            StatusCode::GATEWAY_TIMEOUT => "timeout_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
         }
+    }
+
+    /// The body in OpenAI's form, which is also the error frame of its streams.
+    pub(super) fn body(&self) -> impl Serialize + '_ {
+        self.in_form(ErrorForm::OpenAi, None)
+    }
+
+    /// The body in an interface's form. Anthropic's names the request.
+    pub(super) fn in_form<'a>(&'a self, form: ErrorForm, request_id: Option<&'a str>) -> impl Serialize + 'a {
+        match form {
+            ErrorForm::OpenAi => Written::OpenAi {
+                error: ErrorBody {
+                    message: &self.message,
+                    kind: self.kind(),
+                    param: self.param.as_deref(),
+                    code: self.code,
+                },
+                detail: &self.message,
+            },
+            ErrorForm::Anthropic => Written::Anthropic {
+                kind: "error",
+                error: AnthropicError { kind: self.anthropic_kind(), message: &self.message },
+                request_id,
+            },
+            ErrorForm::Ollama => Written::Ollama { error: &self.message },
+        }
+    }
+
+    /// The same with the client's own names of fields: pairs of ours and theirs.
+    pub(super) fn with_names(mut self, names: &[(&str, &str)]) -> Self {
+        let Some(param) = &self.param else { return self };
+        let is_whole = |rest: &str| rest.is_empty() || rest.starts_with(['[', '.']);
+        let renamed = names.iter().find_map(|(ours, theirs)| {
+            let rest = param.strip_prefix(ours).filter(|rest| is_whole(rest))?;
+            Some(format!("{theirs}{rest}"))
+        });
+        let Some(renamed) = renamed else { return self };
+        if let Some(rest) = self.message.strip_prefix(param.as_str()) {
+            self.message = format!("{renamed}{rest}");
+        }
+        self.param = Some(renamed);
+        self
+    }
+
+    /// The code, for the log.
+    pub(super) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// The message for the client.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The request had been accepted, and has its line in the log.
+    pub(super) fn was_accepted(&self) -> bool {
+        self.was_accepted
     }
 }
 
-/// `detail` repeats the message for clients of FastAPI servers.
+/// An error's body. OpenAI's `detail` repeats the message for clients of FastAPI servers.
 #[derive(Serialize)]
-struct ErrorEnvelope<'a> {
-    error: ErrorBody<'a>,
-    detail: &'a str,
+#[serde(untagged)]
+enum Written<'a> {
+    OpenAi {
+        error: ErrorBody<'a>,
+        detail: &'a str,
+    },
+    Anthropic {
+        #[serde(rename = "type")]
+        kind: &'static str,
+        error: AnthropicError<'a>,
+        request_id: Option<&'a str>,
+    },
+    Ollama {
+        error: &'a str,
+    },
 }
 
 #[derive(Serialize)]
@@ -135,6 +229,13 @@ struct ErrorBody<'a> {
     kind: &'static str,
     param: Option<&'a str>,
     code: &'static str,
+}
+
+#[derive(Serialize)]
+struct AnthropicError<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: &'a str,
 }
 
 impl From<ServingError> for ApiError {
@@ -178,11 +279,10 @@ impl From<SubmitError> for ApiError {
     }
 }
 
+/// A response without a body, which [`write_body`] adds: a route or a layer does not know the form.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        // The body holds strings only, so it is always JSON.
-        let body = serde_json::to_vec(&self.body()).unwrap_or_default();
-        let mut response = (self.status, [(header::CONTENT_TYPE, "application/json")], body).into_response();
+        let mut response = self.status.into_response();
         let headers = response.headers_mut();
         match self.retry {
             Retry::Unsaid => {}
@@ -195,9 +295,15 @@ impl IntoResponse for ApiError {
                 headers.insert(HeaderName::from_static("retry-after-ms"), HeaderValue::from(wait_ms));
             }
         }
-        if !self.was_accepted {
-            response.extensions_mut().insert(Refusal { code: self.code, message: self.message });
-        }
+        response.extensions_mut().insert(self);
         response
     }
+}
+
+/// Writes the body of an error's response.
+pub(super) fn write_body(response: &mut Response, error: &ApiError, form: ErrorForm, request_id: Option<&str>) {
+    // The body holds strings only, so it is always JSON.
+    let body = serde_json::to_vec(&error.in_form(form, request_id)).unwrap_or_default();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    *response.body_mut() = body.into();
 }

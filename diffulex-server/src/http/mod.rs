@@ -154,8 +154,8 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         Some(cors) => router.layer(cors),
         None => router.layer(middleware::from_fn(guard::let_local_pages_read)),
     };
-    // Around all others, so that it counts their refusals.
-    let router = router.layer(middleware::from_fn_with_state(Arc::default(), refusals::log_refusals));
+    // Around all others, so that it writes and counts their errors.
+    let router = router.layer(middleware::from_fn_with_state(Arc::default(), refusals::report));
     // The outermost is the last: every request has an id, and so every answer.
     Ok(router.layer(PropagateRequestIdLayer::x_request_id()).layer(SetRequestIdLayer::x_request_id(MakeRequestUuid)))
 }

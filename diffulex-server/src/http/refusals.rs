@@ -1,4 +1,5 @@
-//! The log line of a request that was refused: with the status, the code and the reason its client got.
+//! Errors as they leave: written in the form of the client's interface, and of requests that were refused a line in the log
+//! with the status, the code and the reason that the client gets.
 //!
 //! Accepted requests have their own line, in the front end. Refusing costs a client nothing, so there is a limit to how
 //! many lines a second refusals are worth; those beyond it are counted. Never here: what is refused, and why.
@@ -7,8 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
+use axum::http::HeaderName;
 use axum::middleware::Next;
 use axum::response::Response;
+
+use super::error::{self, ApiError, ErrorForm};
 
 /// Lines of refusals a second. Chosen by us: every mistake of a person who tries requests, and 2 MB an hour at worst.
 const LINES_PER_SECOND: u32 = 5;
@@ -16,14 +20,8 @@ const LINES_PER_SECOND: u32 = 5;
 /// Bytes of a stranger's text in a line. Chosen by us: longer than every reason that does not repeat the request.
 const MAX_TEXT_BYTES: usize = 200;
 
-/// Why a request was refused; an extension of its response.
-#[derive(Clone, Debug)]
-pub(super) struct Refusal {
-    /// The error's code.
-    pub(super) code: &'static str,
-    /// The message for the client.
-    pub(super) message: String,
-}
+/// A request's id, where something before the routes has set one.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// How many lines this second has had.
 #[derive(Default)]
@@ -54,20 +52,26 @@ impl RefusalLog {
     }
 }
 
-/// The outermost layer, so that it counts the refusals of all others.
-pub(super) async fn log_refusals(State(log): State<Arc<RefusalLog>>, request: Request, next: Next) -> Response {
+/// The outermost layer, so that it writes and counts the errors of all others.
+pub(super) async fn report(State(log): State<Arc<RefusalLog>>, request: Request, next: Next) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let response = next.run(request).await;
+    let request_id = request.headers().get(REQUEST_ID).cloned();
+    let mut response = next.run(request).await;
     let status = response.status().as_u16();
-    let Some(refusal) = response.extensions().get::<Refusal>() else {
+    let error = response.extensions_mut().remove::<ApiError>();
+    if let Some(error) = &error {
+        let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
+        error::write_body(&mut response, error, ErrorForm::of_path(uri.path()), request_id);
+    }
+    let Some(refusal) = error.filter(|error| !error.was_accepted()) else {
         tracing::debug!(%method, path = start_of(uri.path()), status, "served");
         return response;
     };
     if let Some(not_logged) = log.admit(Instant::now()) {
         // As strings, which log lines quote and escape.
         let (method, route) = (start_of(method.as_str()), start_of(uri.path()));
-        let reason = start_of(&refusal.message);
-        tracing::info!(method, route, status, code = %refusal.code, reason, not_logged, "refused");
+        let reason = start_of(refusal.message());
+        tracing::info!(method, route, status, code = %refusal.code(), reason, not_logged, "refused");
     }
     response
 }

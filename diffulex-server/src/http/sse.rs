@@ -1,4 +1,4 @@
-//! Server-sent events: frames, and the body that turns a request's events into them.
+//! Streams: frames (server-sent events, or lines of JSON), and the body that turns a request's events into them.
 //!
 //! In: [`EventStream`]s and a [`Framer`], which knows a route's shapes. Out: a response whose body writes whatever is
 //! ready as one chunk: frames are never sent one system call each. A comment keeps a silent connection open. Never
@@ -35,6 +35,41 @@ const SIZE_MARGIN: usize = 64;
 /// The last frame of an OpenAI stream.
 const DONE_FRAME: &[u8] = b"data: [DONE]\n\n";
 
+/// How a stream is written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum StreamForm {
+    /// Server-sent events without names, `[DONE]` at the end: OpenAI's.
+    Data,
+    /// Server-sent events with names; the last one ends the stream.
+    Events,
+    /// A JSON object a line.
+    Lines,
+}
+
+impl StreamForm {
+    fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::Data | Self::Events => "text/event-stream; charset=utf-8",
+            Self::Lines => "application/x-ndjson",
+        })
+    }
+}
+
+/// A named event's first bytes, up to its object's own fields: what does not change from one such event to the next.
+#[derive(Debug)]
+pub(super) struct EventHead(Vec<u8>);
+
+impl EventHead {
+    /// Events of `name`, which is also their `type`, that begin with the fields that `write` adds. Names are our own words.
+    pub(super) fn new(name: &'static str, write: impl FnOnce(&mut Fields<'_>)) -> Self {
+        let object = ObjectHead::new(Spacing::Compact, |fields| {
+            fields.add("type", name);
+            write(fields);
+        });
+        Self([b"event: ", name.as_bytes(), b"\ndata: {", object.bytes()].concat())
+    }
+}
+
 /// Frames under construction.
 #[derive(Debug)]
 pub(super) struct Frames {
@@ -65,10 +100,28 @@ impl Frames {
         self.bytes.extend_from_slice(b"\n\n");
         self.count += 1;
     }
+
+    /// Adds one named event, an object that starts as `head` and has the fields that `write` adds.
+    pub(super) fn push_event(&mut self, head: &EventHead, write: impl FnOnce(&mut Fields<'_>)) {
+        self.bytes.extend_from_slice(&head.0);
+        write(&mut Fields::after_first(&mut self.bytes, Spacing::Compact));
+        self.bytes.extend_from_slice(b"}\n\n");
+        self.count += 1;
+    }
+
+    /// Adds one line, an object that starts as `head` and has the fields that `write` adds.
+    pub(super) fn push_line(&mut self, head: &ObjectHead, write: impl FnOnce(&mut Fields<'_>)) {
+        write_object(&mut self.bytes, Spacing::Compact, head, write);
+        self.bytes.push(b'\n');
+        self.count += 1;
+    }
 }
 
 /// A route's frames.
 pub(super) trait Framer: Send + Unpin + 'static {
+    /// How its stream is written.
+    const FORM: StreamForm = StreamForm::Data;
+
     /// Before anything has happened.
     fn open(&mut self, _frames: &mut Frames) {}
 
@@ -77,15 +130,25 @@ pub(super) trait Framer: Send + Unpin + 'static {
 
     /// After every choice's answer, before `[DONE]`.
     fn close(&mut self, _frames: &mut Frames) {}
+
+    /// The error that ends the stream.
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.push(&error.body());
+    }
+
+    /// A frame that tells nothing, for silence.
+    fn keep_alive(&self) -> Bytes {
+        Bytes::from_static(KEEP_ALIVE_FRAME)
+    }
 }
 
 /// The response that streams the events of `streams` as `framer` writes them.
 ///
 /// It waits for the first word about every choice, so that what is wrong with a request is a status here, too; a request
 /// whose turn has not come within [`KEEP_ALIVE`] is answered without.
-pub(super) async fn respond(
+pub(super) async fn respond<F: Framer>(
     mut streams: Vec<EventStream>,
-    framer: impl Framer,
+    framer: F,
     spacing: Spacing,
     mode: StreamMode,
     telemetry: Arc<Telemetry>,
@@ -112,7 +175,7 @@ pub(super) async fn respond(
         n_last_bytes: 0,
     };
     let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CONTENT_TYPE, F::FORM.content_type()),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // nginx would collect the answer and send it at once.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
@@ -158,7 +221,7 @@ impl<F: Framer> SseBody<F> {
                     Poll::Pending => break,
                 };
                 if let Err(error) = self.framer.event(choice_idx, event, frames) {
-                    frames.push(&error.body());
+                    self.framer.fail(&error, frames);
                     // The other choices are dropped, which aborts them.
                     self.streams.clear();
                     self.progress = Progress::Over;
@@ -168,7 +231,9 @@ impl<F: Framer> SseBody<F> {
         }
         if self.streams.iter().all(Option::is_none) {
             self.framer.close(frames);
-            frames.bytes.extend_from_slice(DONE_FRAME);
+            if F::FORM == StreamForm::Data {
+                frames.bytes.extend_from_slice(DONE_FRAME);
+            }
             self.progress = Progress::Over;
         }
     }
@@ -184,7 +249,7 @@ impl<F: Framer> SseBody<F> {
             }
             self.last_sent = now;
             self.keep_alive.as_mut().reset(now + KEEP_ALIVE);
-            return Poll::Ready(Bytes::from_static(KEEP_ALIVE_FRAME));
+            return Poll::Ready(self.framer.keep_alive());
         }
         Poll::Pending
     }
@@ -220,6 +285,15 @@ mod tests {
         let mut frames = Frames::new(Spacing::Python, 0);
         frames.push(&serde_json::json!({"event": "final", "token_ids": [1, 2]}));
         assert_eq!(frames.bytes, b"data: {\"event\": \"final\", \"token_ids\": [1, 2]}\n\n");
+    }
+
+    #[test]
+    fn a_named_event_has_its_name_as_type_and_its_fields_in_order() {
+        let mut frames = Frames::new(Spacing::Compact, 0);
+        let head = EventHead::new("x.delta", |fields| fields.add("item_id", "m"));
+        frames.push_event(&head, |fields| fields.add("delta", "a\nb"));
+        let written = "event: x.delta\ndata: {\"type\":\"x.delta\",\"item_id\":\"m\",\"delta\":\"a\\nb\"}\n\n";
+        assert_eq!(String::from_utf8_lossy(&frames.bytes), written);
     }
 
     #[test]
