@@ -25,7 +25,7 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 /// Routes with a body. Of all other first bytes the rest is a path.
-const POST: [&str; 12] = [
+const POST: [&str; 18] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
@@ -38,6 +38,12 @@ const POST: [&str; 12] = [
     "/v1/unload_lora_adapter",
     "/start_profile",
     "/stop_profile",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/chat",
+    "/api/generate",
+    "/api/show",
 ];
 
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::DELETE];
@@ -60,6 +66,7 @@ pub fn run(input: &[u8]) {
     static STAGE: LazyLock<Stage> = LazyLock::new(Stage::new);
     let [route, answer, rest @ ..] = input else { return };
     let Some(request) = request(*route, rest) else { return };
+    let path = request.uri().path().to_owned();
     STAGE.answer.store(*answer, Ordering::Relaxed);
     let (status, content_type, body) = STAGE.runtime.block_on(async {
         let response: Response<Body> =
@@ -70,12 +77,12 @@ pub fn run(input: &[u8]) {
         (status, content_type, body)
     });
     let content_type = content_type.as_ref().map_or("", |value| value.to_str().expect("a content type is text"));
-    if content_type.starts_with("text/event-stream") {
+    if content_type.starts_with("text/event-stream") || content_type == "application/x-ndjson" {
         assert_eq!(status, StatusCode::OK);
-        return judge_stream(&body);
+        return judge_stream(&path, &body);
     }
     if status.is_client_error() || status.is_server_error() {
-        judge_error(status, &body, *answer);
+        judge_error(&path, status, &body, *answer);
     }
 }
 
@@ -91,23 +98,33 @@ fn request(route: u8, rest: &[u8]) -> Option<Request<Body>> {
     request.method(method).uri(uri).body(Body::empty()).ok()
 }
 
-/// Frames of JSON, and one end: `[DONE]` or an error.
-fn judge_stream(body: &[u8]) {
+/// Frames or lines of JSON, and one end.
+fn judge_stream(path: &str, body: &[u8]) {
     let body = std::str::from_utf8(body).expect("a stream is text");
+    let is_lines = path.starts_with("/api/");
+    let data = |line| if is_lines { Some(line) } else { str::strip_prefix(line, "data:") };
     let mut is_over = false;
-    for frame in body.lines().filter_map(|line| line.strip_prefix("data:")) {
+    for frame in body.lines().filter_map(data) {
         assert!(!is_over, "a frame follows the end: {frame}");
         let frame = frame.trim();
         is_over = frame == "[DONE]" || {
             let frame: Value = serde_json::from_str(frame).unwrap_or_else(|error| panic!("{frame}: {error}"));
-            frame.get("error").is_some()
+            is_end(&frame)
         };
     }
     assert!(is_over, "the stream has no end");
 }
 
+/// True for an error, and for the last event or line of an interface without `[DONE]`.
+fn is_end(frame: &Value) -> bool {
+    const LAST: [&str; 4] = ["response.completed", "response.incomplete", "response.failed", "message_stop"];
+    frame.get("error").is_some()
+        || frame["done"] == true
+        || frame["type"].as_str().is_some_and(|name| LAST.contains(&name))
+}
+
 /// The error body, and a code that the documentation has for the status.
-fn judge_error(status: StatusCode, body: &[u8], answer: u8) {
+fn judge_error(path: &str, status: StatusCode, body: &[u8], answer: u8) {
     if body.is_empty() {
         // The answer to HEAD has none.
         return;
@@ -115,15 +132,29 @@ fn judge_error(status: StatusCode, body: &[u8], answer: u8) {
     let shown = String::from_utf8_lossy(body);
     let body: Value = serde_json::from_slice(body).unwrap_or_else(|error| panic!("{status} {shown}: {error}"));
     let error = &body["error"];
+    if path.starts_with("/api/") {
+        assert!(error.is_string(), "{shown}");
+        return judge_status(status, answer, &shown);
+    }
+    if path.starts_with("/v1/messages") {
+        assert!(body["type"] == "error" && error["type"].is_string() && error["message"].is_string(), "{shown}");
+        return judge_status(status, answer, &shown);
+    }
     let code = error["code"].as_str().unwrap_or_else(|| panic!("{status} {shown}: no code"));
     assert!(error["message"].is_string() && error["type"].is_string() && body["detail"].is_string(), "{shown}");
     static DOCUMENTED: LazyLock<BTreeSet<(u16, String)>> = LazyLock::new(documented);
     assert!(DOCUMENTED.contains(&(status.as_u16(), code.to_owned())), "{status} {code} is not documented: {shown}");
+    judge_status(status, answer, &shown);
+}
+
+/// A client alone makes no server error, but for routes that are not there.
+fn judge_status(status: StatusCode, answer: u8, shown: &str) {
     let is_asked = matches!(
         error_of(answer),
         Some(ErrorCode::EngineFailed | ErrorCode::EngineLost | ErrorCode::ShuttingDown | ErrorCode::Timeout)
     );
-    assert!(!status.is_server_error() || is_asked, "a client alone made a {status}: {shown}");
+    let is_ours = status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED;
+    assert!(!is_ours || is_asked, "a client alone made a {status}: {shown}");
 }
 
 /// Every status with its codes in docs/http-api.md: the rows of its table of errors, and what it says of routes.

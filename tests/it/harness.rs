@@ -313,6 +313,22 @@ impl Answer {
         frames(&self.body)
     }
 
+    /// Names and payloads of named events.
+    pub fn events(&self) -> Vec<(String, Value)> {
+        let frames = self.body.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':'));
+        let event = |frame: &str| {
+            let (name, data) = frame.strip_prefix("event: ").and_then(|rest| rest.split_once("\ndata: ")).expect(frame);
+            (name.to_owned(), serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}")))
+        };
+        frames.map(event).collect()
+    }
+
+    /// Objects of a stream of lines.
+    pub fn lines(&self) -> Vec<Value> {
+        let object = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        self.body.lines().map(object).collect()
+    }
+
     pub fn is_done(&self) -> bool {
         self.body.ends_with("data: [DONE]\n\n")
     }
@@ -357,9 +373,14 @@ pub fn long_stream(mode: &str) -> Value {
 
 /// Reads until the first frame is there.
 pub fn read_some(socket: &mut TcpStream) -> Vec<u8> {
+    read_until(socket, "data: ")
+}
+
+/// Reads until `mark` is there.
+pub fn read_until(socket: &mut TcpStream, mark: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut buffer = [0; 4096];
-    while !String::from_utf8_lossy(&bytes).contains("data: ") {
+    while !String::from_utf8_lossy(&bytes).contains(mark) {
         let n_bytes = socket.read(&mut buffer).unwrap();
         assert!(n_bytes > 0, "the stream ended before its first frame");
         bytes.extend_from_slice(&buffer[..n_bytes]);

@@ -23,8 +23,9 @@ struct AbortBody {
 /// Ends one request; its client gets what there is, with reason `aborted`.
 pub(super) async fn abort_request(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let body: AbortBody = body::plain_json(&app, request, body::Dialect::Native).await?;
-    // OpenAI's ids are the request's with a prefix.
-    let rid = body.rid.trim_start_matches("chatcmpl-").trim_start_matches("cmpl-");
+    // The ids of other interfaces are the request's with a prefix.
+    let rid = ["chatcmpl-", "cmpl-", "resp_", "msg_"].iter().find_map(|prefix| body.rid.strip_prefix(prefix));
+    let rid = rid.unwrap_or(&body.rid);
     if !app.frontend.abort(rid) {
         let message = format!("no request {rid:?} is in flight");
         return Err(ApiError::new(StatusCode::NOT_FOUND, "request_not_found", message).with_param("rid"));

@@ -270,6 +270,12 @@ impl<'a> Fields<'a> {
         write_json(self.bytes, self.spacing, value);
     }
 
+    /// Adds a field, an object of the fields that `write` adds.
+    pub(super) fn add_object(&mut self, name: &'static str, write: impl FnOnce(&mut Fields<'_>)) {
+        self.add_name(name);
+        write_object(self.bytes, self.spacing, &ObjectHead::default(), write);
+    }
+
     fn add_name(&mut self, name: &str) {
         let (comma, colon): (&[u8], &[u8]) = match self.spacing {
             Spacing::Compact => (b",\"", b"\":"),

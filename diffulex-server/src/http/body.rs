@@ -35,13 +35,16 @@ pub struct BodyLimits {
     pub timeout: Duration,
 }
 
-/// Status of a body that does not parse: FastAPI's 422 on native routes, 400 where OpenAI's clients look.
+/// Status of a body that does not parse: FastAPI's 422 on native routes, 400 where OpenAI's clients look. And whether a body of
+/// no declared type is JSON.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Dialect {
     /// `/generate` and its kin.
     Native,
     /// `/v1/*`.
     OpenAi,
+    /// `/api/*`: as [`Self::OpenAi`], and a body without a type is JSON, as LiteLLM sends it.
+    Ollama,
 }
 
 /// Bodies up to this size are parsed where they arrive. Chosen by us: numbers, which are slowest, take under a millisecond,
@@ -64,7 +67,7 @@ pub(super) async fn json<B: DeserializeOwned, T: Send + 'static>(
     dialect: Dialect,
     prepare: impl FnOnce(&App, B) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<Read<T>, ApiError> {
-    check_content_type(request.headers())?;
+    check_content_type(request.headers(), dialect)?;
     let (bytes, held) = read(app, request).await?;
     if bytes.len() <= INLINE_BYTES {
         return Ok(Read { value: prepare(app, parse(&bytes, dialect)?)?, held });
@@ -172,7 +175,7 @@ fn parse<T: DeserializeOwned>(bytes: &[u8], dialect: Dialect) -> Result<T, ApiEr
     serde_json::from_slice(bytes).map_err(|error| {
         let status = match dialect {
             Dialect::Native => StatusCode::UNPROCESSABLE_ENTITY,
-            Dialect::OpenAi => StatusCode::BAD_REQUEST,
+            Dialect::OpenAi | Dialect::Ollama => StatusCode::BAD_REQUEST,
         };
         let mut message = format!("the body is not a valid request: {error}");
         if message.contains("hex escape") {
@@ -214,9 +217,13 @@ const NAMES_OF_TYPES: [(&str, &str); 4] = [
     ("expected f64", "expected a number"),
 ];
 
-/// Requires a JSON content type: pages of other origins cannot send one without a preflight request.
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Requires a JSON content type: pages of other origins cannot send one without a preflight request. (They can send none, with a
+/// body of no type, but not without an `Origin`, which the guard judges.)
+fn check_content_type(headers: &HeaderMap, dialect: Dialect) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
+    if given.is_none() && matches!(dialect, Dialect::Ollama) {
+        return Ok(());
+    }
     let essence = given.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if essence == "application/json" || essence.ends_with("+json") {
         return Ok(());

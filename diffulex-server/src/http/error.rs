@@ -24,6 +24,8 @@ pub(super) struct ApiError {
     retry: Retry,
     /// The request had been accepted, and has its line in the log.
     was_accepted: bool,
+    /// `param` is the client's own word, and no name of ours.
+    is_quoted: bool,
 }
 
 /// How an interface writes an error.
@@ -75,7 +77,15 @@ impl ApiError {
 
     /// A status with a code of its own.
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), param: None, code, retry: Retry::Unsaid, was_accepted: false }
+        Self {
+            status,
+            message: message.into(),
+            param: None,
+            code,
+            retry: Retry::Unsaid,
+            was_accepted: false,
+            is_quoted: false,
+        }
     }
 
     /// A model that is not the served one.
@@ -113,7 +123,7 @@ impl ApiError {
             ErrorCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, Retry::Unsaid),
             ErrorCode::Poisoned => (StatusCode::BAD_REQUEST, Retry::Never),
         };
-        Self { status, message, param, code: error_label(code), retry, was_accepted: false }
+        Self { status, message, param, code: error_label(code), retry, was_accepted: false, is_quoted: false }
     }
 
     /// OpenAI's `type` for the status.
@@ -171,9 +181,14 @@ impl ApiError {
         }
     }
 
+    /// The same, about a field that the client named so.
+    pub(super) fn quoted(self) -> Self {
+        Self { is_quoted: true, ..self }
+    }
+
     /// The same with the client's own names of fields: pairs of ours and theirs.
     pub(super) fn with_names(mut self, names: &[(&str, &str)]) -> Self {
-        let Some(param) = &self.param else { return self };
+        let Some(param) = self.param.as_ref().filter(|_| !self.is_quoted) else { return self };
         let is_whole = |rest: &str| rest.is_empty() || rest.starts_with(['[', '.']);
         let renamed = names.iter().find_map(|(ours, theirs)| {
             let rest = param.strip_prefix(ours).filter(|rest| is_whole(rest))?;

@@ -16,13 +16,17 @@ mod fields;
 mod generate;
 mod guard;
 mod health;
+mod interface;
 mod lifespan;
+mod messages;
 mod models;
+mod ollama;
 mod other_fields;
 mod playground;
 mod profile;
 mod refusals;
 mod request;
+mod responses;
 mod speech;
 mod sse;
 mod stages;
@@ -132,6 +136,9 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/audio/speech", post(speech::speech))
+        .route("/v1/responses", post(responses::responses))
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
         .route("/version", get(models::version))
@@ -146,6 +153,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/v1/load_lora_adapter", post(admin::load_adapter))
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
         .merge(profile)
+        .merge(ollama::routes())
         .merge(playground::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::refusals::start_of;
@@ -130,6 +130,23 @@ const REFUSED: [(&str, Passes); 76] = [
 /// Beginnings of names whose fields are refused in the same way: parts of models that this server has none of, and the
 /// limits of their inputs.
 const REFUSED_BEGINNINGS: [&str; 3] = ["stage_", "talker_", "video_"];
+/// Fields that other interfaces of this server read: a client that sends one to an interface without it means something.
+const OF_OTHER_INTERFACES: [(&str, Passes); 14] = [
+    ("input", Passes::Empty),
+    ("instructions", Passes::Empty),
+    ("logprobs", Passes::Empty),
+    ("max_completion_tokens", Passes::Empty),
+    ("max_output_tokens", Passes::Empty),
+    ("max_tokens", Passes::Empty),
+    ("messages", Passes::Empty),
+    ("n", Passes::EmptyOrOne),
+    ("options", Passes::Empty),
+    ("previous_response_id", Passes::Empty),
+    ("prompt", Passes::Empty),
+    ("raw", Passes::Empty),
+    ("suffix", Passes::Empty),
+    ("system", Passes::Empty),
+];
 
 /// Names of ignored fields that are logged, per request and in all. Chosen by us: more than any real client has, and a
 /// client that makes up names fills no log.
@@ -142,9 +159,29 @@ pub(super) struct OtherFields {
     refused: Option<ApiError>,
     /// Names of the others, cut; at most [`MAX_NAMES`].
     ignored: Vec<String>,
+    /// Names of those that are kept, in `kept`, for another struct; of an interface that has them.
+    keeps: &'static [&'static str],
+    kept: Map<String, Value>,
 }
 
 impl OtherFields {
+    /// Keeps fields of these names; also refuses those that only other interfaces read.
+    pub(super) fn keeping(names: &'static [&'static str]) -> Self {
+        Self { keeps: names, ..Self::default() }
+    }
+
+    /// Those of two bodies that make one request.
+    pub(super) fn and(mut self, mut more: Self) -> Self {
+        self.refused = self.refused.or(more.refused);
+        self.ignored.append(&mut more.ignored);
+        self
+    }
+
+    /// The fields that were kept.
+    pub(super) fn take_kept(&mut self) -> Map<String, Value> {
+        std::mem::take(&mut self.kept)
+    }
+
     /// Refuses a field that would change the answer; warns of the others.
     pub(super) fn check(&self, log: &IgnoredFieldLog) -> Result<(), ApiError> {
         if let Some(error) = &self.refused {
@@ -156,7 +193,12 @@ impl OtherFields {
 
     /// Takes the field `name`, whose value comes next in `map`.
     fn take<'de, A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
-        match REFUSED.iter().find(|(refused, _)| *refused == name) {
+        if self.keeps.contains(&name) {
+            self.kept.insert(name.to_owned(), map.next_value()?);
+            return Ok(());
+        }
+        let foreign = if self.keeps.is_empty() { &[][..] } else { &OF_OTHER_INTERFACES };
+        match REFUSED.iter().chain(foreign).find(|(refused, _)| *refused == name) {
             Some((refused, passes)) => {
                 let value = map.next_value()?;
                 if !passes.lets_through(&value) {
@@ -198,6 +240,10 @@ impl Passes {
 impl Passes {
     /// The error of the field `name` with `value`, which does not pass.
     fn refusal(self, name: &str, value: &Value) -> ApiError {
+        self.error(name, value).quoted()
+    }
+
+    fn error(self, name: &str, value: &Value) -> ApiError {
         let shape = match self {
             Self::Items(_) if !value.is_array() => Some("a list"),
             Self::Object(_) if !value.is_object() => Some("an object"),

@@ -73,7 +73,7 @@ pub(super) struct GenerationBody {
     /// Settings of single stages.
     stage_params: Option<StageParams>,
 
-    max_tokens: Option<u32>,
+    pub(super) max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     min_tokens: Option<u32>,
     presence_penalty: Option<f32>,
@@ -94,7 +94,7 @@ pub(super) struct GenerationBody {
 
     /// Everything else.
     #[serde(skip)]
-    others: OtherFields,
+    pub(super) others: OtherFields,
 }
 
 impl<'de> Deserialize<'de> for GenerationBody {
@@ -170,11 +170,11 @@ struct StreamOptions {
 /// One message as clients write it.
 #[derive(Debug, Deserialize)]
 pub(super) struct MessageField {
-    role: String,
+    pub(super) role: String,
     #[serde(default)]
-    content: Option<ContentField>,
+    pub(super) content: Option<ContentField>,
     #[serde(default)]
-    tool_calls: Option<Value>,
+    pub(super) tool_calls: Option<Value>,
 }
 
 impl Order {
@@ -350,6 +350,12 @@ impl GenerationBody {
             decoding.set(name, value.clone());
         }
         Ok(())
+    }
+
+    /// A text to go on from, and what follows the answer.
+    pub(super) fn set_text(&mut self, prompt: String, suffix: Option<String>) {
+        self.prompt = Some(PromptField::Text(prompt));
+        self.suffix = suffix.map(PromptField::Text);
     }
 
     /// The prompt; an error when there is none, or more than one.

@@ -109,9 +109,24 @@ impl Frames {
         self.count += 1;
     }
 
+    /// Adds one named event whose data is `data`.
+    pub(super) fn push_named(&mut self, name: &'static str, data: &impl Serialize) {
+        self.bytes.extend_from_slice(b"event: ");
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(b'\n');
+        self.push(data);
+    }
+
     /// Adds one line, an object that starts as `head` and has the fields that `write` adds.
     pub(super) fn push_line(&mut self, head: &ObjectHead, write: impl FnOnce(&mut Fields<'_>)) {
         write_object(&mut self.bytes, Spacing::Compact, head, write);
+        self.bytes.push(b'\n');
+        self.count += 1;
+    }
+
+    /// Adds `value` as a line.
+    pub(super) fn push_value_line(&mut self, value: &impl Serialize) {
+        write_json(&mut self.bytes, Spacing::Compact, value);
         self.bytes.push(b'\n');
         self.count += 1;
     }

@@ -1,0 +1,132 @@
+//! The body of `POST /v1/messages`: Anthropic's blocks and settings to the internal request.
+//!
+//! Never here: the answer.
+
+use diffulex_protocol::{ServingInput, StreamMode};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::http::error::ApiError;
+use crate::http::fields::ContentField;
+use crate::http::interface::{InterfaceBody, message, text_of, unsupported};
+use crate::http::other_fields::is_empty;
+use crate::http::request::{GenerationBody, MessageField, Order, Reading};
+use crate::http::{App, asked_model};
+
+/// How a body is read.
+const READING: Reading =
+    Reading { route: "/v1/messages", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: false };
+
+/// The field that the internal request calls otherwise.
+pub(super) const NAMES: [(&str, &str); 1] = [("stop", "stop_sequences")];
+
+/// The interface's own fields.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+pub(super) struct MessagesFields {
+    messages: Option<Vec<Turn>>,
+    system: Option<ContentField>,
+    max_tokens: Option<u32>,
+    stop_sequences: Option<Vec<String>>,
+    thinking: Option<Thinking>,
+    tools: Option<Vec<Value>>,
+    output_config: Option<Value>,
+    output_format: Option<Value>,
+    mcp_servers: Option<Value>,
+    container: Option<Value>,
+    context_management: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct Turn {
+    role: String,
+    content: Option<ContentField>,
+}
+
+/// The order that `body` is.
+pub(super) fn order(app: &App, body: InterfaceBody<MessagesFields>) -> Result<Order, ApiError> {
+    let Some(max_tokens) = body.own.max_tokens else {
+        return Err(ApiError::invalid("max_tokens", "max_tokens is required"));
+    };
+    let mut request = request(body)?;
+    request.max_tokens = Some(max_tokens);
+    Order::of(app, request, &READING)
+}
+
+/// The conversation of `body`, to be counted.
+pub(super) fn conversation(app: &App, body: InterfaceBody<MessagesFields>) -> Result<ServingInput, ApiError> {
+    let mut request = request(body)?;
+    asked_model(app, request.model.take())?;
+    request.check_others(&app.ignored_fields)?;
+    Ok(ServingInput::Chat { messages: request.take_messages()? })
+}
+
+fn request(mut body: InterfaceBody<MessagesFields>) -> Result<GenerationBody, ApiError> {
+    check(&body.own)?;
+    let turns = body.own.messages.take().unwrap_or_default();
+    if turns.last().is_some_and(|turn| turn.role == "assistant") {
+        return unsupported("messages", ": the last one is the assistant's; an answer cannot be begun for the model");
+    }
+    let mut messages = Vec::with_capacity(turns.len() + 1);
+    if let Some(system) = body.own.system.take() {
+        let text = text_of("system", system, &["text"])?;
+        if !text.is_empty() {
+            messages.push(message("system", text));
+        }
+    }
+    if turns.is_empty() {
+        return Err(ApiError::invalid("messages", "messages must not be empty"));
+    }
+    for (index, turn) in turns.into_iter().enumerate() {
+        messages.push(turn.into_message(index)?);
+    }
+    if let Some(stops) = body.own.stop_sequences.take() {
+        body.set("stop", stops);
+    }
+    let (_, mut request) = body.into_request()?;
+    request.messages = Some(messages);
+    Ok(request)
+}
+
+/// Refuses what is known and not supported.
+fn check(fields: &MessagesFields) -> Result<(), ApiError> {
+    if let Some(thinking) = fields.thinking.as_ref().filter(|thinking| thinking.kind != "disabled") {
+        return unsupported("thinking", &format!(": type {:?}; \"disabled\" is", thinking.kind));
+    }
+    if let Some(tool) = fields.tools.iter().flatten().next() {
+        let name = tool.get("name").and_then(Value::as_str).unwrap_or_default();
+        return unsupported("tools[0]", &format!(" ({name:?})"));
+    }
+    let others = [
+        ("output_config", &fields.output_config),
+        ("output_format", &fields.output_format),
+        ("mcp_servers", &fields.mcp_servers),
+        ("container", &fields.container),
+        ("context_management", &fields.context_management),
+    ];
+    match others.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !is_empty(value))) {
+        Some((name, _)) => unsupported(name, ""),
+        None => Ok(()),
+    }
+}
+
+impl Turn {
+    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
+        if !["user", "assistant", "system"].contains(&self.role.as_str()) {
+            let field = format!("messages[{index}].role");
+            let message = format!("{field}: {:?} is unknown; roles are user, assistant and system", self.role);
+            return Err(ApiError::invalid(&field, message));
+        }
+        let field = format!("messages[{index}].content");
+        let Some(content) = self.content else {
+            return Err(ApiError::invalid(&field, format!("{field} is required")));
+        };
+        Ok(message(&self.role, text_of(&field, content, &["text"])?))
+    }
+}

@@ -1,0 +1,178 @@
+//! `/api/tags`, `/api/show`, `/api/ps`, `/api/version`: what is served, as Ollama lists it.
+//!
+//! Never here: generation.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use diffulex_protocol::ModelCard;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{VERSION, tagged, timestamp, untagged};
+use crate::http::body::{self, Dialect};
+use crate::http::error::ApiError;
+use crate::http::{App, asked_model};
+
+/// When a model that stays loaded expires: the last second of a four-digit year.
+const NEVER: u64 = 253_402_300_799;
+
+/// A model in a list.
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    model: String,
+    modified_at: String,
+    size: u64,
+    digest: String,
+    details: Details,
+}
+
+#[derive(Serialize)]
+struct Details {
+    parent_model: String,
+    format: &'static str,
+    family: String,
+    families: Vec<String>,
+    parameter_size: String,
+    quantization_level: String,
+}
+
+#[derive(Serialize)]
+struct Running {
+    #[serde(flatten)]
+    listed: Listed,
+    expires_at: String,
+    size_vram: u64,
+    context_length: u32,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+struct ShowBody {
+    model: Option<String>,
+    /// The field's older name.
+    name: Option<String>,
+}
+
+/// The model, then its adapters.
+pub(super) async fn tags(State(app): State<App>) -> Response {
+    let models: Vec<Listed> = names(&app).map(|name| listed(&app, &name)).collect();
+    Json(json!({ "models": models })).into_response()
+}
+
+/// The same, with what a loaded model takes; none while it loads.
+pub(super) async fn running(State(app): State<App>) -> Response {
+    let card = app.frontend.check_ready().ok().and_then(|()| app.frontend.card());
+    let models: Vec<Running> =
+        card.iter().flat_map(|card| names(&app).map(|name| running_model(&app, card, &name))).collect();
+    Json(json!({ "models": models })).into_response()
+}
+
+/// One by name.
+pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let body: ShowBody = body::plain_json(&app, request, Dialect::Ollama).await?;
+    let Some(name) = body.model.or(body.name).filter(|name| !name.is_empty()) else {
+        return Err(ApiError::invalid("model", "model is required"));
+    };
+    let asked = asked_model(&app, Some(untagged(&app, &name).to_owned()))?;
+    let card = app.frontend.card();
+    let shown = json!({
+        "modelfile": format!("# Served by Diffulex from {}", app.options.model_place),
+        "parameters": format!("temperature {}", app.options.sampling_defaults.temperature),
+        "template": "{{ .Prompt }}",
+        "license": "",
+        "modified_at": timestamp(app.options.started_at),
+        "details": details(&app, card.as_deref(), &asked.name),
+        "model_info": card.as_deref().map_or_else(Map::new, model_info),
+        "capabilities": ["completion"],
+    });
+    Ok(Json(shown).into_response())
+}
+
+/// The version of the API, and of this server.
+pub(super) async fn version() -> Response {
+    Json(json!({ "version": VERSION, "diffulex": env!("CARGO_PKG_VERSION") })).into_response()
+}
+
+fn names(app: &App) -> impl Iterator<Item = String> {
+    std::iter::once(app.options.model_name.clone()).chain(app.frontend.adapters().into_keys())
+}
+
+fn listed(app: &App, name: &str) -> Listed {
+    let card = app.frontend.card();
+    Listed {
+        name: tagged(name),
+        model: tagged(name),
+        modified_at: timestamp(app.options.started_at),
+        size: card.as_deref().map_or(0, size),
+        digest: digest(app, name),
+        details: details(app, card.as_deref(), name),
+    }
+}
+
+fn running_model(app: &App, card: &ModelCard, name: &str) -> Running {
+    let listed = listed(app, name);
+    Running {
+        expires_at: timestamp(NEVER),
+        size_vram: if card.device_memory_bytes.is_some() { listed.size } else { 0 },
+        context_length: card.max_model_len,
+        listed,
+    }
+}
+
+fn details(app: &App, card: Option<&ModelCard>, name: &str) -> Details {
+    let family = card.map(|card| card.architecture.clone()).unwrap_or_default();
+    Details {
+        parent_model: if app.options.is_served(name) { String::new() } else { app.options.model_name.clone() },
+        format: "safetensors",
+        families: vec![family.clone()],
+        family,
+        parameter_size: card.map(|card| shortened(card.parameters)).unwrap_or_default(),
+        quantization_level: card.map(|card| card.dtype.to_ascii_uppercase()).unwrap_or_default(),
+    }
+}
+
+fn model_info(card: &ModelCard) -> Map<String, Value> {
+    let arch = &card.architecture;
+    let fields = [
+        ("general.architecture".to_owned(), json!(arch)),
+        ("general.parameter_count".to_owned(), json!(card.parameters)),
+        (format!("{arch}.context_length"), json!(card.max_model_len)),
+        (format!("{arch}.block_size"), json!(card.block_size)),
+        (format!("{arch}.vocab_size"), json!(card.vocab_size)),
+        ("diffulex.strategy".to_owned(), json!(card.strategy)),
+    ];
+    fields.into_iter().collect()
+}
+
+/// Bytes of the weights in memory, by their number and type.
+fn size(card: &ModelCard) -> u64 {
+    let n_bytes = match card.dtype.as_str() {
+        "float32" | "f32" => 4,
+        "bfloat16" | "bf16" | "float16" | "f16" => 2,
+        _ => 1,
+    };
+    card.parameters * n_bytes
+}
+
+/// 64 hexadecimal digits that stay the same while the name and the place of the files do: clients print the first of them.
+/// Nobody has hashed the files.
+fn digest(app: &App, name: &str) -> String {
+    (0_u8..4).fold(String::new(), |digest, part| {
+        let mut hasher = DefaultHasher::new();
+        (part, name, &app.options.model_place).hash(&mut hasher);
+        format!("{digest}{:016x}", hasher.finish())
+    })
+}
+
+/// A number of parameters as people say it.
+fn shortened(parameters: u64) -> String {
+    let units = [(1_000_000_000_u64, "B"), (1_000_000, "M"), (1000, "K")];
+    match units.iter().find(|(unit, _)| parameters >= *unit) {
+        Some((unit, letter)) => format!("{:.1}{letter}", parameters as f64 / *unit as f64),
+        None => parameters.to_string(),
+    }
+}

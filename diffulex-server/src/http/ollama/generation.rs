@@ -1,0 +1,355 @@
+//! `POST /api/chat` and `/api/generate`: Ollama's answers, as lines of JSON unless `stream` is false.
+//!
+//! In mode `denoise` (a field of the body or of `options`), lines with an empty text carry a `diffulex` object, which Ollama's
+//! clients ignore. Never here: what is served.
+
+use std::time::{Duration, Instant};
+
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use diffulex_protocol::{ServingBufferSnapshot, ServingReply, StreamMode};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{timestamp, untagged};
+use crate::frontend::StreamEvent;
+use crate::http::answer::{self, DiffusionReport, Fields, ObjectHead, Spacing, reply_of, unix_seconds, write_object};
+use crate::http::body::{self, Dialect, Read};
+use crate::http::denoise_frames::DenoiseFrames;
+use crate::http::error::{ApiError, ErrorForm};
+use crate::http::fields::ContentField;
+use crate::http::interface::{InterfaceBody, message, unsupported};
+use crate::http::other_fields::is_empty;
+use crate::http::request::{GenerationBody, MessageField, Order, Reading};
+use crate::http::sse::{self, Framer, Frames, StreamForm};
+use crate::http::{App, asked_model};
+
+const CHAT: Reading =
+    Reading { route: "/api/chat", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: false };
+/// With the chat template.
+const GENERATE: Reading = Reading { route: "/api/generate", ..CHAT };
+/// Without.
+const RAW: Reading = Reading { is_chat: false, ..GENERATE };
+
+/// Fields that the internal request calls otherwise.
+const NAMES: [(&str, &str); 2] =
+    [("max_tokens", "options.num_predict"), ("repetition_penalty", "options.repeat_penalty")];
+
+/// Fields of `/api/chat` and `/api/generate` alike, and those of either.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+struct OllamaFields {
+    options: Option<InterfaceBody<OllamaOptions>>,
+    format: Option<Value>,
+    think: Option<Value>,
+    tools: Option<Vec<Value>>,
+    images: Option<Vec<Value>>,
+    /// Accepted: the model stays loaded whatever it says.
+    #[serde(rename = "keep_alive")]
+    _keep_alive: Option<Value>,
+
+    messages: Option<Vec<OllamaMessage>>,
+
+    prompt: Option<String>,
+    suffix: Option<String>,
+    system: Option<String>,
+    raw: Option<bool>,
+    template: Option<String>,
+    context: Option<Value>,
+}
+
+/// Options with names of Ollama's own; the others are the shared fields.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+struct OllamaOptions {
+    num_predict: Option<i64>,
+    repeat_penalty: Option<f32>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a message")]
+struct OllamaMessage {
+    role: String,
+    content: Option<String>,
+    images: Option<Vec<Value>>,
+    tool_calls: Option<Vec<Value>>,
+}
+
+/// A request as it was asked.
+enum Asked {
+    /// That the model be loaded, as it is.
+    Load {
+        model: String,
+    },
+    Answer(Box<Order>),
+}
+
+/// The route of conversations.
+pub(in crate::http) async fn chat(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    respond(app, request, Shape::Chat).await.map_err(|error| error.with_names(&NAMES))
+}
+
+/// The route of prompts.
+pub(in crate::http) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    respond(app, request, Shape::Generate).await.map_err(|error| error.with_names(&NAMES))
+}
+
+async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, ApiError> {
+    let start = Instant::now();
+    let read = move |app: &App, body: InterfaceBody<OllamaFields>| ask(app, body, shape);
+    let Read { value: asked, held } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let order = match asked {
+        Asked::Answer(order) => *order,
+        Asked::Load { model } => {
+            app.frontend.check_ready()?;
+            return Ok(answer::object(|fields| {
+                add_head(fields, &model);
+                shape.add_text(fields, "");
+                fields.add("done", &true);
+                fields.add("done_reason", "load");
+            }));
+        }
+    };
+    let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
+    let mut streams = app.frontend.submit(order.submission).await?;
+    drop(held);
+    if is_stream {
+        let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &order.model));
+        let framer = LineFramer { head, shape, start, denoise: DenoiseFrames::new(order.denoise, false) };
+        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
+    }
+    match streams.pop() {
+        Some(stream) => {
+            let reply = reply_of(stream).await?;
+            Ok(answer::object(|fields| {
+                add_head(fields, &order.model);
+                add_end(fields, shape, &reply.text, &reply, start.elapsed());
+            }))
+        }
+        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
+    }
+}
+
+fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result<Asked, ApiError> {
+    check(&body.own)?;
+    let Some(name) = body.get("model").and_then(Value::as_str).map(str::to_owned) else {
+        return Err(ApiError::invalid("model", "model is required: a string"));
+    };
+    body.set("model", untagged(app, &name));
+    if body.get("stream").is_none() {
+        body.set("stream", true);
+    }
+    if let Some(options) = body.own.options.take() {
+        let options = body.merge(options, &app.ignored_fields)?;
+        add_options(app, &mut body, &options)?;
+    }
+    let (mut own, request) = body.into_request()?;
+    let filled = match shape {
+        Shape::Chat => fill_chat(own.messages.take().unwrap_or_default(), request)?,
+        Shape::Generate => fill_generate(own, request),
+    };
+    let Some((request, reading)) = filled else {
+        asked_model(app, Some(untagged(app, &name).to_owned()))?;
+        return Ok(Asked::Load { model: name });
+    };
+    let order = Order::of(app, request, reading)?;
+    Ok(Asked::Answer(Box::new(Order { model: name, ..order })))
+}
+
+/// Refuses what is known and not supported.
+fn check(fields: &OllamaFields) -> Result<(), ApiError> {
+    if fields.format.as_ref().is_some_and(|format| !is_empty(format)) {
+        return unsupported("format", "; answers are text");
+    }
+    if fields.think.as_ref().is_some_and(|think| !is_empty(think)) {
+        return unsupported("think", "; false is");
+    }
+    if let Some(tool) = fields.tools.iter().flatten().next() {
+        let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
+        return unsupported("tools", &format!(" ({name:?})"));
+    }
+    if fields.images.as_ref().is_some_and(|images| !images.is_empty()) {
+        return unsupported("images", "; this model takes text only");
+    }
+    if fields.template.as_ref().is_some_and(|template| !template.is_empty()) {
+        return unsupported("template", "; raw: true leaves the model's own out");
+    }
+    if fields.context.as_ref().is_some_and(|context| !is_empty(context)) {
+        return unsupported("context", "; /api/chat takes the conversation");
+    }
+    Ok(())
+}
+
+fn add_options(app: &App, body: &mut InterfaceBody<OllamaFields>, options: &OllamaOptions) -> Result<(), ApiError> {
+    match options.num_predict {
+        None => {}
+        // To the end of the model's context.
+        Some(-2 | -1) => {
+            let most = app.frontend.card().map(|card| card.max_model_len);
+            body.set("max_tokens", most);
+        }
+        Some(n) => match u32::try_from(n) {
+            Ok(n) => body.set("max_tokens", n),
+            Err(_) => {
+                let field = "options.num_predict";
+                let message = format!("{field} must be at least 1, or -1 for as many as the model takes, got {n}");
+                return Err(ApiError::invalid(field, message));
+            }
+        },
+    }
+    // A server without penalties refuses any but the one that changes nothing.
+    if let Some(penalty) = options.repeat_penalty {
+        body.set("repetition_penalty", f64::from(penalty));
+    }
+    Ok(())
+}
+
+/// The conversation; `None` if it is empty, which asks for nothing but the model.
+fn fill_chat(
+    messages: Vec<OllamaMessage>,
+    mut request: GenerationBody,
+) -> Result<Option<(GenerationBody, &'static Reading)>, ApiError> {
+    if messages.is_empty() {
+        return Ok(None);
+    }
+    let messages = messages.into_iter().enumerate().map(|(index, message)| message.into_message(index));
+    request.messages = Some(messages.collect::<Result<_, _>>()?);
+    Ok(Some((request, &CHAT)))
+}
+
+/// The prompt, in the model's chat template unless it is to be taken as it is; `None` if it is empty.
+fn fill_generate(fields: OllamaFields, mut request: GenerationBody) -> Option<(GenerationBody, &'static Reading)> {
+    let prompt = fields.prompt.unwrap_or_default();
+    let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
+    if prompt.is_empty() && suffix.is_none() {
+        return None;
+    }
+    // No chat template has a place for what follows the answer.
+    if fields.raw == Some(true) || suffix.is_some() {
+        request.set_text(prompt, suffix);
+        return Some((request, &RAW));
+    }
+    let system = fields.system.filter(|system| !system.is_empty()).map(|system| message("system", system));
+    request.messages = Some(system.into_iter().chain([message("user", prompt)]).collect());
+    Some((request, &GENERATE))
+}
+
+impl OllamaMessage {
+    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
+        if self.images.is_some_and(|images| !images.is_empty()) {
+            return unsupported(&format!("messages[{index}].images"), "; this model takes text only");
+        }
+        if self.tool_calls.is_some_and(|calls| !calls.is_empty()) {
+            return unsupported(&format!("messages[{index}].tool_calls"), "");
+        }
+        // The role is judged where chat's is.
+        let content = Some(ContentField::Text(self.content.unwrap_or_default()));
+        Ok(MessageField { role: self.role, content, tool_calls: None })
+    }
+}
+
+/// Where an answer has its text.
+#[derive(Clone, Copy)]
+enum Shape {
+    Chat,
+    Generate,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+}
+
+impl Shape {
+    fn add_text(self, fields: &mut Fields<'_>, text: &str) {
+        match self {
+            Self::Chat => fields.add("message", &Message { role: "assistant", content: text }),
+            Self::Generate => fields.add("response", text),
+        }
+    }
+}
+
+fn add_head(fields: &mut Fields<'_>, model: &str) {
+    fields.add("model", model);
+    fields.add("created_at", &timestamp(unix_seconds()));
+}
+
+/// Adds what the last line has. Of the time, the steps that decode are the evaluation, and the rest but the wait is the prompt's.
+fn add_end(fields: &mut Fields<'_>, shape: Shape, text: &str, reply: &ServingReply, total: Duration) {
+    let nanoseconds = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
+    let total_s = total.as_secs_f64();
+    let decode_s = reply.engine_decode_time_s.min(total_s);
+    shape.add_text(fields, text);
+    fields.add("done", &true);
+    fields.add("done_reason", reply.finish_reason.openai());
+    fields.add("total_duration", &nanoseconds(total_s));
+    fields.add("load_duration", &0);
+    fields.add("prompt_eval_count", &reply.prompt_tokens);
+    fields.add("prompt_eval_duration", &nanoseconds(total_s - decode_s - reply.queue_time_s));
+    fields.add("eval_count", &reply.written_tokens());
+    fields.add("eval_duration", &nanoseconds(decode_s));
+    fields.add("diffulex", &DiffusionReport::of(reply));
+}
+
+struct LineFramer {
+    /// The first fields of every line.
+    head: ObjectHead,
+    shape: Shape,
+    start: Instant,
+    denoise: DenoiseFrames,
+}
+
+impl LineFramer {
+    fn text(&self, text: &str, frames: &mut Frames) {
+        // Text held back (an incomplete character, a possible stop string) comes with a later line.
+        if text.is_empty() {
+            return;
+        }
+        frames.push_line(&self.head, |fields| {
+            self.shape.add_text(fields, text);
+            fields.add("done", &false);
+        });
+    }
+
+    fn snapshot(&mut self, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
+        self.text(&snapshot.committed_text, frames);
+        frames.push_line(&self.head, |fields| {
+            self.shape.add_text(fields, "");
+            fields.add("done", &false);
+            fields.add_object("diffulex", |fields| self.denoise.add(fields, snapshot));
+        });
+    }
+}
+
+impl Framer for LineFramer {
+    const FORM: StreamForm = StreamForm::Lines;
+
+    fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
+        match event {
+            StreamEvent::Delta(delta) => self.text(&delta.text, frames),
+            StreamEvent::Snapshot(snapshot) => self.snapshot(snapshot, frames),
+            StreamEvent::Reply(reply) => frames.push_line(&self.head, |fields| {
+                add_end(fields, self.shape, "", &reply, self.start.elapsed());
+            }),
+            StreamEvent::Error(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
+        frames.push_value_line(&error.in_form(ErrorForm::Ollama, None));
+    }
+
+    /// Lines have no comments: one with an empty text.
+    fn keep_alive(&self) -> Bytes {
+        let mut line = Vec::new();
+        write_object(&mut line, Spacing::Compact, &self.head, |fields| {
+            self.shape.add_text(fields, "");
+            fields.add("done", &false);
+        });
+        line.push(b'\n');
+        line.into()
+    }
+}

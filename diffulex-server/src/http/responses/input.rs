@@ -1,0 +1,218 @@
+//! The body of `POST /v1/responses`: OpenAI's items and settings to the internal request.
+//!
+//! Never here: the answer.
+
+use axum::http::StatusCode;
+use diffulex_protocol::StreamMode;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::Settings;
+use crate::http::App;
+use crate::http::error::ApiError;
+use crate::http::fields::ContentField;
+use crate::http::interface::{InterfaceBody, message, text_of, unsupported};
+use crate::http::other_fields::is_empty;
+use crate::http::request::{MessageField, Order, Reading};
+
+/// How a body is read.
+const READING: Reading =
+    Reading { route: "/v1/responses", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: false };
+
+/// The field that the internal request calls otherwise.
+pub(super) const NAMES: [(&str, &str); 2] = [("messages", "input"), ("max_tokens", "max_output_tokens")];
+
+const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
+
+/// Kinds of parts that are text: of questions, of answers sent back.
+const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
+
+/// Efforts that ask for no reasoning.
+const NO_EFFORT: [&str; 2] = ["none", "minimal"];
+
+/// The interface's own fields.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+pub(super) struct ResponsesFields {
+    input: Option<InputField>,
+    instructions: Option<String>,
+    max_output_tokens: Option<u32>,
+    text: Option<TextSettings>,
+    metadata: Option<Map<String, Value>>,
+    reasoning: Option<Reasoning>,
+    /// Accepted; nothing is ever stored, which the answer says.
+    #[serde(rename = "store")]
+    _store: Option<bool>,
+    background: Option<bool>,
+    previous_response_id: Option<String>,
+    conversation: Option<Value>,
+    tools: Option<Vec<Value>>,
+    truncation: Option<String>,
+    top_logprobs: Option<u32>,
+    include: Option<Vec<String>>,
+    prompt: Option<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+struct TextSettings {
+    format: Option<TextFormat>,
+    verbosity: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct TextFormat {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "an object")]
+struct Reasoning {
+    effort: Option<String>,
+}
+
+/// `input`: a text of the user, or items.
+enum InputField {
+    Text(String),
+    Items(Vec<Item>),
+}
+
+/// An item of the conversation. A message may leave out its type.
+#[derive(Deserialize)]
+struct Item {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    role: Option<String>,
+    content: Option<ContentField>,
+}
+
+impl<'de> Deserialize<'de> for InputField {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        input.deserialize_any(InputVisitor)
+    }
+}
+
+struct InputVisitor;
+
+impl<'de> Visitor<'de> for InputVisitor {
+    type Value = InputField;
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("a string or a list of items")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<InputField, E> {
+        Ok(InputField::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<InputField, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = list.next_element()? {
+            items.push(item);
+        }
+        Ok(InputField::Items(items))
+    }
+}
+
+/// The order that `body` is, and what the answer repeats of it.
+pub(super) fn order(app: &App, mut body: InterfaceBody<ResponsesFields>) -> Result<(Order, Settings), ApiError> {
+    check(&body.own)?;
+    let mut messages = Vec::new();
+    if let Some(instructions) = body.own.instructions.as_ref().filter(|text| !text.is_empty()) {
+        messages.push(message("system", instructions.clone()));
+    }
+    match body.own.input.take() {
+        None => return Err(ApiError::invalid("input", "input is required: a string or a list of items")),
+        Some(InputField::Text(text)) => messages.push(message("user", text)),
+        Some(InputField::Items(items)) if items.is_empty() => {
+            return Err(ApiError::invalid("input", "input must not be empty"));
+        }
+        Some(InputField::Items(items)) => {
+            for (index, item) in items.into_iter().enumerate() {
+                messages.push(item.into_message(index)?);
+            }
+        }
+    }
+    if let Some(max_tokens) = body.own.max_output_tokens {
+        body.set("max_tokens", max_tokens);
+    }
+    let (own, mut request) = body.into_request()?;
+    request.messages = Some(messages);
+    let order = Order::of(app, request, &READING)?;
+    let params = &order.submission.sampling_params;
+    let settings = Settings {
+        instructions: own.instructions,
+        max_output_tokens: own.max_output_tokens,
+        metadata: own.metadata.unwrap_or_default(),
+        temperature: params.temperature,
+        top_p: params.top_p.unwrap_or(1.0),
+        effort: own.reasoning.and_then(|reasoning| reasoning.effort),
+    };
+    Ok((order, settings))
+}
+
+/// Refuses what is known and not supported.
+fn check(fields: &ResponsesFields) -> Result<(), ApiError> {
+    if fields.background == Some(true) {
+        return unsupported("background", "; a response is made while its client waits");
+    }
+    if let Some(id) = fields.previous_response_id.as_ref().filter(|id| !id.is_empty()) {
+        // Nothing is stored, so every id is unknown.
+        let message = format!("previous_response_id: there is no response {id:?}; this server stores none");
+        let error = ApiError::new(StatusCode::NOT_FOUND, "previous_response_not_found", message);
+        return Err(error.with_param("previous_response_id"));
+    }
+    if let Some(tool) = fields.tools.iter().flatten().next() {
+        let kind = tool.get("type").and_then(Value::as_str).unwrap_or_default();
+        return unsupported("tools[0]", &format!(" (type {kind:?})"));
+    }
+    if let Some(format) =
+        fields.text.as_ref().and_then(|text| text.format.as_ref()).filter(|format| format.kind != "text")
+    {
+        return unsupported("text.format", &format!(": type {:?}; it writes type \"text\"", format.kind));
+    }
+    if let Some(verbosity) = fields.text.as_ref().and_then(|text| text.verbosity.as_ref()).filter(|v| *v != "medium") {
+        return unsupported("text.verbosity", &format!(": {verbosity:?}"));
+    }
+    let effort = fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
+    if let Some(effort) = effort.filter(|effort| !NO_EFFORT.contains(effort)) {
+        let known = NO_EFFORT.join(" and ");
+        return unsupported("reasoning.effort", &format!(": {effort:?}; {known} are"));
+    }
+    if let Some(truncation) = fields.truncation.as_ref().filter(|truncation| *truncation != "disabled") {
+        return unsupported("truncation", &format!(": {truncation:?}"));
+    }
+    if fields.top_logprobs.is_some_and(|n| n > 0)
+        || fields.include.iter().flatten().any(|name| name == "message.output_text.logprobs")
+    {
+        return unsupported("top_logprobs", " in a response; /v1/chat/completions reports log-probabilities");
+    }
+    for (name, value) in [("conversation", &fields.conversation), ("prompt", &fields.prompt)] {
+        if value.as_ref().is_some_and(|value| !is_empty(value)) {
+            return unsupported(name, "");
+        }
+    }
+    Ok(())
+}
+
+impl Item {
+    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
+        if let Some(kind) = self.kind.filter(|kind| kind != "message") {
+            let field = format!("input[{index}].type");
+            return unsupported(&field, &format!(": {kind:?}; items are messages"));
+        }
+        let field = format!("input[{index}].role");
+        let Some(role) = self.role else { return Err(ApiError::invalid(&field, format!("{field} is required"))) };
+        if !ROLES.contains(&role.as_str()) {
+            let known = ROLES.join(", ");
+            return Err(ApiError::invalid(&field, format!("{field}: {role:?} is unknown; roles are {known}")));
+        }
+        let field = format!("input[{index}].content");
+        let Some(content) = self.content else {
+            return Err(ApiError::invalid(&field, format!("{field} is required")));
+        };
+        Ok(message(&role, text_of(&field, content, &TEXT_PARTS)?))
+    }
+}
