@@ -1,53 +1,79 @@
-"""The official OpenAI client against the real server with the model that comes with it.
+"""OpenAI's client, on chat and responses, against the real server with the model that comes with it.
 
 Run by `.ci/run`; needs `pip install -r requirements.txt` and the binary in DIFFULEX_BIN.
 """
 
 import json
-import os
 import re
-import signal
-import subprocess
 import unittest
 import urllib.request
 
+import openai
+from contract import Calls, Contract, Server
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 
-class Server:
-    """The binary on a port of its own choosing."""
+class OpenAICalls(Calls):
+    client = f"openai {openai.__version__} (Python)"
 
-    def __init__(self):
-        binary = os.environ.get("DIFFULEX_BIN", "target/release/diffulex-server")
-        self.process = subprocess.Popen(
-            [binary, "--port", "0", "--log-level", "warn"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        self.output = []
-        for line in self.process.stdout:
-            self.output.append(line)
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-            if found:
-                self.url = found.group(0)
-                break
-        else:
-            raise RuntimeError("the server did not start:\n" + "".join(self.output))
-        # It listens before the model is loaded; /ready answers 503 until then.
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(self.url + "/ready", timeout=5).read()
-                return
-            except OSError:
-                try:
-                    self.process.wait(timeout=0.05)
-                    raise RuntimeError("the server left while starting")
-                except subprocess.TimeoutExpired:
-                    pass
-        raise RuntimeError("the server did not become ready")
+    def __init__(self, url, model, key):
+        super().__init__(url, model, key)
+        self.openai = OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
 
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        # Whatever it still prints must not block it.
-        self.process.communicate(timeout=40)
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class Chat(OpenAICalls):
+    interface = "chat"
+
+    def text(self, prompt, max_tokens=32):
+        reply = self.openai.chat.completions.create(**self.body(prompt, max_tokens))
+        return reply.choices[0].message.content
+
+    def pieces(self, prompt, max_tokens=32, **extra):
+        with self.openai.chat.completions.create(**self.body(prompt, max_tokens), stream=True, extra_body=extra) as stream:
+            for chunk in stream:
+                yield chunk.choices[0].delta.content or ""
+
+    def body(self, prompt, max_tokens):
+        messages = [{"role": "user", "content": prompt}]
+        return {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+
+
+class Responses(OpenAICalls):
+    interface = "responses"
+
+    def text(self, prompt, max_tokens=32):
+        return self.openai.responses.create(**self.body(prompt, max_tokens)).output_text
+
+    def pieces(self, prompt, max_tokens=32, **extra):
+        # The helper that keeps a copy of the response, and raises if the events do not fit it.
+        with self.openai.responses.stream(**self.body(prompt, max_tokens), extra_body=extra) as stream:
+            for event in stream:
+                if event.type == "response.output_text.delta":
+                    yield event.delta
+
+    def body(self, prompt, max_tokens):
+        return {"model": self.model, "input": prompt, "max_output_tokens": max_tokens, "temperature": 0}
+
+
+class ChatContract(Contract, unittest.TestCase):
+    calls = Chat
+
+
+class ResponsesContract(Contract, unittest.TestCase):
+    calls = Responses
+
+    def test_the_events_are_typed_and_the_last_one_has_the_whole_response(self):
+        body = self.one.body("count from 1 to 9", 48)
+        events = list(self.one.openai.responses.create(**body, stream=True, extra_body={"stream_mode": "denoise"}))
+        self.assertEqual([event.sequence_number for event in events], list(range(len(events))))
+        self.assertEqual(events[-1].type, "response.completed")
+        self.assertEqual(events[-1].response.output_text, self.one.text("count from 1 to 9", 48))
+        self.assertGreater(events[-1].response.usage.output_tokens, 0)
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        self.assertTrue(all("mask_positions" in event.diffulex for event in deltas), "a delta without its snapshot")
 
 
 class OpenAIClient(unittest.TestCase):

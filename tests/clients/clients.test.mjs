@@ -1,0 +1,270 @@
+// Clients of npm against the real server: the tests of contract.py, for each client on each interface.
+// Needs `npm ci` and the binary in DIFFULEX_BIN.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { randomUUID } from "node:crypto";
+import { once } from "node:events";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+import { after, before, describe, test } from "node:test";
+
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import Anthropic from "@anthropic-ai/sdk";
+import { generateText, streamText } from "ai";
+import { Ollama } from "ollama";
+import OpenAI from "openai";
+
+const KEY = "secret";
+const QUESTION = "12 + 30 = ?";
+const COUNT = "count from 1 to 9";
+const DEADLINE_MS = 60_000;
+
+class Server {
+  static async start(...args) {
+    const server = new Server();
+    const binary = process.env.DIFFULEX_BIN ?? "target/release/diffulex-server";
+    server.process = spawn(binary, ["--port", "0", "--log-level", "warn", ...args], { stdio: ["ignore", "pipe", "inherit"] });
+    const lines = createInterface({ input: server.process.stdout });
+    for await (const line of lines) {
+      server.url = line.match(/http:\/\/127\.0\.0\.1:\d+/)?.[0];
+      if (server.url) break;
+    }
+    server.process.stdout.resume();
+    await waitFor("a ready server", async () => (await fetch(`${server.url}/ready`)).ok);
+    const models = await fetch(`${server.url}/v1/models`, { headers: { authorization: `Bearer ${KEY}` } });
+    server.model = (await models.json()).data[0].id;
+    return server;
+  }
+
+  // The sum of a metric over its labels that match `name`, a regular expression.
+  async metric(name) {
+    const text = await (await fetch(`${this.url}/metrics`)).text();
+    return [...text.matchAll(new RegExp(`^diffulex_${name} (\\S+)$`, "gm"))].reduce((sum, [, value]) => sum + Number(value), 0);
+  }
+
+  async stop() {
+    const exit = once(this.process, "exit");
+    this.process.kill("SIGTERM");
+    await exit;
+  }
+}
+
+async function waitFor(what, condition) {
+  const deadline = Date.now() + DEADLINE_MS;
+  while (!(await condition())) {
+    assert.ok(Date.now() < deadline, `waited in vain for: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+function versionOf(name) {
+  return JSON.parse(readFileSync(join(import.meta.dirname, "node_modules", name, "package.json"), "utf8")).version;
+}
+
+function note(client, interfaceName, feature) {
+  const folder = process.env.DIFFULEX_CLIENT_RESULTS;
+  if (folder) writeFileSync(join(folder, `${randomUUID()}.json`), JSON.stringify({ client, interface: interfaceName, feature }));
+}
+
+// A fetch that adds fields to the body, for clients without a way to.
+function adding(extra) {
+  return (url, init) => fetch(url, { ...init, body: JSON.stringify({ ...JSON.parse(init.body), ...extra }) });
+}
+
+const user = (prompt) => [{ role: "user", content: prompt }];
+
+// Each client on each interface: `text` is the whole answer, `pieces` yields it as it comes, both at temperature 0.
+// `extra` are fields of the body.
+const CLIENTS = [
+  {
+    package: "openai",
+    interface: "chat",
+    make: ({ url, key }) => new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 }),
+    async text(client, model, prompt, max_tokens) {
+      const reply = await client.chat.completions.create({ model, messages: user(prompt), max_tokens, temperature: 0 });
+      return reply.choices[0].message.content;
+    },
+    async *pieces(client, model, prompt, max_tokens, extra) {
+      const body = { model, messages: user(prompt), max_tokens, temperature: 0, stream: true, ...extra };
+      for await (const chunk of await client.chat.completions.create(body)) yield chunk.choices[0].delta.content ?? "";
+    },
+  },
+  {
+    package: "openai",
+    interface: "responses",
+    make: ({ url, key }) => new OpenAI({ baseURL: `${url}/v1`, apiKey: key, maxRetries: 0 }),
+    async text(client, model, input, max_output_tokens) {
+      return (await client.responses.create({ model, input, max_output_tokens, temperature: 0 })).output_text;
+    },
+    async *pieces(client, model, input, max_output_tokens, extra) {
+      // The helper that keeps a copy of the response, and throws if the events do not fit it.
+      const stream = client.responses.stream({ model, input, max_output_tokens, temperature: 0, ...extra });
+      try {
+        for await (const event of stream) if (event.type === "response.output_text.delta") yield event.delta;
+      } finally {
+        stream.abort();
+      }
+    },
+  },
+  {
+    package: "@anthropic-ai/sdk",
+    interface: "messages",
+    make: ({ url, key }) => new Anthropic({ baseURL: url, apiKey: key, maxRetries: 0 }),
+    async text(client, model, prompt, max_tokens) {
+      return (await client.messages.create({ model, messages: user(prompt), max_tokens })).content[0].text;
+    },
+    async *pieces(client, model, prompt, max_tokens, extra) {
+      const stream = client.messages.stream({ model, messages: user(prompt), max_tokens, ...extra });
+      try {
+        for await (const event of stream) if (event.type === "content_block_delta") yield event.delta.text;
+      } finally {
+        stream.abort();
+      }
+    },
+  },
+  {
+    package: "ollama",
+    interface: "chat",
+    make: ({ url, key }) => new Ollama({ host: url, headers: { authorization: `Bearer ${key}` } }),
+    async text(client, model, prompt, num_predict) {
+      const options = { num_predict, temperature: 0 };
+      return (await client.chat({ model, messages: user(prompt), options })).message.content;
+    },
+    async *pieces(client, model, prompt, num_predict, extra) {
+      const options = { num_predict, temperature: 0, ...extra };
+      const stream = await client.chat({ model, messages: user(prompt), options, stream: true });
+      try {
+        for await (const part of stream) yield part.message.content;
+      } finally {
+        stream.abort();
+      }
+    },
+  },
+  {
+    package: "@ai-sdk/openai",
+    interface: "responses",
+    make: ({ url, key, extra }) => createOpenAI({ baseURL: `${url}/v1`, apiKey: key, fetch: adding(extra) }),
+    ...aiSdk((client, model) => client(model)),
+  },
+  {
+    package: "@ai-sdk/openai-compatible",
+    interface: "chat",
+    make: ({ url, key, extra }) =>
+      createOpenAICompatible({ name: "diffulex", baseURL: `${url}/v1`, apiKey: key, fetch: adding(extra) }),
+    ...aiSdk((client, model) => client(model)),
+  },
+];
+
+function aiSdk(modelOf) {
+  const settings = (client, model, prompt, maxOutputTokens) => ({
+    model: modelOf(client, model),
+    prompt,
+    maxOutputTokens,
+    temperature: 0,
+    maxRetries: 0,
+  });
+  return {
+    async text(...call) {
+      return (await generateText(settings(...call))).text;
+    },
+    async *pieces(client, model, prompt, maxTokens) {
+      const left = new AbortController();
+      const call = { ...settings(client, model, prompt, maxTokens), abortSignal: left.signal, onError: () => {} };
+      try {
+        for await (const part of streamText(call).fullStream) {
+          if (part.type === "error") throw part.error;
+          if (part.type === "text-delta") yield part.text;
+        }
+      } finally {
+        left.abort();
+      }
+    },
+  };
+}
+
+async function failure(act) {
+  try {
+    await act();
+  } catch (error) {
+    return { status: error.status ?? error.statusCode ?? error.status_code, message: error.message };
+  }
+  return assert.fail("no error was raised");
+}
+
+async function whole(pieces) {
+  const all = [];
+  for await (const piece of pieces) all.push(piece);
+  return all;
+}
+
+let server;
+let guarded;
+before(async () => {
+  server = await Server.start();
+  guarded = await Server.start("--api-key", KEY);
+});
+after(() => Promise.all([server.stop(), guarded.stop()]));
+
+for (const calls of CLIENTS) {
+  const name = `${calls.package} ${versionOf(calls.package)} (npm)`;
+  const make = (at = server, key = "none", extra = {}) => calls.make({ url: at.url, key, extra });
+  const text = (prompt, n = 32) => calls.text(make(), server.model, prompt, n);
+  const pieces = (prompt, n = 32, extra = {}) => calls.pieces(make(server, "none", extra), server.model, prompt, n, extra);
+  const features = {
+    async plain() {
+      assert.match(await text(QUESTION), /42/);
+    },
+    async stream() {
+      const all = await whole(pieces(COUNT, 48));
+      assert.ok(all.filter(Boolean).length > 1, "one piece");
+      assert.equal(all.join(""), await text(COUNT, 48));
+    },
+    async abort() {
+      const left = await server.metric("client_disconnects_total");
+      for await (const _ of pieces("tell me a story", 900, { ignore_eos: true })) break;
+      await waitFor("the abort", async () => (await server.metric("client_disconnects_total")) > left);
+      await waitFor("free pages", async () => (await server.metric("num_requests_running")) === 0);
+    },
+    async error() {
+      for (const act of [() => calls.text(make(), "nobody", "hi", 8), () => whole(calls.pieces(make(), "nobody", "hi", 8, {}))]) {
+        const { status, message } = await failure(act);
+        assert.equal(status, 404);
+        assert.match(message, /nobody/);
+      }
+    },
+    async Unicode() {
+      const prompt = "repeat: größe 你好 🙂";
+      const answer = await text(prompt, 48);
+      assert.equal((await whole(pieces(prompt, 48))).join(""), answer);
+      assert.ok(!answer.includes("\ufffd"));
+    },
+    async "wrong key"() {
+      const { status } = await failure(() => calls.text(make(guarded, "wrong"), guarded.model, "hi", 8));
+      assert.equal(status, 401);
+      assert.match(await calls.text(make(guarded, KEY), guarded.model, QUESTION, 32), /42/);
+    },
+    async "too long"() {
+      const { status, message } = await failure(() => text("word ".repeat(5000)));
+      assert.equal(status, 400);
+      assert.match(message, /tokens/);
+    },
+    async denoise() {
+      const metric = 'stream_frames_sent_total\\{mode="denoise"\\}';
+      const sent = await server.metric(metric);
+      const all = await whole(pieces(COUNT, 48, { stream_mode: "denoise" }));
+      assert.equal(all.join(""), await text(COUNT, 48));
+      assert.ok((await server.metric(metric)) > sent + 2);
+    },
+  };
+  describe(`${name}, ${calls.interface}`, () => {
+    for (const [feature, check] of Object.entries(features)) {
+      test(feature, async () => {
+        await check();
+        note(name, calls.interface, feature);
+      });
+    }
+  });
+}

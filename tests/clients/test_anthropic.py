@@ -1,0 +1,57 @@
+"""Anthropic's client against the real server. Needs `pip install -r requirements.txt` and the binary in DIFFULEX_BIN."""
+
+import unittest
+
+from contract import QUESTION, Calls, Contract, optional
+
+anthropic = optional("anthropic")
+
+
+class Messages(Calls):
+    client = f"anthropic {anthropic.__version__} (Python)"
+    interface = "messages"
+
+    def __init__(self, url, model, key):
+        super().__init__(url, model, key)
+        self.anthropic = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+
+    def text(self, prompt, max_tokens=32):
+        return self.anthropic.messages.create(**self.body(prompt, max_tokens)).content[0].text
+
+    def pieces(self, prompt, max_tokens=32, **extra):
+        with self.anthropic.messages.stream(**self.body(prompt, max_tokens), extra_body=extra) as stream:
+            yield from stream.text_stream
+
+    def body(self, prompt, max_tokens):
+        messages = [{"role": "user", "content": prompt}]
+        # Without a temperature, of which this client has no parameter any more: the model's default is 0.
+        return {"model": self.model, "messages": messages, "max_tokens": max_tokens}
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class MessagesContract(Contract, unittest.TestCase):
+    calls = Messages
+
+    def test_stops_and_counts_are_told(self):
+        create = self.one.anthropic.messages.create
+        reply = create(**self.one.body("count from 1 to 9", 48), stop_sequences=["nobody", "5"])
+        self.assertEqual((reply.stop_reason, reply.stop_sequence), ("stop_sequence", "5"))
+        self.assertEqual(create(**self.one.body(QUESTION, 32)).stop_reason, "end_turn")
+        self.assertEqual(create(**self.one.body("count from 1 to 9", 3)).stop_reason, "max_tokens")
+        count = self.one.anthropic.messages.count_tokens(
+            model=self.one.model, messages=[{"role": "user", "content": QUESTION}]
+        )
+        usage = create(**self.one.body(QUESTION, 32)).usage
+        self.assertEqual(count.input_tokens, usage.input_tokens + usage.cache_read_input_tokens)
+
+    def test_the_stream_ends_with_the_whole_message(self):
+        with self.one.anthropic.messages.stream(**self.one.body(QUESTION, 32)) as stream:
+            message = stream.get_final_message()
+        self.assertEqual((message.content[0].text, message.stop_reason), (self.one.text(QUESTION), "end_turn"))
+        self.assertGreater(message.usage.output_tokens, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

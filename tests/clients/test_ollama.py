@@ -1,0 +1,82 @@
+"""Ollama's client against the real server. Needs `pip install -r requirements.txt` and the binary in DIFFULEX_BIN."""
+
+import unittest
+from importlib.metadata import version
+
+from contract import QUESTION, Calls, Contract, optional
+
+ollama = optional("ollama")
+
+
+class OllamaCalls(Calls):
+    client = f"ollama {version('ollama')} (Python)"
+
+    def __init__(self, url, model, key):
+        super().__init__(url, model, key)
+        self.ollama = ollama.Client(host=url, headers={"authorization": f"Bearer {key}"})
+
+    def options(self, max_tokens, extra):
+        return {"num_predict": max_tokens, "temperature": 0, **extra}
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class Chat(OllamaCalls):
+    interface = "chat"
+
+    def text(self, prompt, max_tokens=32):
+        return self.call(prompt, max_tokens).message.content
+
+    def pieces(self, prompt, max_tokens=32, **extra):
+        for part in self.call(prompt, max_tokens, extra, stream=True):
+            yield part.message.content
+
+    def call(self, prompt, max_tokens, extra={}, **more):
+        messages = [{"role": "user", "content": prompt}]
+        return self.ollama.chat(model=self.model, messages=messages, options=self.options(max_tokens, extra), **more)
+
+
+class Generate(OllamaCalls):
+    interface = "generate"
+
+    def text(self, prompt, max_tokens=32):
+        return self.call(prompt, max_tokens).response
+
+    def pieces(self, prompt, max_tokens=32, **extra):
+        for part in self.call(prompt, max_tokens, extra, stream=True):
+            yield part.response
+
+    def call(self, prompt, max_tokens, extra={}, **more):
+        return self.ollama.generate(
+            model=self.model, prompt=prompt, options=self.options(max_tokens, extra), **more
+        )
+
+
+class ChatContract(Contract, unittest.TestCase):
+    calls = Chat
+
+    def test_the_last_part_has_counts_and_durations(self):
+        last = list(self.one.call(QUESTION, 32, stream=True))[-1]
+        self.assertEqual((last.done, last.done_reason), (True, "stop"))
+        self.assertGreater(last.eval_count, 0)
+        self.assertGreaterEqual(last.total_duration, last.eval_duration)
+
+    def test_the_model_is_listed_shown_and_running(self):
+        listed = self.one.ollama.list().models[0]
+        self.assertEqual(listed.model, f"{self.one.model}:latest")
+        shown = self.one.ollama.show(listed.model)
+        self.assertEqual(shown.capabilities, ["completion"])
+        self.assertGreater(shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"], 0)
+        self.assertEqual(self.one.ollama.ps().models[0].model, listed.model)
+        with self.assertRaises(ollama.ResponseError) as refused:
+            self.one.ollama.pull("nobody")
+        self.assertEqual(refused.exception.status_code, 501)
+
+
+class GenerateContract(Contract, unittest.TestCase):
+    calls = Generate
+
+
+if __name__ == "__main__":
+    unittest.main()
