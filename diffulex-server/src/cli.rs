@@ -200,7 +200,12 @@ mod tests {
         assert!(help.contains("Port to listen on; 0 takes a free one [default: 8000]"), "{help}");
         let mut command = command();
         let help = command.find_subcommand_mut("generate").expect("generate").render_long_help().to_string();
-        for default in ["[default: 512]", "[default: 1.0, for the demo model 0.0]", "[default: warn]"] {
+        let defaults = [
+            "[default: the checkpoint's, otherwise 512]",
+            "[default: the checkpoint's, otherwise 1.0]",
+            "[default: warn]",
+        ];
+        for default in defaults {
             assert!(help.contains(default), "{default}: {help}");
         }
     }

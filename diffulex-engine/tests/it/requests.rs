@@ -92,7 +92,7 @@ fn the_models_length_ends_an_answer() {
     assert_eq!(told.reply("fits").token_ids.len(), 10);
     assert_eq!(told.reply("fits").finish_reason, FinishReason::MaxModelLenReached);
     assert_eq!(told.reply("last").token_ids.len(), 1);
-    assert_eq!(told.error("full").code, ErrorCode::InvalidRequest);
+    assert_eq!(told.error("full").code, ErrorCode::ContextLengthExceeded);
     assert!(told.error("full").message.contains("30"));
     assert_eq!(told.error("empty").param.as_deref(), Some("prompt"));
 }

@@ -195,9 +195,11 @@ impl ApiError {
             Some(format!("{theirs}{rest}"))
         });
         let Some(renamed) = renamed else { return self };
-        if let Some(rest) = self.message.strip_prefix(param.as_str()) {
-            self.message = format!("{renamed}{rest}");
-        }
+        // It begins a message, or the second sentence of one.
+        self.message = match self.message.strip_prefix(param.as_str()) {
+            Some(rest) => format!("{renamed}{rest}"),
+            None => self.message.replacen(&format!(" {param}: "), &format!(" {renamed}: "), 1),
+        };
         self.param = Some(renamed);
         self
     }
