@@ -77,7 +77,7 @@ test("a conversation that is too long can be left out", async () => {
   const { page, close } = await open("laptop");
   await setRange(page, "pace", INSTANT);
   await settled(await ask(page, "Hello"));
-  const error = { error: { message: "messages: 1040 tokens; the model takes 1023", type: "invalid_request_error", param: "messages", code: "too_large" } };
+  const error = { error: { message: "This model's maximum context length is 1024 tokens. messages: 1040 tokens, and at least one to write", type: "invalid_request_error", param: "messages", code: "context_length_exceeded" } };
   await page.route("**/v1/chat/completions", (route) => route.fulfill({ status: 400, headers: { "x-should-retry": "false" }, json: error }), { times: 1 });
   const turn = await ask(page, "Hi");
   await turn.getByText("Leave the earlier turns out, or shorten the message.").waitFor();

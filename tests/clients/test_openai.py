@@ -151,7 +151,7 @@ class OpenAIClient(unittest.TestCase):
             self.ask("hi", max_tokens=0)
         self.assertIn("max_tokens", str(refused.exception))
         with self.assertRaises(BadRequestError) as refused:
-            self.ask("hi", logit_bias={"5": 1})
+            self.ask("hi", logit_bias={"5": 101})
         self.assertIn("logit_bias", str(refused.exception))
         with self.assertRaises(APIStatusError):
             self.ask("word " * 5000)

@@ -21,7 +21,7 @@ export class ServerError extends Error {
   /** True where the prompt does not fit, however often it is asked. */
   get isTooLong() {
     const isPrompt = ["messages", "prompt"].includes(this.param);
-    return this.status === 413 || (this.code === "too_large" && isPrompt);
+    return this.status === 413 || (["context_length_exceeded", "too_large"].includes(this.code) && isPrompt);
   }
 }
 
