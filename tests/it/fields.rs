@@ -335,3 +335,61 @@ fn speech_is_refused_or_passed_on() {
     let answer = passing.post("/v1/audio/speech", &body);
     assert_eq!((answer.status, &answer.json()["error"]["code"]), (502, &json!("upstream_failed")), "{}", answer.body);
 }
+
+#[test]
+fn several_prompts_are_answered_as_each_alone() {
+    let server = Server::start(&["--max-num-reqs", "4", "--max-queued-requests", "4"]);
+    let prompts = [json!([5, 6, 7]), json!([8, 9]), json!([5, 6, 7, 8])];
+    let body = |prompt: &Value, extra: &Value| {
+        extended(prompt_of(prompt), &extended(json!({"temperature": 1, "seed": 3, "n": 2}), extra))
+    };
+    let alone: Vec<Value> =
+        prompts.iter().map(|prompt| server.post(COMPLETIONS, &body(prompt, &json!({}))).json()).collect();
+    let want: Vec<&str> = alone.iter().flat_map(|answer| texts_of(&answer["choices"])).collect();
+    assert_eq!(want.iter().collect::<BTreeSet<_>>().len(), 6, "six different texts");
+
+    let all = json!(prompts);
+    let whole = server.post(COMPLETIONS, &body(&all, &json!({}))).json();
+    assert_eq!(texts_of(&whole["choices"]), want);
+    let indices: Vec<_> = whole["choices"].as_array().unwrap().iter().map(|choice| &choice["index"]).collect();
+    assert_eq!(json!(indices), json!([0, 1, 2, 3, 4, 5]));
+    for field in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        let sum: u64 = alone.iter().map(|answer| answer["usage"][field].as_u64().unwrap()).sum();
+        assert_eq!(whole["usage"][field], sum, "{field}");
+    }
+
+    let frames = server.post(COMPLETIONS, &body(&all, &json!({"stream": true}))).frames();
+    let mut streamed = vec![String::new(); 6];
+    for choice in frames.iter().filter_map(|frame| frame["choices"].as_array()).flatten() {
+        streamed[choice["index"].as_u64().unwrap() as usize] += choice["text"].as_str().unwrap();
+    }
+    assert_eq!(streamed, want);
+    let usages: Vec<_> = frames.iter().filter_map(|frame| frame.get("usage")).collect();
+    assert_eq!(usages.len(), 1);
+    for field in ["prompt_tokens", "completion_tokens", "total_tokens"] {
+        assert_eq!(usages[0][field], whole["usage"][field], "{field}");
+    }
+
+    let texts = json!(["hello", "world"]);
+    assert_eq!(server.post(COMPLETIONS, &prompt_of(&texts)).json()["choices"].as_array().unwrap().len(), 2);
+    for (path, prompt, status, words) in [
+        (COMPLETIONS, json!(vec![[5]; 9]), 400, "9 prompts with n = 1; this server takes 8"),
+        (COMPLETIONS, json!([[5], []]), 400, "(prompt[1])"),
+        (COMPLETIONS, json!([[5], vec![5; 3000]]), 400, "(prompt[1])"),
+        ("/generate", json!(["a", "b"]), 400, "expected one per request, got 2"),
+    ] {
+        let answer = server.post(path, &prompt_of(&prompt));
+        assert_eq!((answer.status, answer.error_param().as_deref()), (status, Some("prompt")), "{}", answer.body);
+        assert!(answer.body.contains(words), "{}", answer.body);
+    }
+    // Nothing of the refused ones is left.
+    assert_eq!(server.post(COMPLETIONS, &body(&all, &json!({}))).status, 200);
+}
+
+fn prompt_of(prompt: &Value) -> Value {
+    extended(json!({"max_tokens": 12, "temperature": 0, "ignore_eos": true}), &json!({"prompt": prompt}))
+}
+
+fn texts_of(choices: &Value) -> Vec<&str> {
+    choices.as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect()
+}

@@ -32,8 +32,8 @@ const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
 pub struct Submission {
     /// The route, for the log.
     pub route: &'static str,
-    /// Prompt or messages.
-    pub input: ServingInput,
+    /// Prompts or messages, each answered by itself.
+    pub inputs: Vec<ServingInput>,
     /// Sampling and limits; a missing seed is [`SamplingParams::seed_or`] one that is drawn.
     pub sampling_params: SamplingParams,
     /// Progress is wanted, not only the reply.
@@ -58,7 +58,7 @@ pub struct Submission {
     pub truncation: Option<Truncation>,
     /// Shares cached prefixes only with requests of the same salt.
     pub cache_salt: Option<String>,
-    /// Answers wanted; each is a request of its own with the next seed.
+    /// Answers wanted to each input; each is a request of its own with the next seed.
     pub n_choices: u32,
 }
 
@@ -91,9 +91,14 @@ impl Truncation {
 impl Submission {
     /// One choice of the default parameters, not streamed.
     pub fn new(route: &'static str, input: ServingInput) -> Self {
+        Self::of_inputs(route, vec![input])
+    }
+
+    /// The same for several inputs.
+    pub fn of_inputs(route: &'static str, inputs: Vec<ServingInput>) -> Self {
         Self {
             route,
-            input,
+            inputs,
             sampling_params: SamplingParams::default(),
             stream: false,
             stream_mode: StreamMode::default(),
@@ -151,6 +156,18 @@ pub enum SubmitError {
     },
 }
 
+impl SubmitError {
+    /// The error of the prompt `index` of several.
+    fn of_prompt(self, index: usize) -> Self {
+        match self {
+            Self::Request(error) => {
+                Self::Request(RequestError { message: format!("{} (prompt[{index}])", error.message), ..error })
+            }
+            other => other,
+        }
+    }
+}
+
 impl From<RequestError> for SubmitError {
     fn from(error: RequestError) -> Self {
         Self::Request(error)
@@ -163,63 +180,54 @@ fn name_of_choice(id: &str, choice: u64) -> String {
 }
 
 impl Frontend {
-    /// Accepts a request, or says why not. One stream per choice.
-    pub async fn submit(&self, submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
+    /// Accepts a request, or says why not. One stream per choice, those of the first input first. Nothing is begun unless all
+    /// are accepted.
+    pub async fn submit(&self, mut submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
         let accepted = Instant::now();
         let card = self.shared.card_of_running_worker()?;
-        let max_in_flight = self.shared.options.max_in_flight;
-        if submission.n_choices as usize > max_in_flight {
-            let message = format!("n is {}; this server takes {max_in_flight} requests at once", submission.n_choices);
-            return Err(RequestError::too_large("n", message).into());
-        }
-        let prompt_field = field_of(&submission.input);
-        let permits = (0..submission.n_choices).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
-        let max_tokens = submission.sampling_params.max_tokens;
+        check_count(&submission, self.shared.options.max_in_flight)?;
+        let (n_inputs, n_choices) = (submission.inputs.len(), u64::from(submission.n_choices));
+        let n_answers = n_inputs as u64 * n_choices;
+        let permits = (0..n_answers).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let tokenising = self.shared.profiler.now();
-        let ids = self.prompt(prompt_field, submission.input, submission.truncation, max_tokens, &card).await?;
+        let mut prompts = Vec::with_capacity(n_inputs);
+        for (index, input) in std::mem::take(&mut submission.inputs).into_iter().enumerate() {
+            let prompt = self.checked_prompt(input, &submission, &card).await;
+            prompts.push(prompt.map_err(|error| if n_inputs > 1 { error.of_prompt(index) } else { error })?);
+        }
         let tokenised = self.shared.profiler.now();
-        // First, because the other checks read the whole list.
-        check_length(prompt_field, &ids, 0, &card)?;
-        let masked = if submission.fills_masks { masks_of(&ids, &card) } else { Vec::new() };
-        check_prompt(prompt_field, &ids, &masked, &submission.sampling_params, &card)?;
-        let suffix = match submission.suffix {
+        let suffix = match submission.suffix.take() {
             Some(prompt) => Some(self.suffix(prompt, &card).await?),
             None => None,
         };
-
-        let fingerprint = Fingerprint::of(
-            &self.shared.draws.key,
-            &ids,
-            suffix.as_deref(),
-            submission.adapter.as_deref(),
-            &submission.sampling_params,
-        );
-        if let Some(left) = lock(&self.shared.quarantine).refusal(fingerprint, accepted) {
-            return Err(SubmitError::Poisoned { left });
+        let mut fingerprints = Vec::with_capacity(n_inputs);
+        for prompt in &prompts {
+            fingerprints.push(self.accepted_fingerprint(&prompt.ids, suffix.as_deref(), &submission, accepted)?);
         }
-        let size = RequestSize {
-            prompt_tokens: ids.len(),
-            max_tokens,
-            stream: submission.stream,
-            stream_mode: submission.stream_mode,
-            age_s: 0.0,
-        };
 
         let n_suffix = suffix.as_ref().map_or(0, Vec::len);
-        let n_given = (ids.len() - masked.len() + n_suffix) as u32;
-        let first_seed = submission.sampling_params.seed_or(|| self.shared.draws.seed());
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let log = RequestLog::new(submission.route, ids.len(), accepted);
+        let log = RequestLog::new(submission.route, prompts.iter().map(|prompt| prompt.ids.len()).sum(), accepted);
+        let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
+        let answers = prompts.iter().zip(fingerprints).zip(seeds);
+        let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
+            (0..n_choices).map(move |choice| (prompt, fingerprint, seed.wrapping_add(choice)))
+        });
         let mut streams = Vec::with_capacity(permits.len());
-        for (choice, permit) in (0..).zip(permits) {
+        for (nth, (permit, (prompt, fingerprint, seed))) in (0..).zip(permits.into_iter().zip(answers)) {
+            let Checked { ids, masked } = prompt;
+            let size = RequestSize {
+                prompt_tokens: ids.len(),
+                max_tokens: submission.sampling_params.max_tokens,
+                stream: submission.stream,
+                stream_mode: submission.stream_mode,
+                age_s: 0.0,
+            };
             let rid = self.shared.draws.rid();
             let generate = ServingGenerate {
                 rid: rid.clone(),
                 input: ServingInput::ids(ids.clone()),
-                sampling_params: SamplingParams {
-                    seed: Some(first_seed.wrapping_add(choice)),
-                    ..submission.sampling_params.clone()
-                },
+                sampling_params: SamplingParams { seed: Some(seed), ..submission.sampling_params.clone() },
                 stream: submission.stream,
                 stream_mode: submission.stream_mode,
                 snapshot: submission.snapshot,
@@ -232,13 +240,14 @@ impl Frontend {
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
-            let name = submission.request_id.as_deref().map(|id| name_of_choice(id, choice));
+            let name = submission.request_id.as_deref().map(|id| name_of_choice(id, nth));
             let state = Arc::new(RequestState::new(rid, first, (fingerprint, size), accepted, deadline).named(name));
             self.shared.profiler.admitted(&state.rid, accepted, [tokenising, tokenised], ids.len());
             tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
             self.shared.register(&state, generate)?;
             self.shared.telemetry.accepted.add(1);
             let stream = EventStream::new(&self.shared, state, &log, permit);
+            let n_given = (ids.len() - masked.len() + n_suffix) as u32;
             streams.push(stream.of_prompt(n_given).paced(submission.max_fps));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
@@ -246,6 +255,38 @@ impl Frontend {
         self.shared.flush();
         self.shared.advance_trials();
         Ok(streams)
+    }
+
+    /// A prompt of `submission`, of which everything but the engine's state is checked.
+    async fn checked_prompt(
+        &self,
+        input: ServingInput,
+        submission: &Submission,
+        card: &ModelCard,
+    ) -> Result<Checked, SubmitError> {
+        let (field, params) = (field_of(&input), &submission.sampling_params);
+        let ids = self.prompt(field, input, submission.truncation, params.max_tokens, card).await?;
+        // First, because the other checks read the whole list.
+        check_length(field, &ids, 0, card)?;
+        let masked = if submission.fills_masks { masks_of(&ids, card) } else { Vec::new() };
+        check_prompt(field, &ids, &masked, params, card)?;
+        Ok(Checked { ids, masked })
+    }
+
+    /// The fingerprint of a prompt that is not refused for what it has done to the engine.
+    fn accepted_fingerprint(
+        &self,
+        ids: &[u32],
+        suffix: Option<&[u32]>,
+        submission: &Submission,
+        now: Instant,
+    ) -> Result<Fingerprint, SubmitError> {
+        let (adapter, params) = (submission.adapter.as_deref(), &submission.sampling_params);
+        let fingerprint = Fingerprint::of(&self.shared.draws.key, ids, suffix, adapter, params);
+        match lock(&self.shared.quarantine).refusal(fingerprint, now) {
+            Some(left) => Err(SubmitError::Poisoned { left }),
+            None => Ok(fingerprint),
+        }
     }
 
     /// Token ids of a prompt, cut where that is asked for.
@@ -378,6 +419,26 @@ impl Frontend {
         let work = move || tokenise(frontend.text(), field, input, max_tokens);
         Ok(self.long_work().run(work).await.map_err(|error| RequestError::engine(error.to_string()))??)
     }
+}
+
+/// A prompt that was accepted.
+struct Checked {
+    ids: Vec<u32>,
+    /// Places to fill.
+    masked: Vec<u32>,
+}
+
+/// Refuses more answers than the server ever takes at once.
+fn check_count(submission: &Submission, max_in_flight: usize) -> Result<(), RequestError> {
+    let (n_inputs, n) = (submission.inputs.len(), submission.n_choices);
+    if n_inputs.saturating_mul(n as usize) <= max_in_flight {
+        return Ok(());
+    }
+    let limit = format!("this server takes {max_in_flight} requests at once");
+    Err(match n_inputs {
+        1 => RequestError::too_large("n", format!("n is {n}; {limit}")),
+        _ => RequestError::too_large("prompt", format!("prompt: {n_inputs} prompts with n = {n}; {limit}")),
+    })
 }
 
 /// The client's name of the field that holds `input`.

@@ -48,6 +48,14 @@ impl Usage {
         }
     }
 
+    /// Adds another prompt with its choices.
+    pub(super) fn add_prompt(&mut self, prompt: Self) {
+        self.prompt_tokens += prompt.prompt_tokens;
+        self.completion_tokens += prompt.completion_tokens;
+        self.total_tokens += prompt.total_tokens;
+        self.prompt_tokens_details.cached_tokens += prompt.prompt_tokens_details.cached_tokens;
+    }
+
     /// One prompt with several choices: the prompt counts once, as OpenAI does.
     pub(super) fn add_choice(&mut self, choice: Self) {
         self.prompt_tokens = choice.prompt_tokens;

@@ -46,7 +46,7 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
             frontend: app.frontend,
             choices: streams.iter().map(|_| ChoiceProgress::new(denoise)).collect(),
             wants_logprobs,
-            usage: StreamedUsage::new(usage_chunks, &streams),
+            usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
         };
         return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
     }

@@ -1,4 +1,5 @@
-//! `POST /v1/completions`: OpenAI's completions. A prompt in, text out, streamed or not.
+//! `POST /v1/completions`: OpenAI's completions. Prompts in, text out, streamed or not. Choice `prompt * n + i` is answer i to
+//! a prompt.
 //!
 //! Never here: chat templates.
 
@@ -32,6 +33,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
     let Order { model, submission, denoise, wants_logprobs, usage_chunks } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
+    let n_choices = submission.n_choices as usize;
     let streams = app.frontend.submit(submission).await?;
     drop(held);
     let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
@@ -51,15 +53,19 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
                 .map(|_| ChoiceProgress { denoise: DenoiseFrames::new(denoise, false), ..ChoiceProgress::default() })
                 .collect(),
             wants_logprobs,
-            usage: StreamedUsage::new(usage_chunks, &streams),
+            usage: StreamedUsage::new(usage_chunks, &streams, n_choices),
         };
         return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
     }
     let replies = replies_of(streams).await?;
     let mut usage = Usage::default();
+    for prompt in replies.chunks(n_choices) {
+        let mut of_prompt = Usage::default();
+        prompt.iter().for_each(|reply| of_prompt.add_choice(Usage::of(reply)));
+        usage.add_prompt(of_prompt);
+    }
     let mut choices = Vec::with_capacity(replies.len());
     for (index, reply) in replies.iter().enumerate() {
-        usage.add_choice(Usage::of(reply));
         choices.push(Choice {
             index,
             text: &reply.text,

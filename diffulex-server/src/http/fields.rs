@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use diffulex_protocol::Prompt;
 use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -16,10 +17,22 @@ pub(super) enum PromptField {
     Text(String),
     /// Token ids.
     Ids(Vec<u32>),
-    /// Completions' list of texts; one is taken.
+    /// Completions' list of texts.
     Texts(Vec<String>),
-    /// Completions' list of id lists; one is taken.
+    /// Completions' list of id lists.
     IdLists(Vec<Vec<u32>>),
+}
+
+impl PromptField {
+    /// Each of them.
+    pub(super) fn into_prompts(self) -> Vec<Prompt> {
+        match self {
+            Self::Text(text) => vec![Prompt::Text(text)],
+            Self::Ids(ids) => vec![Prompt::Ids(ids)],
+            Self::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+            Self::IdLists(lists) => lists.into_iter().map(Prompt::Ids).collect(),
+        }
+    }
 }
 
 /// The first element of a prompt's list; the others must be of the same kind.

@@ -114,7 +114,7 @@ pub(super) struct Reading {
     pub(super) is_chat: bool,
     /// The progress of streams that ask for none.
     pub(super) stream_mode: StreamMode,
-    /// Several choices may be asked for.
+    /// Several choices may be asked for, and, where prompts are read, several of those.
     pub(super) takes_choices: bool,
 }
 
@@ -188,10 +188,12 @@ impl Order {
         }
         body.apply_stages()?;
         let sampling_params = body.sampling_params(&app.options.sampling_defaults)?;
-        let (input, suffix) = if reading.is_chat {
-            (ServingInput::Chat { messages: body.take_messages()? }, None)
+        let (inputs, suffix) = if reading.is_chat {
+            (vec![ServingInput::Chat { messages: body.take_messages()? }], None)
         } else {
-            (ServingInput::Prompt { prompt: body.take_prompt()? }, body.take_suffix()?)
+            let prompts = if reading.takes_choices { body.take_prompts()? } else { vec![body.take_prompt()?] };
+            let inputs = prompts.into_iter().map(|prompt| ServingInput::Prompt { prompt }).collect();
+            (inputs, body.take_suffix()?)
         };
         let denoise = DenoiseForm::of(body.snapshot, body.denoise)?;
         let submission = Submission {
@@ -208,7 +210,7 @@ impl Order {
             request_id: body.take_request_id()?,
             truncation: body.truncation()?,
             cache_salt: body.take_cache_salt()?,
-            ..Submission::new(reading.route, input)
+            ..Submission::of_inputs(reading.route, inputs)
         };
         let (wants_logprobs, usage_chunks) = (body.wants_logprobs(), body.usage_chunks());
         Ok(Self { model, submission, denoise, wants_logprobs, usage_chunks })
@@ -358,17 +360,20 @@ impl GenerationBody {
         self.suffix = suffix.map(PromptField::Text);
     }
 
+    /// The prompts; an error when there is none.
+    fn take_prompts(&mut self) -> Result<Vec<Prompt>, ApiError> {
+        let missing = || ApiError::invalid("prompt", "prompt is required: a string or a list of token ids");
+        self.prompt.take().map(PromptField::into_prompts).ok_or_else(missing)
+    }
+
     /// The prompt; an error when there is none, or more than one.
     pub(super) fn take_prompt(&mut self) -> Result<Prompt, ApiError> {
-        let Some(prompt) = self.prompt.take() else {
-            return Err(ApiError::invalid("prompt", "prompt is required: a string or a list of token ids"));
-        };
-        one_prompt("prompt", prompt)
+        one_prompt("prompt", self.take_prompts()?)
     }
 
     /// Text or ids that follow the answer; `None` if empty.
     fn take_suffix(&mut self) -> Result<Option<Prompt>, ApiError> {
-        let suffix = self.suffix.take().map(|suffix| one_prompt("suffix", suffix)).transpose()?;
+        let suffix = self.suffix.take().map(|suffix| one_prompt("suffix", suffix.into_prompts())).transpose()?;
         Ok(suffix.filter(|suffix| match suffix {
             Prompt::Text(text) => !text.is_empty(),
             Prompt::Ids(ids) => !ids.is_empty(),
@@ -404,21 +409,13 @@ impl GenerationBody {
     }
 }
 
-/// One prompt, or a list of one.
-fn one_prompt(field: &str, prompt: PromptField) -> Result<Prompt, ApiError> {
-    let one_only = |n: usize| ApiError::invalid(field, format!("{field}: expected one per request, got {n}"));
-    match prompt {
-        PromptField::Text(text) => Ok(Prompt::Text(text)),
-        PromptField::Ids(ids) => Ok(Prompt::Ids(ids)),
-        PromptField::Texts(texts) => match <[String; 1]>::try_from(texts) {
-            Ok([text]) => Ok(Prompt::Text(text)),
-            Err(texts) => Err(one_only(texts.len())),
-        },
-        PromptField::IdLists(lists) => match <[Vec<u32>; 1]>::try_from(lists) {
-            Ok([ids]) => Ok(Prompt::Ids(ids)),
-            Err(lists) => Err(one_only(lists.len())),
-        },
-    }
+/// The only one of `prompts`.
+fn one_prompt(field: &str, prompts: Vec<Prompt>) -> Result<Prompt, ApiError> {
+    let prompts = <[Prompt; 1]>::try_from(prompts);
+    let [prompt] = prompts.map_err(|prompts| {
+        ApiError::invalid(field, format!("{field}: expected one per request, got {}", prompts.len()))
+    })?;
+    Ok(prompt)
 }
 
 /// vLLM and sglang write -1 (and vLLM 0) for "all".

@@ -27,15 +27,21 @@ pub(super) struct StreamedUsage {
     /// Tokens of the answer so far, by choice.
     n_written: Vec<u32>,
     n_open: usize,
+    /// Choices of one prompt.
+    n_choices: usize,
+    /// Cached tokens of each prompt.
+    n_cached: Vec<u32>,
     usage: Usage,
 }
 
 impl StreamedUsage {
-    /// Usage of `streams`, one per choice.
-    pub(super) fn new(chunks: UsageChunks, streams: &[EventStream]) -> Self {
-        let prompt_tokens = streams.first().map_or(0, EventStream::prompt_tokens);
+    /// Usage of `streams`, `n_choices` (1 at least) per prompt. A prompt counts once, as OpenAI does.
+    pub(super) fn new(chunks: UsageChunks, streams: &[EventStream], n_choices: usize) -> Self {
+        let n_choices = n_choices.max(1);
+        let prompt_tokens = streams.iter().step_by(n_choices).map(EventStream::prompt_tokens).sum();
         let usage = Usage { prompt_tokens, total_tokens: prompt_tokens, ..Usage::default() };
-        Self { chunks, n_written: vec![0; streams.len()], n_open: streams.len(), usage }
+        let n_cached = vec![0; streams.len().div_ceil(n_choices)];
+        Self { chunks, n_written: vec![0; streams.len()], n_open: streams.len(), n_choices, n_cached, usage }
     }
 
     /// Choice `index` has `n_tokens` by now.
@@ -49,8 +55,11 @@ impl StreamedUsage {
 
     /// Choice `index` has ended.
     pub(super) fn finish(&mut self, index: usize, reply: &ServingReply) {
-        let Usage { prompt_tokens, completion_tokens, prompt_tokens_details, .. } = Usage::of(reply);
-        self.usage = Usage { prompt_tokens, prompt_tokens_details, ..self.usage };
+        let Usage { completion_tokens, prompt_tokens_details, .. } = Usage::of(reply);
+        if let Some(n_cached) = self.n_cached.get_mut(index / self.n_choices) {
+            *n_cached = prompt_tokens_details.cached_tokens;
+        }
+        self.usage.prompt_tokens_details.cached_tokens = self.n_cached.iter().sum();
         self.n_open = self.n_open.saturating_sub(1);
         self.note(index, completion_tokens);
     }
