@@ -2,7 +2,7 @@
 //!
 //! In: lines of requests. Out: a line for each, as it is answered. Requests go through the server's own routes without a
 //! socket, so that a line is answered as the same request over HTTP. A run that was interrupted goes on where it stopped.
-//! Never here: what a request may say, the files' form ([`lines`]).
+//! Never here: what a request may say, the files' form.
 
 mod lines;
 
