@@ -13,8 +13,8 @@ use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, Response, StatusCode, Uri, header};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{
-    ErrorCode, EventBatch, FinishReason, ModelCard, PROTOCOL_VERSION, Ready, ServingBufferSnapshot, ServingCommand,
-    SamplingParams, ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode,
+    ErrorCode, EventBatch, FinishReason, ModelCard, PROTOCOL_VERSION, Ready, SamplingParams, ServingBufferSnapshot,
+    ServingCommand, ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode,
 };
 use diffulex_server::frontend::{Frontend, FrontendOptions, StartError, WorkerHandle, WorkerParts, WorkerStarter};
 use diffulex_server::http::{BodyLimits, HttpOptions, router};
@@ -303,7 +303,10 @@ impl CommandSender for ScriptedLink {
             ServingCommand::UnloadAdapter { name } => {
                 vec![ServingEvent::AdapterReply { name, ok: true, message: None }]
             }
-            ServingCommand::Abort { .. } | ServingCommand::Attach { .. } | ServingCommand::FlushCache | ServingCommand::Shutdown { .. } => {
+            ServingCommand::Abort { .. }
+            | ServingCommand::Attach { .. }
+            | ServingCommand::FlushCache
+            | ServingCommand::Shutdown { .. } => {
                 return Ok(());
             }
         };

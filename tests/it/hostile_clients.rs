@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use crate::harness::{Answer, Ending, Server, idle, long_stream, read_some, read_to_close, wait_until};
+use crate::harness::{Answer, Ending, Server, idle, long_stream, read_some, read_to_close, read_until, wait_until};
 
 const GOOD: &str = r#"{"prompt": [5], "max_tokens": 2}"#;
 
@@ -200,4 +200,37 @@ fn under_more_than_it_holds_each_is_answered_or_told_when_to_come_again() {
     assert!(!refused.is_empty(), "80 at once are more than 8");
     assert_eq!(server.metric("request_rejected_total"), refused.len() as f64);
     wait_until("an idle engine", || idle(&server));
+}
+
+/// Pooled connections of HTTP clients: what is refused before its body is read must not close them under the next request.
+#[test]
+fn a_connection_lives_on_after_a_refusal_that_came_before_the_body() {
+    let server = Server::start(&["--api-key", "secret"]);
+    let post = |path: &str, key: &str, more: &str, body: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n{more}content-length: {}\r\n\r\n",
+            body.len()
+        )
+    };
+    let json = "content-type: application/json\r\n";
+    let body = json!({"prompt": [5, 6], "max_tokens": 2}).to_string();
+    let mut socket = server.connect();
+    for (path, key, kind, status) in [
+        ("/generate", "wrong", json, "401"),
+        ("/nowhere", "secret", json, "404"),
+        ("/ready", "secret", json, "405"),
+        ("/generate", "secret", "content-type: text/plain\r\n", "415"),
+    ] {
+        socket.write_all(post(path, key, kind, &body).as_bytes()).unwrap();
+        let answer = String::from_utf8(read_until(&mut socket, "\"detail\":")).unwrap();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        // The rest of this answer.
+        if !answer.ends_with("\"}") {
+            read_until(&mut socket, "\"}");
+        }
+        socket.write_all(body.as_bytes()).unwrap();
+    }
+    let last = post("/generate", "secret", &format!("{json}connection: close\r\n"), &body);
+    socket.write_all((last + &body).as_bytes()).unwrap();
+    assert_eq!(Answer::read(socket).status, 200);
 }

@@ -2,20 +2,23 @@
 //!
 //! Never here: what the fields mean.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::BodyDataStream;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
+use hyper::body::{Frame, SizeHint};
 use serde::de::DeserializeOwned;
+use tokio::runtime::Handle;
 use tokio_stream::StreamExt;
 
 use super::App;
 use super::budget::{BodyBudget, HeldMemory};
 use super::error::ApiError;
 
-/// How long, and for how many bytes, the rest of a refused body is read away: a client that is still sending sees a
-/// reset instead of the answer when the connection closes under it. Chosen by us.
+/// How long, and for how many bytes, the rest of a refused body is read away. Chosen by us.
 const DISCARD_DEADLINE: Duration = Duration::from_secs(5);
 const DISCARD_BYTES: usize = 256 * 1024 * 1024;
 
@@ -94,7 +97,7 @@ pub(super) async fn optional_json<B: DeserializeOwned + Default + Send + 'static
     request: Request,
     dialect: Dialect,
 ) -> Result<B, ApiError> {
-    if axum::body::HttpBody::is_end_stream(request.body()) {
+    if request.body().is_end_stream() {
         return Ok(B::default());
     }
     plain_json(app, request, dialect).await
@@ -142,8 +145,6 @@ async fn read_within(
             bytes.extend_from_slice(&chunk);
         }
     }
-    drop((bytes, held));
-    discard(chunks).await;
     Err(refusal.unwrap_or_else(|| too_large(max_bytes)))
 }
 
@@ -157,8 +158,46 @@ fn bodies_full() -> ApiError {
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "bodies_full", message).with_retry_after(BODIES_RETRY_AFTER)
 }
 
-/// Reads the rest of a body away. Over time or not, the answer is the same.
-async fn discard(mut chunks: BodyDataStream) {
+/// A request's body that, dropped before its end, is read away behind the answer. Otherwise the connection closes: under a client
+/// that is still sending, which then sees a reset instead of the answer, or under its next request.
+struct ReadAway(Body);
+
+/// [`ReadAway`] for every request that has a body.
+pub(super) fn read_away_rest(request: Request) -> Request {
+    if request.body().is_end_stream() { request } else { request.map(|body| Body::new(ReadAway(body))) }
+}
+
+impl HttpBody for ReadAway {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+impl Drop for ReadAway {
+    fn drop(&mut self) {
+        // Without a runtime there is no connection left.
+        if let (false, Ok(runtime)) = (self.0.is_end_stream(), Handle::try_current()) {
+            runtime.spawn(discard(std::mem::take(&mut self.0)));
+        }
+    }
+}
+
+async fn discard(body: Body) {
+    let mut chunks = body.into_data_stream();
     let discard = async {
         let mut n_bytes = 0;
         while let Some(Ok(chunk)) = chunks.next().await {
@@ -168,6 +207,7 @@ async fn discard(mut chunks: BodyDataStream) {
             }
         }
     };
+    // Over time or not, there is nothing more to do.
     let _ = tokio::time::timeout(DISCARD_DEADLINE, discard).await;
 }
 

@@ -162,6 +162,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         Some(cors) => router.layer(cors),
         None => router.layer(middleware::from_fn(guard::let_local_pages_read)),
     };
+    let router = router.layer(middleware::map_request(async |request: Request| body::read_away_rest(request)));
     // Around all others, so that it writes and counts their errors.
     let router = router.layer(middleware::from_fn_with_state(Arc::default(), refusals::report));
     // The outermost is the last: every request has an id, and so every answer.
