@@ -19,7 +19,8 @@ import OpenAI from "openai";
 
 const KEY = "secret";
 const QUESTION = "12 + 30 = ?";
-const COUNT = "count from 1 to 9";
+// An answer of 385 tokens. It arrives in one piece where the client reads late: the server joins what waits.
+const COUNT = "count from 1 to 99";
 const DEADLINE_MS = 60_000;
 
 class Server {
@@ -218,15 +219,23 @@ for (const calls of CLIENTS) {
       assert.match(await text(QUESTION), /42/);
     },
     async stream() {
-      const all = await whole(pieces(COUNT, 48));
-      assert.ok(all.filter(Boolean).length > 1, "one piece");
-      assert.equal(all.join(""), await text(COUNT, 48));
+      const answer = await text(COUNT, 400);
+      let most = 0;
+      for (let i = 0; i < 20 && most < 2; i++) {
+        const all = (await whole(pieces(COUNT, 400))).filter(Boolean);
+        assert.equal(all.join(""), answer);
+        most = Math.max(most, all.length);
+      }
+      assert.ok(most > 1, "one piece");
     },
     async abort() {
       const left = await server.metric("client_disconnects_total");
-      for await (const _ of pieces("tell me a story", 900, { ignore_eos: true })) break;
-      await waitFor("the abort", async () => (await server.metric("client_disconnects_total")) > left);
-      await waitFor("free pages", async () => (await server.metric("num_requests_running")) === 0);
+      // A client that reads late may come too late to leave; it tries again then.
+      for (let i = 0; i < 20 && (await server.metric("client_disconnects_total")) === left; i++) {
+        for await (const _ of pieces("tell me a story", 1900, { ignore_eos: true })) break;
+        await waitFor("free pages", async () => (await server.metric("num_requests_running")) === 0);
+      }
+      assert.ok((await server.metric("client_disconnects_total")) > left);
     },
     async error() {
       for (const act of [() => calls.text(make(), "nobody", "hi", 8), () => whole(calls.pieces(make(), "nobody", "hi", 8, {}))]) {
@@ -254,8 +263,8 @@ for (const calls of CLIENTS) {
     async denoise() {
       const metric = 'stream_frames_sent_total\\{mode="denoise"\\}';
       const sent = await server.metric(metric);
-      const all = await whole(pieces(COUNT, 48, { stream_mode: "denoise" }));
-      assert.equal(all.join(""), await text(COUNT, 48));
+      const all = await whole(pieces(COUNT, 400, { stream_mode: "denoise" }));
+      assert.equal(all.join(""), await text(COUNT, 400));
       assert.ok((await server.metric(metric)) > sent + 2);
     },
   };

@@ -19,7 +19,10 @@ from pathlib import Path
 
 KEY = "secret"
 QUESTION = "12 + 30 = ?"
-# Long enough to be left: it ends at max_tokens only.
+# An answer of 385 tokens. It arrives in one piece where the client reads late (the server joins what waits), as in its first
+# stream, which builds its types.
+COUNT = "count from 1 to 99"
+# Long enough to be left, by a client that passes `ignore_eos`: it ends at max_tokens only.
 STORY = "tell me a story"
 FEATURES = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
 DEADLINE_S = 60
@@ -150,18 +153,28 @@ class Contract:
         self.passed("plain")
 
     def test_stream(self):
-        pieces = list(self.one.pieces("count from 1 to 9", 48))
-        self.assertGreater(len([piece for piece in pieces if piece]), 1)
-        self.assertEqual("".join(pieces), self.one.text("count from 1 to 9", 48))
+        text = self.one.text(COUNT, 400)
+        most = 0
+        for _ in range(20):
+            pieces = [piece for piece in self.one.pieces(COUNT, 400) if piece]
+            self.assertEqual("".join(pieces), text)
+            most = max(most, len(pieces))
+            if most > 1:
+                break
+        self.assertGreater(most, 1)
         self.passed("stream")
 
     def test_abort(self):
         before = self.server.metric("client_disconnects_total")
-        stream = self.one.pieces(STORY, 900, ignore_eos=True)
-        next(iter(stream))
-        stream.close()
-        self.server.wait_for("the abort", lambda: self.server.metric("client_disconnects_total") > before)
-        self.server.wait_for("free pages", lambda: self.server.metric("num_requests_running") == 0)
+        # A client that reads late may come too late to leave; it tries again then.
+        for _ in range(20):
+            stream = self.one.pieces(STORY, 1900, ignore_eos=True)
+            next(iter(stream))
+            stream.close()
+            self.server.wait_for("free pages", lambda: self.server.metric("num_requests_running") == 0)
+            if self.server.metric("client_disconnects_total") > before:
+                break
+        self.assertGreater(self.server.metric("client_disconnects_total"), before)
         self.passed("abort")
 
     def test_error(self):
@@ -197,7 +210,7 @@ class Contract:
             return self.server.metric(r'stream_frames_sent_total\{mode="denoise"\}')
 
         before = n_frames()
-        text = "".join(self.one.pieces("count from 1 to 9", 48, stream_mode="denoise"))
-        self.assertEqual(text, self.one.text("count from 1 to 9", 48))
+        text = "".join(self.one.pieces(COUNT, 400, stream_mode="denoise"))
+        self.assertEqual(text, self.one.text(COUNT, 400))
         self.assertGreater(n_frames(), before + 2)
         self.passed("denoise")
