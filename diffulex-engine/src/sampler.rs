@@ -91,3 +91,70 @@ fn candidate(
     let chance = randomness.chance(draw_key(sequence, position));
     Candidate { row, current: sequence.draft(position), token, confidence, likeliest, runners_up, score, chance }
 }
+
+#[cfg(test)]
+mod tests {
+    use diffulex_protocol::{FinishReason, SamplingParams};
+    use diffulex_strategies::{Attention, Score, Setup, StrategyKind};
+
+    use super::*;
+    use crate::alignment::LogitAlignment;
+    use crate::kernels::Draw;
+    use crate::randomness::Seeded;
+    use crate::sequence::Limits;
+
+    const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 12, mask_token_id: None };
+
+    /// Every field of a recipe comes from the request or its strategy, and none has the value it has by default.
+    #[test]
+    fn a_recipe_says_all_that_the_request_and_its_strategy_ask_for() {
+        let params = SamplingParams {
+            temperature: 0.75,
+            top_k: Some(7),
+            top_p: Some(0.5),
+            min_p: Some(0.25),
+            top_logprobs: 3,
+            presence_penalty: 1.0,
+            seed: Some(11),
+            ..SamplingParams::default()
+        };
+        let setup = Setup {
+            attention: Attention::Canvas,
+            is_shifted: false,
+            may_edit: true,
+            may_have_d2f: false,
+            block_size: 4,
+            buffer_size: None,
+            max_model_len: 64,
+            accept_threshold: None,
+        };
+        let strategy = StrategyKind::CanvasRenoise.make(&setup);
+        let limits = Limits { end: 8, reason: FinishReason::MaxNewTokensReached };
+        let mut sequence =
+            Sequence::new(&[5; 4], limits, 12, &[], params.clone(), strategy.clone(), LogitAlignment::Same);
+        let blocks = sequence.step_blocks();
+        assert!(blocks.clone().any(|block| sequence.is_canvas(block)), "{blocks:?}");
+        let changes = LogitChanges::of(&sequence, VOCABULARY);
+        let made = recipe(&sequence, 5, 9, &changes, VOCABULARY, &Seeded);
+        let draw = Seeded.draw(DrawKey { seed: 11, position: 5, step: 0 });
+        assert_ne!(draw, Draw::Uniform(0.0));
+        let expected = Recipe {
+            row: 9,
+            strategy_temperature: 0.8,
+            guidance: None,
+            changes: changes.at(&sequence, 5),
+            vocabulary: VOCABULARY,
+            temperature: 0.75,
+            top_k: Some(7),
+            top_p: Some(0.5),
+            min_p: Some(0.25),
+            draw,
+            score: Score::NegativeEntropy,
+            n_likeliest: 3,
+            asked: Vec::new(),
+            classes: None,
+            conditions: None,
+        };
+        assert_eq!(made, expected);
+    }
+}

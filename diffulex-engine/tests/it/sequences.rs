@@ -152,3 +152,38 @@ fn a_step_that_writes_a_decided_position_is_an_error() {
     step.candidates[0].row = 0;
     assert!(sequence.advance(0..1, &[step]).is_err(), "a given position");
 }
+
+#[test]
+fn a_token_that_the_client_gave_ends_no_answer() {
+    let params = SamplingParams { stop_token_ids: vec![9], ..SamplingParams::default() };
+    let limits = Limits { end: 6, reason: FinishReason::MaxNewTokensReached };
+    let strategy = strategy(StrategyKind::SemiAutoregressive, &[]);
+    let mut sequence = Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).holding(&[
+        None,
+        Some(9),
+        None,
+        None,
+    ]);
+    let step = candidates(&sequence, 0, &[0.95]);
+    sequence.advance(0..1, &[step]).expect("legal edits");
+    assert_eq!(sequence.answer_end(), 6);
+}
+
+#[test]
+fn what_is_found_needs_no_forward_and_what_is_lost_is_written_again() {
+    let mut sequence = sequence(StrategyKind::MultiBlock, [8, 4]);
+    sequence.found_in_cache(1);
+    assert_eq!((sequence.n_cached_blocks(), sequence.step_blocks()), (1, 1..2));
+    sequence.found_in_cache(0);
+    assert_eq!((sequence.n_cached_blocks(), sequence.step_blocks()), (0, 0..2));
+    sequence.advance(0..2, &[]).expect("the prompt");
+    let blocks = sequence.step_blocks();
+    assert_eq!((sequence.n_cached_blocks(), blocks.clone()), (2, 2..3));
+    let step = candidates(&sequence, 2, &[0.95, 0.3]);
+    sequence.advance(blocks, &[step]).expect("legal edits");
+    sequence.lose_cache();
+    assert_eq!(sequence.n_cached_blocks(), 0);
+    sequence.advance(0..2, &[]).expect("the prompt again");
+    assert_eq!((sequence.n_cached_blocks(), sequence.frontier()), (2, 9));
+    assert_eq!((sequence.nfe().prefill, sequence.nfe().denoise, sequence.nfe().rebuild), (1, 1, 1));
+}
