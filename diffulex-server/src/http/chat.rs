@@ -43,12 +43,12 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
                 fields.add("created", &head.created);
                 fields.add("model", &head.model);
             }),
-            frontend: app.frontend,
+            frontend: app.frontend.clone(),
             choices: streams.iter().map(|_| ChoiceProgress::new(denoise)).collect(),
             wants_logprobs,
             usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
         };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
+        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
     }
     let replies = replies_of(streams).await?;
     Ok(answer::json(&completion(&head, &replies, wants_logprobs, &app.frontend)))

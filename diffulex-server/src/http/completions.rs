@@ -47,7 +47,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
         });
         let framer = CompletionFramer {
             head,
-            frontend: app.frontend,
+            frontend: app.frontend.clone(),
             choices: streams
                 .iter()
                 .map(|_| ChoiceProgress { denoise: DenoiseFrames::new(denoise, false), ..ChoiceProgress::default() })
@@ -55,7 +55,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
             wants_logprobs,
             usage: StreamedUsage::new(usage_chunks, &streams, n_choices),
         };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
+        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
     }
     let replies = replies_of(streams).await?;
     let mut usage = Usage::default();

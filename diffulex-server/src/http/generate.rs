@@ -34,7 +34,7 @@ pub(super) async fn generate(State(app): State<App>, request: Request) -> Result
             GenerateFramer { head, denoise: DenoiseFrames::new(denoise, true) },
             Spacing::Python,
             stream_mode,
-            app.telemetry,
+            app.telemetry.clone(),
         )
         .await;
     }

@@ -43,7 +43,7 @@ async fn create(app: App, request: Request) -> Result<Response, ApiError> {
             denoise: DenoiseFrames::new(order.denoise, false),
             delta: EventHead::new("content_block_delta", |fields| fields.add("index", &0)),
         };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
+        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
     }
     match streams.pop() {
         Some(stream) => {

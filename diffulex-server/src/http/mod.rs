@@ -33,6 +33,7 @@ mod stages;
 mod streamed_usage;
 mod tokenize;
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use axum::Router;
@@ -92,15 +93,26 @@ impl HttpOptions {
     }
 }
 
-/// State of every route.
+/// State of every route. A request clones it some ten times, so clones share one.
 #[derive(Clone)]
-pub struct App {
+pub struct App(Arc<AppState>);
+
+/// Fields of [`App`].
+pub struct AppState {
     frontend: Frontend,
     telemetry: Arc<Telemetry>,
-    options: Arc<HttpOptions>,
+    options: HttpOptions,
     bodies: BodyBudget,
     speech: Option<SpeechUpstream>,
-    ignored_fields: Arc<IgnoredFieldLog>,
+    ignored_fields: IgnoredFieldLog,
+}
+
+impl Deref for App {
+    type Target = AppState;
+
+    fn deref(&self) -> &AppState {
+        &self.0
+    }
 }
 
 /// An origin of `--cors-origin` that no header can hold.
@@ -129,7 +141,8 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
-    let app = App { frontend, telemetry, options: Arc::new(options), bodies, speech, ignored_fields: Arc::default() };
+    let ignored_fields = IgnoredFieldLog::default();
+    let app = App(Arc::new(AppState { frontend, telemetry, options, bodies, speech, ignored_fields }));
     let profile = if app.options.serves_profiles { profile::routes() } else { Router::new() };
     let router = Router::new()
         .route("/generate", post(generate::generate))
@@ -157,16 +170,20 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .merge(playground::routes())
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method);
-    let router = router.layer(middleware::from_fn_with_state(app.clone(), admit)).with_state(app);
+    // Tuples, outermost first: each call of `layer` costs every request allocations.
+    let admission = middleware::from_fn_with_state(app.clone(), admit);
     let router = match cors {
-        Some(cors) => router.layer(cors),
-        None => router.layer(middleware::from_fn(guard::let_local_pages_read)),
+        Some(cors) => router.layer((cors, admission)),
+        None => router.layer((middleware::from_fn(guard::let_local_pages_read), admission)),
     };
-    let router = router.layer(middleware::map_request(async |request: Request| body::read_away_rest(request)));
-    // Around all others, so that it writes and counts their errors.
-    let router = router.layer(middleware::from_fn_with_state(Arc::default(), refusals::report));
-    // The outermost is the last: every request has an id, and so every answer.
-    Ok(router.layer(PropagateRequestIdLayer::x_request_id()).layer(SetRequestIdLayer::x_request_id(MakeRequestUuid)))
+    Ok(router.with_state(app).layer((
+        // Every request has an id, and so every answer.
+        SetRequestIdLayer::x_request_id(MakeRequestUuid),
+        PropagateRequestIdLayer::x_request_id(),
+        // Around all others, so that it writes and counts their errors.
+        middleware::from_fn_with_state(Arc::default(), refusals::report),
+        middleware::map_request(async |request: Request| body::read_away_rest(request)),
+    )))
 }
 
 /// The model or adapter that a request names.

@@ -47,7 +47,7 @@ async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
             ResponseFramer::new(head, order.denoise),
             Spacing::Compact,
             stream_mode,
-            app.telemetry,
+            app.telemetry.clone(),
         )
         .await;
     }

@@ -117,7 +117,7 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
     if is_stream {
         let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &order.model));
         let framer = LineFramer { head, shape, start, denoise: DenoiseFrames::new(order.denoise, false) };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry).await;
+        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
     }
     match streams.pop() {
         Some(stream) => {
