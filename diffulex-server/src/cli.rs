@@ -33,6 +33,8 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Write one answer in the terminal and show each denoise step.
     Generate(Box<GenerateArgs>),
+    /// Chat in the terminal and show each denoise step.
+    Shell(Box<ShellArgs>),
     /// Answer requests from a file, in the form of OpenAI's batches.
     Batch(Box<BatchArgs>),
     /// Report where the time of a profile's requests went.
@@ -49,6 +51,34 @@ pub struct GenerateArgs {
     /// Use the prompt as it is, without the model's chat template.
     #[arg(long)]
     pub raw: bool,
+    /// Of the answer.
+    #[command(flatten)]
+    pub answers: AnswerFlags,
+    /// Log level: error, warn, info, debug, trace, or a filter.
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Of the model and the engine.
+    #[command(flatten, next_help_heading = "Model and engine")]
+    pub engine: EngineFlags,
+}
+
+/// Everything `shell` takes.
+#[derive(Clone, Debug, Args)]
+pub struct ShellArgs {
+    /// Of the answers.
+    #[command(flatten)]
+    pub answers: AnswerFlags,
+    /// Log level: error, warn, info, debug, trace, or a filter.
+    #[arg(long, default_value = "warn", value_name = "LEVEL")]
+    pub log_level: String,
+    /// Of the model and the engine.
+    #[command(flatten, next_help_heading = "Model and engine")]
+    pub engine: EngineFlags,
+}
+
+/// Flags of answers on the terminal.
+#[derive(Clone, Debug, Args)]
+pub struct AnswerFlags {
     /// Longest answer, in tokens.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<u32>,
@@ -61,12 +91,6 @@ pub struct GenerateArgs {
     /// Denoise steps shown per second; 0 shows each as it arrives.
     #[arg(long, default_value_t = 30.0, value_name = "N")]
     pub fps: f64,
-    /// Log level: error, warn, info, debug, trace, or a filter.
-    #[arg(long, default_value = "warn", value_name = "LEVEL")]
-    pub log_level: String,
-    /// Of the model and the engine.
-    #[command(flatten, next_help_heading = "Model and engine")]
-    pub engine: EngineFlags,
 }
 
 /// Everything `batch` takes.
@@ -125,6 +149,7 @@ pub fn command() -> clap::Command {
         .mut_subcommand("serve", |command| of_subcommand(command, &of_serve, SERVE_EXAMPLES))
         .mut_subcommand("batch", |command| of_subcommand(command, &of_serve, BATCH_EXAMPLES))
         .mut_subcommand("worker", |command| of_subcommand(command, &of_serve, WORKER_EXAMPLES))
+        .mut_subcommand("shell", |command| of_subcommand(command, &of_generate, SHELL_EXAMPLES))
         .mut_subcommand("generate", |command| of_subcommand(command, &of_generate, GENERATE_EXAMPLES))
 }
 
@@ -141,6 +166,10 @@ const SERVE_EXAMPLES: &str =
 const GENERATE_EXAMPLES: &str = "  diffulex-server generate \"Tell me a story about a dragon\"
   diffulex-server generate --model SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
   echo \"What is 2 + 2?\" | diffulex-server generate
+";
+
+const SHELL_EXAMPLES: &str = "  diffulex-server shell
+  diffulex-server shell --model SDAR-1.7B-Chat --quantization int8 --temperature 0
 ";
 
 const BATCH_EXAMPLES: &str = "  diffulex-server batch -i requests.jsonl -o answers.jsonl

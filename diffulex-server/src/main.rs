@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use diffulex_server::cli::{self, Cli, Command};
-use diffulex_server::{batch, launch, log, one_shot, profile_report};
+use diffulex_server::{batch, launch, log, one_shot, profile_report, shell};
 
 /// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
 #[global_allocator]
@@ -39,6 +39,7 @@ fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error>> {
             None => return Ok(launch::run_worker()?),
         },
         Some(Command::Generate(args)) => one_shot::generate(&args)?,
+        Some(Command::Shell(args)) => shell::shell(&args)?,
         Some(Command::ProfileReport(args)) => profile_report::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)
