@@ -41,6 +41,8 @@ pub(crate) struct Admission<'a> {
 pub(crate) struct Admitted {
     pub(crate) sequence: Sequence,
     pub(crate) adapter: Option<AdapterId>,
+    /// Scores the prompt, where that is asked for and it has more than one token.
+    pub(crate) scoring: Option<Sequence>,
 }
 
 /// Refuses token ids in the field `param` that are not below `vocab_size`.
@@ -89,8 +91,9 @@ impl Admission<'_> {
         } else {
             self.at_masks(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
         };
-        let Place { prompt, limits, given, suffix } = &place;
         self.check_room(&strategy, &place)?;
+        let scoring = params.prompt_logprobs.map(|n| self.scoring(&strategy, &place, n)).transpose()?.flatten();
+        let Place { prompt, limits, given, suffix } = &place;
         let sequence = Sequence::new(
             prompt,
             *limits,
@@ -103,7 +106,32 @@ impl Admission<'_> {
         )
         .holding(given)
         .followed_by(suffix);
-        Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id) })
+        Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
+    }
+
+    /// The sequence that scores the prompt of `place`; `None` if there is nothing to score.
+    fn scoring(
+        &self,
+        strategy: &Strategy,
+        place: &Place,
+        n_alternatives: u32,
+    ) -> Result<Option<Sequence>, RequestError> {
+        let refused = |why: String| {
+            let what = "the log-probabilities of a prompt (prompt_logprobs, or echo with logprobs)";
+            Err(RequestError::invalid("prompt_logprobs", format!("{what} {why}")))
+        };
+        if !place.given.is_empty() || !place.suffix.is_empty() {
+            return refused("need a prompt without masks and without a suffix".to_owned());
+        }
+        let (mask, alignment) = (self.config.mask_token_id.unwrap_or_default(), self.config.alignment);
+        let Some(sequence) = Sequence::scoring(&place.prompt, n_alternatives, mask, strategy, alignment) else {
+            let why = match strategy.kind().layout() {
+                Layout::Canvases => "whose canvases start as noise instead of masks",
+                _ => "which encodes a prompt as one block, whose tokens have no order",
+            };
+            return refused(format!("are not defined for {}, {why}", strategy.name()));
+        };
+        Ok(Some(sequence).filter(|_| place.prompt.len() > 1))
     }
 
     fn ids_of(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
@@ -142,8 +170,9 @@ impl Admission<'_> {
         if prompt_len == 0 {
             return Err(RequestError::invalid("prompt", "prompt is empty"));
         }
-        if prompt_len >= max_model_len {
-            let problem = format!("{prompt_len} tokens, and at least one to write");
+        if prompt_len + max_tokens.min(1) > max_model_len {
+            let what = if max_tokens > 0 { ", and at least one to write" } else { "" };
+            let problem = format!("{prompt_len} tokens{what}");
             return Err(RequestError::context_length("prompt", max_model_len, problem));
         }
         let wanted = prompt_len.saturating_add(max_tokens);

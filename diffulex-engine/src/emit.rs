@@ -8,8 +8,8 @@
 use std::ops::Range;
 
 use diffulex_protocol::{
-    Alternatives, FinishReason, ServingBufferSnapshot, ServingDelta, ServingEvent, ServingGenerate, ServingReply,
-    SnapshotSpan, StreamMode,
+    Alternatives, FinishReason, PromptScores, ServingBufferSnapshot, ServingDelta, ServingEvent, ServingGenerate,
+    ServingReply, SnapshotSpan, StreamMode,
 };
 
 use crate::sequence::{PositionState, Sequence};
@@ -80,6 +80,8 @@ pub struct Emitter {
     sent_bytes: usize,
     /// First position that was not final at the previous snapshot.
     snapshot_frontier: usize,
+    /// Of the prompt, if they are asked for.
+    scores: Option<PromptScores>,
 }
 
 impl Emitter {
@@ -100,7 +102,14 @@ impl Emitter {
             sent_tokens: 0,
             sent_bytes: 0,
             snapshot_frontier: prompt_len,
+            // Those of a prompt of one token.
+            scores: request.sampling_params.prompt_logprobs.map(|_| PromptScores::default()),
         }
+    }
+
+    /// Takes the scores of the prompt from the sequence that scored it.
+    pub fn note_scores(&mut self, scored: &Sequence) {
+        self.scores = scored.scores();
     }
 
     /// Takes what has become final. True when a stop string is complete: the request is finished then.
@@ -226,7 +235,7 @@ impl Emitter {
             rid: self.rid.clone(),
             text: self.text.clone(),
             token_ids: sequence.tokens()[answer.clone()].to_vec(),
-            nfe: nfe.charged(),
+            nfe: nfe.charged() + self.scores.as_ref().map_or(0, |scores| scores.nfe),
             finish_reason: reason,
             full_text: text.decode(&full_token_ids),
             full_token_ids,
@@ -241,6 +250,8 @@ impl Emitter {
             queue_time_s: usage.queue_time_s,
             confidences: self.reported_confidences(sequence, answer.clone()),
             alternatives: reported_alternatives(sequence, answer),
+            end_token: self.end_token(sequence, reason),
+            prompt_scores: self.scores.take(),
             seed: sequence.params().seed,
             preemptions: usage.preemptions,
         })));
@@ -249,6 +260,15 @@ impl Emitter {
 
     fn reported_confidences(&self, sequence: &Sequence, positions: Range<usize>) -> Vec<f32> {
         if sequence.params().logprobs { sequence.confidences()[positions].to_vec() } else { Vec::new() }
+    }
+
+    /// The end token behind the answer, if that is what ended it.
+    fn end_token(&self, sequence: &Sequence, reason: FinishReason) -> Option<(u32, f32)> {
+        let ends = matches!(reason, FinishReason::EosTokenGenerated | FinishReason::StopString);
+        let stop = sequence.first_stop().filter(|_| ends && sequence.params().logprobs)?;
+        // Otherwise a stop string ended the answer before.
+        let is_next = stop == sequence.prompt_len() + self.ends.len();
+        is_next.then(|| (sequence.tokens()[stop], sequence.confidences()[stop]))
     }
 
     fn next_seq(&mut self) -> u32 {

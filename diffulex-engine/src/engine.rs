@@ -30,7 +30,7 @@ use crate::randomness::{DrawKey, Randomness, Seeded};
 use crate::runner::Runner;
 use crate::sampler::candidates;
 use crate::scheduler::{Scheduled, Scheduler, Span, Ticket};
-use crate::sequence::{ForwardKind, StepChange};
+use crate::sequence::{ForwardKind, Sequence, StepChange};
 use crate::serving::ServingEngine;
 use crate::text::TextModel;
 
@@ -64,6 +64,8 @@ struct Output {
     usage: Usage,
     received: Instant,
     has_started: bool,
+    /// The answer's sequence, while the prompt is scored.
+    answer: Option<Sequence>,
 }
 
 impl Engine {
@@ -133,7 +135,7 @@ impl Engine {
         self.scheduler.pool().is_consistent(self.scheduled.values().map(|request| request.pages.as_slice()))
     }
 
-    fn admit(&mut self, mut request: ServingGenerate) -> Result<(), RequestError> {
+    fn admit(&mut self, mut request: ServingGenerate) -> Result<Ticket, RequestError> {
         if self.tickets.contains_key(&request.rid) {
             return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
         }
@@ -143,16 +145,22 @@ impl Engine {
             adapters: &self.adapters,
             vocab_size: self.card.vocab_size,
         };
-        let Admitted { sequence, adapter } = admission.admit(&mut request)?;
+        let Admitted { sequence, adapter, scoring } = admission.admit(&mut request)?;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.stats.prompt_tokens += sequence.n_given(0..sequence.states().len()) as u64;
+        let emitter = Emitter::new(&request, sequence.prompt_len());
+        let (sequence, answer) = match scoring {
+            Some(scoring) => (scoring, Some(sequence)),
+            None => (sequence, None),
+        };
         let output = Output {
             rid: request.rid.clone(),
-            emitter: Emitter::new(&request, sequence.prompt_len()),
+            emitter,
             usage: Usage::default(),
             received: Instant::now(),
             has_started: false,
+            answer,
         };
         self.outputs.insert(ticket, output);
         self.profiler.event(Stage::Engine, "scheduler_queue_enter", &request.rid, || json!({}));
@@ -160,7 +168,7 @@ impl Engine {
         self.scheduled.insert(ticket, Scheduled::new(sequence, adapter).rooted(root));
         self.tickets.insert(request.rid, ticket);
         self.scheduler.enqueue(ticket);
-        Ok(())
+        Ok(ticket)
     }
 
     /// Loads an adapter, which requests may name from then on; the error says why it cannot be.
@@ -210,13 +218,15 @@ impl Engine {
         if let Some((scheduled, mut output)) = self.forget(ticket) {
             output.usage.preemptions = scheduled.preemptions;
             let nfe = scheduled.sequence.nfe();
+            // Aborted while the prompt was scored: the reply is about the answer, which is empty.
+            let sequence = output.answer.take().unwrap_or(scheduled.sequence);
             self.profiler.event(
                 Stage::Engine,
                 "stage_complete",
                 &output.rid,
                 || json!({"next": "detokenizer", "finish_reason": reason, "nfe": nfe}),
             );
-            let ended = output.emitter.finish(&scheduled.sequence, &self.text, &output.usage, reason);
+            let ended = output.emitter.finish(&sequence, &self.text, &output.usage, reason);
             self.profiler.sent(&ended);
             events.extend(ended);
             if reason == FinishReason::Aborted {
@@ -228,6 +238,29 @@ impl Engine {
                 let forwards = f64::from(nfe.decoding());
                 self.stats.tokens_per_forward.observe(f64::from(reply.written_tokens()) / forwards);
             }
+        }
+    }
+
+    /// Ends a request whose answer is whole from the start, since nothing is to be written. True if it was.
+    fn finish_if_whole(&mut self, ticket: Ticket, events: &mut Vec<ServingEvent>) -> bool {
+        let reason = self.scheduled.get(&ticket).and_then(|request| request.sequence.finished());
+        if let Some(reason) = reason {
+            self.finish(ticket, reason, events);
+        }
+        reason.is_some()
+    }
+
+    /// Puts the answer in the place of the prompt, which is scored. The answer finds what is cached of the prompt as any other
+    /// request does, so it is the one without scores.
+    fn begin_answer(&mut self, ticket: Ticket, events: &mut Vec<ServingEvent>) {
+        if let (Some(request), Some(output)) = (self.scheduled.get_mut(&ticket), self.outputs.get_mut(&ticket))
+            && let Some(answer) = output.answer.take()
+        {
+            output.emitter.note_scores(&request.sequence);
+            request.sequence = answer;
+        }
+        if !self.finish_if_whole(ticket, events) {
+            self.scheduler.requeue(ticket, &mut self.scheduled);
         }
     }
 
@@ -243,8 +276,9 @@ impl Engine {
             ServingCommand::Generate(request) => {
                 let rid = request.rid.clone();
                 self.profiler.event(Stage::Engine, "stage_input_received", &rid, || json!({"from_stage": "frontend"}));
-                if let Err(error) = self.admit(request) {
-                    events.push(ServingEvent::Error(error.into_event(rid)));
+                match self.admit(request) {
+                    Ok(ticket) => _ = self.finish_if_whole(ticket, events),
+                    Err(error) => events.push(ServingEvent::Error(error.into_event(rid))),
                 }
             }
             ServingCommand::Abort { rid } => {
@@ -369,7 +403,7 @@ impl Engine {
         };
         self.scheduler.name_pages(request);
         output.usage.cached_tokens = request.cached_tokens as u32;
-        if change.kind != ForwardKind::Prefill {
+        if !matches!(change.kind, ForwardKind::Prefill | ForwardKind::Score) {
             output.usage.decode_time_s += started.elapsed().as_secs_f64();
             output.usage.decode_tokens += change.filled.len() as u32;
         }
@@ -377,6 +411,14 @@ impl Engine {
             json!({"kind": change.kind, "nfe": request.sequence.nfe().charged(), "blocks": [span.blocks.start, span.blocks.end],
                    "accepted": change.filled.len(), "blocks_done": change.block_steps})
         });
+        if output.answer.is_some() {
+            let is_scored = request.sequence.finished().is_some();
+            self.count(&change);
+            if is_scored {
+                self.begin_answer(span.ticket, events);
+            }
+            return;
+        }
         let found_stop = output.emitter.absorb(&request.sequence, &self.text);
         let reason = if found_stop { Some(FinishReason::StopString) } else { request.sequence.finished() };
         match reason {
@@ -397,6 +439,11 @@ impl Engine {
             ForwardKind::Prefill => self.stats.nfe.prefill += 1,
             ForwardKind::Commit => self.stats.nfe.commit += 1,
             ForwardKind::Rebuild => self.stats.nfe.rebuild += 1,
+            // Nothing is written.
+            ForwardKind::Score => {
+                self.stats.nfe.score += 1;
+                return;
+            }
         }
         self.stats.forced_fills += u64::from(change.was_forced);
         self.stats.generation_tokens += change.filled.len() as u64;

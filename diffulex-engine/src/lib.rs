@@ -40,4 +40,4 @@ pub use engine::{Engine, LoadProgress};
 pub use error::{BatchError, DeviceError, LoadError, RequestError, StepError};
 pub use files::ModelFiles;
 pub use serving::ServingEngine;
-pub use text::TextModel;
+pub use text::{SpecialTokens, TextModel};

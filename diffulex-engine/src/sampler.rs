@@ -48,6 +48,7 @@ pub fn recipe(
         draw: randomness.draw(draw_key(sequence, position)),
         score: sequence.score(),
         n_likeliest: sequence.n_likeliest(),
+        asked: sequence.known(position).into_iter().collect(),
         ..Recipe::greedy(row, vocabulary)
     }
 }
@@ -88,6 +89,9 @@ fn candidate(
 ) -> Candidate {
     let Scored { token, confidence, score, likeliest: [likeliest, others @ ..], .. } = *scored;
     let runners_up: [(u32, f32); MAX_TOP_K - 1] = others;
+    // A known token is ranked by nothing, so its score is what was asked for.
+    let known = sequence.known(position).zip(scored.log_probabilities.first().copied());
+    let (token, confidence, score) = known.map_or((token, confidence, score), |(token, log)| (token, log.exp(), log));
     let chance = randomness.chance(draw_key(sequence, position));
     Candidate { row, current: sequence.draft(position), token, confidence, likeliest, runners_up, score, chance }
 }

@@ -384,12 +384,19 @@ impl Scheduler {
         }
     }
 
-    /// Preempts a running request: releases its pages and moves it to the front of the queue.
+    /// Preempts a running request, which goes on later; one that is not running waits already.
     pub fn preempt(&mut self, ticket: Ticket, requests: &mut BTreeMap<Ticket, Scheduled>) {
-        if let Some(request) = requests.get_mut(&ticket) {
-            self.lose_pages(request);
+        if let Some(request) = requests.get_mut(&ticket).filter(|_| self.running.contains(&ticket)) {
             request.preemptions += 1;
             self.preemptions += 1;
+            self.requeue(ticket, requests);
+        }
+    }
+
+    /// Releases the pages of a running request and moves it to the front of the queue.
+    pub fn requeue(&mut self, ticket: Ticket, requests: &mut BTreeMap<Ticket, Scheduled>) {
+        if let Some(request) = requests.get_mut(&ticket) {
+            self.lose_pages(request);
             self.running.retain(|running| *running != ticket);
             // Keep the queue in order of arrival.
             let place = self.waiting.iter().position(|waiting| *waiting > ticket).unwrap_or(self.waiting.len());

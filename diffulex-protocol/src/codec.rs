@@ -247,6 +247,9 @@ mod tests {
                 queue_time_s: 0.25,
                 confidences: Vec::new(),
                 alternatives: if seed % 5 == 0 { vec![vec![(7, 0.5)], Vec::new()] } else { Vec::new() },
+                end_token: (seed % 3 == 0).then_some((3, 0.5)),
+                prompt_scores: (seed % 7 == 0)
+                    .then(|| crate::PromptScores { log_probabilities: vec![-0.5], ..Default::default() }),
                 seed: Some(seed).filter(|seed| seed % 2 == 0),
                 preemptions: 0,
             }))

@@ -301,6 +301,28 @@ impl NfeCounts {
 }
 
 hot_events! {
+    /// How likely a prompt is, one entry of each list per token but the first.
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct PromptScores {
+        /// Natural logarithm of the probability of each token, given those before it.
+        pub log_probabilities: Vec<f32>,
+        /// The likeliest tokens at its place, if some were asked for.
+        pub alternatives: Vec<Alternatives> [optional],
+        /// Forward passes that this took.
+        pub nfe: u32,
+    }
+}
+
+impl Read<'_> for PromptScores {
+    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
+        let mut fields = Fields::open(cursor)?;
+        let scores = Self::read_fields(&mut fields)?;
+        fields.close().map(|()| scores)
+    }
+}
+
+hot_events! {
     /// The whole answer.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     pub struct ServingReply {
@@ -350,6 +372,10 @@ hot_events! {
         pub confidences: Vec<f32> [optional],
         /// See [`ServingDelta`].
         pub alternatives: Vec<Alternatives> [optional],
+        /// The end token that ended the answer and its probability, if `logprobs` was asked for.
+        pub end_token: Option<(u32, f32)> [optional],
+        /// The scores of the prompt, if `prompt_logprobs` was asked for.
+        pub prompt_scores: Option<PromptScores> [optional],
         /// The seed that draws this text again.
         pub seed: Option<u64> [optional],
         /// How many times the request lost its pages to an older one.
@@ -380,6 +406,8 @@ impl ServingReply {
             queue_time_s: 0.0,
             confidences: Vec::new(),
             alternatives: Vec::new(),
+            end_token: None,
+            prompt_scores: None,
             seed: None,
             preemptions: 0,
         }
@@ -455,6 +483,12 @@ mod tests {
             given_tokens: 2,
             confidences: vec![0.5],
             seed: Some(7),
+            end_token: Some((3, 0.5)),
+            prompt_scores: Some(PromptScores {
+                log_probabilities: vec![-1.5],
+                alternatives: vec![vec![(5, 0.5)]],
+                nfe: 1,
+            }),
             ..ServingReply::new("r", FinishReason::StopString)
         };
         for event in [

@@ -21,8 +21,8 @@ pub use command::{
     StreamMode,
 };
 pub use event::{
-    Alternatives, ErrorCode, EventBatch, FinishReason, NfeCounts, ServingBufferSnapshot, ServingDelta, ServingError,
-    ServingEvent, ServingReply,
+    Alternatives, ErrorCode, EventBatch, FinishReason, NfeCounts, PromptScores, ServingBufferSnapshot, ServingDelta,
+    ServingError, ServingEvent, ServingReply,
 };
 pub use messagepack::FieldVisitor;
 pub use params::{ParamError, ParamProblem, SamplingParams};

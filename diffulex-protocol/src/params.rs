@@ -13,7 +13,7 @@ use crate::settings::DecodingSettings;
 pub struct SamplingParams {
     /// 0 is greedy; at most [`SamplingParams::MAX_TEMPERATURE`].
     pub temperature: f32,
-    /// Exact number of tokens to commit, unless a stop comes first; at least 1.
+    /// Exact number of tokens to commit, unless a stop comes first; 0 writes nothing.
     pub max_tokens: u32,
     /// Upper bound of forward passes that decode: denoise steps, and commits of their own.
     pub max_nfe: Option<u32>,
@@ -60,6 +60,10 @@ pub struct SamplingParams {
     /// With `logprobs`: report so many of the likeliest tokens beside each, at most [`SamplingParams::MAX_TOP_LOGPROBS`].
     #[serde(skip_serializing_if = "is_zero")]
     pub top_logprobs: u32,
+    /// Report the log-probability of each prompt token but the first, and so many of the likeliest tokens at its place, at most
+    /// [`SamplingParams::MAX_TOP_LOGPROBS`]; the engine's `scoring` says in which order. `None` is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<u32>,
     /// Settings of the loaded strategy that this request changes; the engine checks them.
     #[serde(skip_serializing_if = "DecodingSettings::is_empty")]
     pub decoding: DecodingSettings,
@@ -94,6 +98,7 @@ impl Default for SamplingParams {
             logit_bias: Vec::new(),
             logprobs: false,
             top_logprobs: 0,
+            prompt_logprobs: None,
             decoding: DecodingSettings::default(),
         }
     }
@@ -121,7 +126,6 @@ impl SamplingParams {
     pub fn validate(&self) -> Result<(), ParamError> {
         let stop = |problem| Err(ParamError { field: "stop", problem });
         within("temperature", Some(self.temperature), 0.0, Self::MAX_TEMPERATURE, false)?;
-        at_least_one("max_tokens", Some(self.max_tokens))?;
         at_least_one("max_nfe", self.max_nfe)?;
         at_least_one("max_repetition_run", self.max_repetition_run)?;
         within("top_p", self.top_p, 0.0, 1.0, true)?;
@@ -137,15 +141,17 @@ impl SamplingParams {
             return stop(ParamProblem::LongStop(long.len()));
         }
         self.validate_penalties()?;
-        let top_logprobs = |problem| Err(ParamError { field: "top_logprobs", problem });
-        match self.top_logprobs {
-            0 => Ok(()),
-            n if n > Self::MAX_TOP_LOGPROBS => {
-                top_logprobs(ParamProblem::TooMany { most: u64::from(Self::MAX_TOP_LOGPROBS), got: u64::from(n) })
+        for (field, n) in [("top_logprobs", self.top_logprobs), ("prompt_logprobs", self.prompt_logprobs.unwrap_or(0))]
+        {
+            if n > Self::MAX_TOP_LOGPROBS {
+                let problem = ParamProblem::TooMany { most: u64::from(Self::MAX_TOP_LOGPROBS), got: u64::from(n) };
+                return Err(ParamError { field, problem });
             }
-            _ if !self.logprobs => top_logprobs(ParamProblem::WithoutLogprobs),
-            _ => Ok(()),
         }
+        if self.top_logprobs > 0 && !self.logprobs {
+            return Err(ParamError { field: "top_logprobs", problem: ParamProblem::WithoutLogprobs });
+        }
+        Ok(())
     }
 
     /// Ranges of what changes the logits.
@@ -284,7 +290,7 @@ mod tests {
             ("temperature", SamplingParams { temperature: -0.1, ..base() }),
             ("temperature", SamplingParams { temperature: f32::NAN, ..base() }),
             ("temperature", SamplingParams { temperature: 2.5, ..base() }),
-            ("max_tokens", SamplingParams { max_tokens: 0, ..base() }),
+            ("prompt_logprobs", SamplingParams { prompt_logprobs: Some(9), ..base() }),
             ("max_nfe", SamplingParams { max_nfe: Some(0), ..base() }),
             ("max_repetition_run", SamplingParams { max_repetition_run: Some(0), ..base() }),
             ("top_p", SamplingParams { top_p: Some(0.0), ..base() }),

@@ -127,6 +127,8 @@ pub struct NfeCountsTotal {
     pub commit: u64,
     /// See [`crate::NfeCounts`].
     pub rebuild: u64,
+    /// Scored a prompt.
+    pub score: u64,
 }
 
 /// Counts per bucket, as Prometheus wants them: upper bounds, and one bucket more for what lies above.

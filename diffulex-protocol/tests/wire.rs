@@ -73,6 +73,7 @@ fn full_commands() -> Vec<ServingCommand> {
         logit_bias: vec![(3, -100.0), (7, 1.5)],
         logprobs: true,
         top_logprobs: 2,
+        prompt_logprobs: Some(1),
         decoding: serde_json::from_value(serde_json::json!({
             "accept_rule": "static",
             "accept_threshold": 0.5,
@@ -156,6 +157,8 @@ fn full_events() -> Vec<ServingEvent> {
         queue_time_s: 0.125,
         confidences: vec![0.5],
         alternatives: vec![vec![(1, 0.5), (2, 0.25)]],
+        end_token: Some((3, 0.5)),
+        prompt_scores: Some(PromptScores { log_probabilities: vec![-0.5], alternatives: vec![vec![(1, 0.5)]], nfe: 1 }),
         seed: Some(7),
         preemptions: 1,
     };

@@ -293,6 +293,7 @@ impl Telemetry {
             ("prefill", engine.nfe.prefill),
             ("commit", engine.nfe.commit),
             ("rebuild", engine.nfe.rebuild),
+            ("score", engine.nfe.score),
         ];
         page.labelled("nfe_total", "Forward passes summed over requests.", "purpose", by_purpose);
         page.counter("denoise_wasted_nfe_total", "Denoise forwards of aborted requests.", engine.wasted_nfe);

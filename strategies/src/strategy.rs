@@ -2,7 +2,7 @@
 //!
 //! A strategy is a struct that implements [`Decode`] in a file of its own, and one line of the list below.
 
-use crate::accept::AcceptRule;
+use crate::accept::{AcceptRule, LeftmostPrefix};
 use crate::block_edit::BlockEdit;
 use crate::canvas_renoise::CanvasRenoise;
 use crate::d2f::D2f;
@@ -10,8 +10,8 @@ use crate::decode::{Declared, Decode, Setup};
 use crate::diffusion_generate::DiffusionGenerate;
 use crate::edit::{Edit, Proposal};
 use crate::fast_dllm_v2::FastDllmV2;
-use crate::layout::Layout;
-use crate::multi_block::MultiBlock;
+use crate::layout::{KvReuse, Layout};
+use crate::multi_block::{MultiBlock, MultiBlockConfig};
 use crate::saber::Saber;
 use crate::semi_autoregressive::SemiAutoregressive;
 use crate::setting::{Overrides, Setting, SettingError, Value};
@@ -143,6 +143,32 @@ impl Strategy {
                 let what = format!("does not apply to {}, which decodes this model", self.name());
                 Err(SettingError::refused(name, what))
             }
+        }
+    }
+
+    /// One token a step, the leftmost, over blocks laid out as this strategy's; `None` where the layout has no masks or the prompt is
+    /// one block. A step decides one position whatever the strategy's own rules are, and reuses no stale KV.
+    pub fn left_to_right(&self) -> Option<Self> {
+        let declared = self.declared();
+        // No confidence reaches the threshold, so the rule writes the first mask alone.
+        let accept = AcceptRule::LeftmostPrefix(LeftmostPrefix { accept_threshold: f32::INFINITY });
+        match declared.layout {
+            Layout::BlockCausal => Some(Self::MultiBlock(MultiBlock::of(MultiBlockConfig {
+                block_size: declared.block_size,
+                buffer_size: 2,
+                add_block_threshold: 1.0,
+                accept,
+                fuse_prefill: true,
+            }))),
+            // Blocks make no difference to what a row attends to; those of one position score no more rows than are decided.
+            Layout::WholeAnswer => Some(Self::SemiAutoregressive(SemiAutoregressive {
+                block_size: 1,
+                accept,
+                kv_reuse: KvReuse::None,
+                is_shifted: false,
+                cfg_scale: 0.0,
+            })),
+            Layout::PromptFirst | Layout::Canvases => None,
         }
     }
 

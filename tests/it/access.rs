@@ -52,6 +52,7 @@ fn no_spelling_of_a_path_goes_around_the_key() {
         "/v1/unload_lora_adapter",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/generate",
         "/v1/completions",
         "/v1/chat/completions",

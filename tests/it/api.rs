@@ -282,7 +282,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("/v1/chat/completions", chat(json!({"temperature": "hot"})), 400, Some("temperature")),
         ("/v1/chat/completions", chat(json!({"stop": [""]})), 400, Some("stop")),
         ("/v1/completions", prompt(json!({"suffix": "x"})), 400, Some("suffix")),
-        ("/v1/completions", prompt(json!({"echo": true})), 400, Some("echo")),
+        ("/v1/completions", prompt(json!({"best_of": 2})), 400, Some("best_of")),
     ];
     for (path, body, status, param) in cases {
         let answer = server.post(path, &body);
@@ -308,8 +308,12 @@ fn a_field_that_nobody_knows_passes_and_is_warned_of_once() {
     assert!(warnings.iter().any(|line| line.contains("field=\"store\"")), "{log}");
     assert!(warnings.iter().any(|line| line.contains(r#""a\nERROR forged""#)), "escaped: {log}");
     assert!(warnings.iter().all(|line| line.len() < 400), "bounded: {log}");
-    let refused = server.post("/tokenize", &json!({"prompt": "a", "add_special_tokens": true}));
-    assert_eq!((refused.status, refused.error_param().as_deref()), (400, Some("add_special_tokens")));
+    let other =
+        [("/generate", "add_special_tokens"), ("/tokenize", "continue_final_message"), ("/tokenize", "chat_template")];
+    for (path, field) in other {
+        let refused = server.post(path, &json!({"prompt": "a", field: true}));
+        assert_eq!((refused.status, refused.error_param().as_deref()), (400, Some(field)), "{}", refused.body);
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod command_line;
 mod denoise_frames;
 mod embedding;
 mod engine_loop;
+mod evaluation;
 mod faults;
 mod field_values;
 mod fields;

@@ -36,7 +36,7 @@ impl Sequence {
     ) -> Result<StepChange, RequestError> {
         let kind = self.forward_kind(&blocks);
         match kind {
-            ForwardKind::Denoise => self.nfe.denoise += 1,
+            ForwardKind::Denoise | ForwardKind::Score => self.nfe.denoise += 1,
             ForwardKind::Rebuild => self.nfe.rebuild += 1,
             ForwardKind::Prefill => self.nfe.prefill += 1,
             ForwardKind::Commit => self.nfe.commit += 1,
@@ -61,6 +61,7 @@ impl Sequence {
             proposals.push((*index, self.strategy.step(&view)));
         }
         self.note_confidences(candidates);
+        self.note_scores(candidates);
         let settles = |index: usize, proposal: &Proposal| proposal.settles && self.progress(index).is_complete();
         let n_proposed: usize = proposals
             .iter()

@@ -15,6 +15,8 @@ use crate::alignment::LogitAlignment;
 pub enum ForwardKind {
     /// Rows of at least one block were denoised.
     Denoise,
+    /// The same, for a position whose token is known.
+    Score,
     /// K/V lost in a preemption were written again.
     Rebuild,
     /// Prompt blocks were encoded; the answer's first token may come with them.
@@ -189,12 +191,13 @@ impl Sequence {
         }
     }
 
-    /// Undecided positions of block `index` that the next step may decide.
+    /// Undecided positions of block `index` that the next step may decide: the first of them, where it scores.
     pub fn undecided(&self, index: usize) -> Vec<usize> {
         let start = self.block_start(index);
         let decided = self.focus(index).decided;
         let positions = start + decided.start..start + decided.end;
-        positions.filter(|position| !self.positions.states[*position].is_decided()).collect()
+        let n_wanted = if self.is_scoring() { 1 } else { usize::MAX };
+        positions.filter(|position| !self.positions.states[*position].is_decided()).take(n_wanted).collect()
     }
 
     /// The purpose of a forward over `blocks`.
@@ -206,7 +209,7 @@ impl Sequence {
         if self.lost_context().is_some() {
             ForwardKind::Rebuild
         } else if blocks.clone().any(denoises) {
-            ForwardKind::Denoise
+            if self.is_scoring() { ForwardKind::Score } else { ForwardKind::Denoise }
         } else if blocks.end <= self.rebuild_end || blocks.clone().any(|index| self.restored(index).is_some()) {
             ForwardKind::Rebuild
         } else if blocks.start.max(self.rebuild_end) < self.n_prompt_blocks() {

@@ -12,6 +12,7 @@ mod block;
 mod forward;
 mod geometry;
 mod position;
+mod scoring;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -26,6 +27,7 @@ pub use forward::ForwardKind;
 use geometry::Geometry;
 pub use position::PositionState;
 use position::Positions;
+use scoring::Scoring;
 
 /// Limits of one request, checked when it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,8 @@ pub struct Sequence {
     positions: Positions,
     blocks: Vec<Block>,
     context: Context,
+    /// Its tokens, where they are known and scored instead of written.
+    scoring: Option<Scoring>,
     /// Blocks before this one were cached once and lost.
     rebuild_end: usize,
     /// First position at which an end token ends the answer: after the last token that the client gave, and after `min_tokens`.
@@ -117,6 +121,7 @@ impl Sequence {
             positions: Positions::given(prompt),
             blocks: Vec::new(),
             context: Context::Never,
+            scoring: None,
             rebuild_end: 0,
             first_stop: None,
             nfe: NfeCounts::default(),
@@ -329,6 +334,11 @@ impl Sequence {
     /// End of the positions whose final K/V are in the cache.
     pub fn cached_end(&self) -> usize {
         self.block_start(self.n_cached_blocks())
+    }
+
+    /// Position of the first end token that ends the answer, if one is written.
+    pub fn first_stop(&self) -> Option<usize> {
+        self.first_stop
     }
 
     /// Positions that must be decided before the answer is whole: the limit, or the first end token.

@@ -31,6 +31,7 @@ const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }
 pub(super) struct ChatTemplate {
     /// Globals include `bos_token`, `eos_token` and other special tokens that templates print.
     environment: Environment<'static>,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -66,7 +67,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        caught(|| environment.add_template_owned(NAME, source))
+        caught(|| environment.add_template_owned(NAME, source.clone()))
             .and_then(|added| added.map_err(|error| error.to_string()))
             .map_err(|what| LoadError::of(files.place(), format!("chat template: {what}")))?;
         let settings = tokenizer_config.as_object().into_iter().flatten();
@@ -75,7 +76,12 @@ impl ChatTemplate {
                 environment.add_global(key.clone(), content);
             }
         }
-        Ok(Self { environment })
+        Ok(Self { environment, source })
+    }
+
+    /// As it was loaded.
+    pub(super) fn source(&self) -> &str {
+        &self.source
     }
 
     pub(super) fn render(

@@ -14,4 +14,4 @@ mod panics;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;
-pub use tokenizer::TextModel;
+pub use tokenizer::{SpecialTokens, TextModel};

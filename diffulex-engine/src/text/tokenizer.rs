@@ -11,10 +11,33 @@ use super::{byte_alphabet, coverage, merges};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
 
+/// Special tokens as text, by the names of tokenizer_config.json, else of special_tokens_map.json; `None` where neither has one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// Ends a text.
+    pub eos_token: Option<String>,
+    /// Begins one.
+    pub bos_token: Option<String>,
+    /// Fills up rows of a batch.
+    pub pad_token: Option<String>,
+}
+
+impl SpecialTokens {
+    fn of(sources: &[&serde_json::Value]) -> Self {
+        let named = |name: &str| {
+            let content =
+                |value: &serde_json::Value| Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_owned());
+            sources.iter().find_map(|source| source.get(name).and_then(content))
+        };
+        Self { eos_token: named("eos_token"), bos_token: named("bos_token"), pad_token: named("pad_token") }
+    }
+}
+
 /// The part of a model that converts text to ids and back.
 pub struct TextModel {
     tokenizer: Tokenizer,
     template: ChatTemplate,
+    names: SpecialTokens,
     special_ids: BTreeSet<u32>,
     eos_token_ids: BTreeSet<u32>,
     mask_token_id: Option<u32>,
@@ -75,12 +98,27 @@ impl TextModel {
 
         let template = ChatTemplate::load(files, &tokenizer_config)?;
         let max_bytes_per_token = coverage::max_bytes_per_token(&tokenizer);
-        Ok(Self { tokenizer, template, special_ids, eos_token_ids, mask_token_id, vocab_size, max_bytes_per_token })
+        let names = SpecialTokens::of(&[&tokenizer_config, &special_map]);
+        Ok(Self {
+            tokenizer,
+            template,
+            names,
+            special_ids,
+            eos_token_ids,
+            mask_token_id,
+            vocab_size,
+            max_bytes_per_token,
+        })
     }
 
     /// Tokenises `text`. Special tokens spelled out in it become their ids; none is added.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, RequestError> {
-        let encoding = catching(|| self.tokenizer.encode_fast(text, false))
+        self.encode_with(text, false)
+    }
+
+    /// Like [`Self::encode`]; with `adds_special_tokens`, those that the tokenizer's post-processor puts around a text are added.
+    pub fn encode_with(&self, text: &str, adds_special_tokens: bool) -> Result<Vec<u32>, RequestError> {
+        let encoding = catching(|| self.tokenizer.encode_fast(text, adds_special_tokens))
             .map_err(|what| RequestError::invalid("prompt", format!("prompt cannot be tokenised: {what}")))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -102,6 +140,16 @@ impl TextModel {
         options: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, RequestError> {
         self.template.render(messages, options)
+    }
+
+    /// The special tokens that have a name.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.names
+    }
+
+    /// The source of the chat template that is in use.
+    pub fn chat_template(&self) -> &str {
+        self.template.source()
     }
 
     /// Decodes `ids` without special tokens.

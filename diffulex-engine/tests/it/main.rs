@@ -21,6 +21,7 @@ mod planning;
 mod request_params;
 mod requests;
 mod restated;
+mod scores;
 mod sequences;
 mod text;
 mod token_merge;

@@ -117,6 +117,7 @@ impl Toy {
 fn draw(sequence: &Sequence, kind: ForwardKind) -> String {
     let mut line = match kind {
         ForwardKind::Denoise => "d ",
+        ForwardKind::Score => "s ",
         ForwardKind::Rebuild => "r ",
         ForwardKind::Prefill => "p ",
         ForwardKind::Commit => "c ",

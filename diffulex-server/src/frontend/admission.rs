@@ -58,8 +58,25 @@ pub struct Submission {
     pub truncation: Option<Truncation>,
     /// Shares cached prefixes only with requests of the same salt.
     pub cache_salt: Option<String>,
+    /// The streams keep the ids of the prompt.
+    pub keeps_prompt: bool,
     /// Answers wanted to each input; each is a request of its own with the next seed.
     pub n_choices: u32,
+}
+
+/// How an input becomes ids. The default is that of generations.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokenising {
+    /// The special tokens that the tokenizer puts around a text are added.
+    pub adds_special_tokens: bool,
+    /// A conversation ends with the start of the assistant's turn.
+    pub adds_generation_prompt: bool,
+}
+
+impl Default for Tokenising {
+    fn default() -> Self {
+        Self { adds_special_tokens: false, adds_generation_prompt: true }
+    }
 }
 
 /// How many tokens of a prompt are kept, from its end.
@@ -111,6 +128,7 @@ impl Submission {
             request_id: None,
             truncation: None,
             cache_salt: None,
+            keeps_prompt: false,
             n_choices: 1,
         }
     }
@@ -211,10 +229,10 @@ impl Frontend {
         let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
         let answers = prompts.iter().zip(fingerprints).zip(seeds);
         let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
-            (0..n_choices).map(move |choice| (prompt, fingerprint, seed.wrapping_add(choice)))
+            (0..n_choices).map(move |choice| (prompt, fingerprint, seed, choice))
         });
         let mut streams = Vec::with_capacity(permits.len());
-        for (nth, (permit, (prompt, fingerprint, seed))) in (0..).zip(permits.into_iter().zip(answers)) {
+        for (nth, (permit, (prompt, fingerprint, seed, choice))) in (0..).zip(permits.into_iter().zip(answers)) {
             let Checked { ids, masked } = prompt;
             let size = RequestSize {
                 prompt_tokens: ids.len(),
@@ -227,7 +245,12 @@ impl Frontend {
             let generate = ServingGenerate {
                 rid: rid.clone(),
                 input: ServingInput::ids(ids.clone()),
-                sampling_params: SamplingParams { seed: Some(seed), ..submission.sampling_params.clone() },
+                sampling_params: SamplingParams {
+                    seed: Some(seed.wrapping_add(choice)),
+                    // The choices of a prompt share its scores.
+                    prompt_logprobs: submission.sampling_params.prompt_logprobs.filter(|_| choice == 0),
+                    ..submission.sampling_params.clone()
+                },
                 stream: submission.stream,
                 stream_mode: submission.stream_mode,
                 snapshot: submission.snapshot,
@@ -248,7 +271,8 @@ impl Frontend {
             self.shared.telemetry.accepted.add(1);
             let stream = EventStream::new(&self.shared, state, &log, permit);
             let n_given = (ids.len() - masked.len() + n_suffix) as u32;
-            streams.push(stream.of_prompt(n_given).paced(submission.max_fps));
+            let kept = submission.keeps_prompt.then(|| ids.as_slice().into());
+            streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;
@@ -270,6 +294,10 @@ impl Frontend {
         check_length(field, &ids, 0, card)?;
         let masked = if submission.fills_masks { masks_of(&ids, card) } else { Vec::new() };
         check_prompt(field, &ids, &masked, params, card)?;
+        if submission.keeps_prompt && !masked.is_empty() {
+            let message = "echo and prompt_logprobs need a prompt without masks: the answer would stand inside of it";
+            return Err(RequestError::invalid("echo", message).into());
+        }
         Ok(Checked { ids, masked })
     }
 
@@ -299,7 +327,7 @@ impl Frontend {
         card: &ModelCard,
     ) -> Result<Vec<u32>, SubmitError> {
         let Some(truncation) = truncation else { return self.tokenise(field, input).await };
-        let mut ids = self.tokenise_any(field, input, None).await?;
+        let mut ids = self.tokenise_any(field, input, None, Tokenising::default()).await?;
         truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
         Ok(ids)
     }
@@ -396,7 +424,18 @@ impl Frontend {
     pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
         // Unknown while the model loads for the first time, when nothing can be generated either.
         let max_tokens = self.card().map(|card| card.max_model_len as usize);
-        self.tokenise_any(field, input, max_tokens).await
+        self.tokenise_any(field, input, max_tokens, Tokenising::default()).await
+    }
+
+    /// [`Self::tokenise`] in another way than for a generation.
+    pub async fn tokenise_with(
+        &self,
+        field: &'static str,
+        input: ServingInput,
+        how: Tokenising,
+    ) -> Result<Vec<u32>, SubmitError> {
+        let max_tokens = self.card().map(|card| card.max_model_len as usize);
+        self.tokenise_any(field, input, max_tokens, how).await
     }
 
     async fn tokenise_any(
@@ -404,6 +443,7 @@ impl Frontend {
         field: &'static str,
         input: ServingInput,
         max_tokens: Option<usize>,
+        how: Tokenising,
     ) -> Result<Vec<u32>, SubmitError> {
         let n_bytes: usize = match &input {
             ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
@@ -413,10 +453,10 @@ impl Frontend {
             }
         };
         if n_bytes <= INLINE_BYTES {
-            return Ok(tokenise(self.text(), field, input, max_tokens)?);
+            return Ok(tokenise(self.text(), field, input, max_tokens, how)?);
         }
         let frontend = self.clone();
-        let work = move || tokenise(frontend.text(), field, input, max_tokens);
+        let work = move || tokenise(frontend.text(), field, input, max_tokens, how);
         Ok(self.long_work().run(work).await.map_err(|error| RequestError::engine(error.to_string()))??)
     }
 }
@@ -454,11 +494,15 @@ fn tokenise(
     field: &'static str,
     input: ServingInput,
     max_tokens: Option<usize>,
+    how: Tokenising,
 ) -> Result<Vec<u32>, RequestError> {
     let written = match input {
         ServingInput::Prompt { prompt: Prompt::Ids(ids) } => return Ok(ids),
         ServingInput::Prompt { prompt: Prompt::Text(prompt) } => prompt,
-        ServingInput::Chat { messages } => text.render_chat(&messages)?,
+        ServingInput::Chat { messages } => {
+            let options = [("add_generation_prompt".to_owned(), how.adds_generation_prompt.into())];
+            text.render_chat_with(&messages, &options.into_iter().collect())?
+        }
     };
     let least = text.min_tokens(written.len());
     if let Some(most) = max_tokens.filter(|most| least > *most) {
@@ -466,7 +510,7 @@ fn tokenise(
         let problem = format!("{n_bytes} bytes, which are at least {least} tokens");
         return Err(RequestError::context_length(field, most, problem));
     }
-    text.encode(&written)
+    text.encode_with(&written, how.adds_special_tokens)
 }
 
 /// Positions of `ids` where the mask is written.
@@ -498,7 +542,7 @@ fn check_prompt(
     check_ids(field, ids, card.vocab_size)?;
     // Masks are places of the answer already.
     if masked.is_empty() {
-        check_length(field, ids, 1, card)?;
+        check_length(field, ids, params.max_tokens.min(1) as usize, card)?;
     }
     check_params_ids(params, card.vocab_size)
 }

@@ -30,7 +30,7 @@ use tokio::sync::watch;
 use adapters::AdapterRegistry;
 pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
-pub use admission::{Submission, SubmitError, Truncation};
+pub use admission::{Submission, SubmitError, Tokenising, Truncation};
 pub use crash_report::CrashReports;
 use profile::Profiler;
 pub use profile::{ProfileEnd, ProfileError, ProfileOrder, ProfileRun};

@@ -69,6 +69,8 @@ pub struct EventStream {
     log: RequestLog,
     /// Tokens that the client gave.
     n_given: u32,
+    /// The ids of the prompt, where they are kept.
+    prompt: Option<Arc<[u32]>>,
     pace: Option<Pace>,
     /// The reader has the end.
     has_end: bool,
@@ -79,12 +81,21 @@ impl EventStream {
     /// The events of `state`, a choice of the request that `log` is about.
     pub(super) fn new(shared: &Arc<Shared>, state: Arc<RequestState>, log: &RequestLog, permit: Permit) -> Self {
         let log = log.add_choice(state.public_id());
-        Self { shared: Arc::clone(shared), state, log, n_given: 0, pace: None, has_end: false, _permit: permit }
+        Self {
+            shared: Arc::clone(shared),
+            state,
+            log,
+            n_given: 0,
+            prompt: None,
+            pace: None,
+            has_end: false,
+            _permit: permit,
+        }
     }
 
-    /// The same, for a prompt of which the client gave so many tokens.
-    pub(super) fn of_prompt(mut self, n_given: u32) -> Self {
-        self.n_given = n_given;
+    /// The same, for a prompt of which the client gave so many tokens, and its ids, if they are kept.
+    pub(super) fn of_prompt(mut self, n_given: u32, ids: Option<Arc<[u32]>>) -> Self {
+        (self.n_given, self.prompt) = (n_given, ids);
         self
     }
 
@@ -102,6 +113,11 @@ impl EventStream {
     /// Tokens of the prompt, as `usage` counts them: with the suffix, without masks.
     pub fn prompt_tokens(&self) -> u32 {
         self.n_given
+    }
+
+    /// The ids of the prompt, where [`Submission`](super::Submission) says to keep them.
+    pub fn prompt(&self) -> Option<&Arc<[u32]>> {
+        self.prompt.as_ref()
     }
 
     /// When a request that was lost with its worker may be sent again.

@@ -76,6 +76,9 @@ pub(super) struct DiffusionReport {
     pub(super) nfe_prefill: u32,
     /// Of them: wrote K/V of finished blocks only.
     pub(super) nfe_commit: u32,
+    /// Of them: scored a token of the prompt; absent where that was not asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nfe_score: Option<u32>,
     /// Beside them: wrote K/V again after a preemption.
     pub(super) nfe_rebuild: u32,
     /// Tokens of the answer per denoise or commit forward; absent when there was none.
@@ -104,6 +107,7 @@ impl DiffusionReport {
             nfe_denoise: counts.denoise,
             nfe_prefill: counts.prefill,
             nfe_commit: counts.commit,
+            nfe_score: reply.prompt_scores.as_ref().map(|scores| scores.nfe),
             nfe_rebuild: counts.rebuild,
             tokens_per_forward: (n_forwards > 0).then(|| f64::from(reply.written_tokens()) / f64::from(n_forwards)),
             finish_reason: reply.finish_reason,

@@ -16,6 +16,7 @@ use super::answer::{
 use super::body::{self, Dialect, Read};
 use super::denoise_frames::{DenoiseForm, DenoiseFrames};
 use super::error::ApiError;
+use super::prompt_report::{PromptEntry, ReportedPrompt};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
 use super::streamed_usage::StreamedUsage;
@@ -29,7 +30,7 @@ const READING: Reading =
 pub(super) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, denoise, wants_logprobs, usage_chunks } = order;
+    let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let streams = app.frontend.submit(submission).await?;
     drop(held);
@@ -50,8 +51,14 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
         };
         return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
     }
+    let ids = streams.first().and_then(|stream| stream.prompt().cloned());
     let replies = replies_of(streams).await?;
-    Ok(answer::json(&completion(&head, &replies, wants_logprobs, &app.frontend)))
+    let prompt_logprobs = prompt.listed.zip(ids).map(|(n, ids)| {
+        let scores = replies.first().and_then(|reply| reply.prompt_scores.as_ref());
+        ReportedPrompt { text: app.frontend.text(), ids: &ids, scores }.listed(n)
+    });
+    let completion = completion(&head, &replies, wants_logprobs, &app.frontend);
+    Ok(answer::json(&Completion { prompt_logprobs, ..completion }))
 }
 
 struct Head {
@@ -70,6 +77,8 @@ struct Completion<'a> {
     usage: Usage,
     /// Of the first choice; each choice carries its own when there are several.
     diffulex: Option<DiffusionReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<PromptEntry>>,
 }
 
 #[derive(Serialize)]
@@ -122,6 +131,7 @@ fn completion<'a>(
         choices,
         usage,
         diffulex: replies.first().map(DiffusionReport::of),
+        prompt_logprobs: None,
     }
 }
 

@@ -53,8 +53,16 @@ struct Head {
 }
 
 /// Fields of a reply that answers report in `usage` and `diffulex`, where Diffulex's `ServingReply.to_dict` has none.
-const REPORTED_APART: [&str; 7] =
-    ["prompt_tokens", "given_tokens", "cached_tokens", "nfe_counts", "queue_time_s", "seed", "preemptions"];
+const REPORTED_APART: [&str; 8] = [
+    "prompt_tokens",
+    "given_tokens",
+    "cached_tokens",
+    "nfe_counts",
+    "queue_time_s",
+    "end_token",
+    "seed",
+    "preemptions",
+];
 
 /// Adds an answer: the reply's fields and those that OpenAI's clients would miss.
 fn add_answer(fields: &mut Fields<'_>, reply: &mut ServingReply, head: &Head) {

@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::fields::{ContentField, ContentPart};
+use super::message::MessageField;
 use super::other_fields::{IgnoredFieldLog, OtherFields, Screened};
-use super::request::{GenerationBody, MessageField};
+use super::request::GenerationBody;
 use axum::http::StatusCode;
 
 /// Fields that mean on every interface what they mean in chat.

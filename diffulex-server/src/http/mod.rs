@@ -18,12 +18,14 @@ mod guard;
 mod health;
 mod interface;
 mod lifespan;
+mod message;
 mod messages;
 mod models;
 mod ollama;
 mod other_fields;
 mod playground;
 mod profile;
+mod prompt_report;
 mod refusals;
 mod request;
 mod responses;
@@ -157,6 +159,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/version", get(models::version))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::info))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
         .route("/health_generate", get(health::health_generate))

@@ -5,14 +5,17 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_protocol::{ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, StreamMode};
+use diffulex_protocol::{
+    ChatMessage, DecodingSettings, ParamError, ParamProblem, Prompt, SamplingParams, ServingInput, StreamMode,
+};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
 use super::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
 use super::error::ApiError;
-use super::fields::{ContentField, ContentPart, PromptField, by_name};
-use super::other_fields::{IgnoredFieldLog, OtherFields, Screened, is_empty};
+use super::fields::{PromptField, by_name};
+use super::message::MessageField;
+use super::other_fields::{IgnoredFieldLog, OtherFields, Screened};
+use super::prompt_report::PromptReport;
 use super::stages::{StageParams, StageSampling};
 use super::streamed_usage::UsageChunks;
 use super::{App, AskedModel, asked_model};
@@ -60,6 +63,10 @@ pub(super) struct GenerationBody {
 
     /// With `logprobs`: alternatives per token.
     top_logprobs: Option<u32>,
+    /// The prompt before the answer (completions).
+    echo: Option<bool>,
+    /// Likeliest tokens to report at each place of the prompt, which is scored (chat, completions).
+    prompt_logprobs: Option<i64>,
     /// The id that the client knows the request by.
     request_id: Option<String>,
     /// Tokens of the prompt that are kept, from its end.
@@ -129,6 +136,8 @@ pub(super) struct Order {
     pub(super) wants_logprobs: bool,
     /// Chunks of a stream with the usage.
     pub(super) usage_chunks: UsageChunks,
+    /// The parts of the prompt that the answer reports.
+    pub(super) prompt: PromptReport,
 }
 
 /// `seed` as OpenAI's signed integer or as ours.
@@ -167,16 +176,6 @@ struct StreamOptions {
     continuous_usage_stats: Option<bool>,
 }
 
-/// One message as clients write it.
-#[derive(Debug, Deserialize)]
-pub(super) struct MessageField {
-    pub(super) role: String,
-    #[serde(default)]
-    pub(super) content: Option<ContentField>,
-    #[serde(default)]
-    pub(super) tool_calls: Option<Value>,
-}
-
 impl Order {
     /// The order that `body` is on the route of `reading`.
     pub(super) fn of(app: &App, mut body: GenerationBody, reading: &Reading) -> Result<Self, ApiError> {
@@ -187,6 +186,7 @@ impl Order {
             return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
         }
         body.apply_stages()?;
+        let prompt = body.prompt_report(reading)?;
         let sampling_params = body.sampling_params(&app.options.sampling_defaults)?;
         let (inputs, suffix) = if reading.is_chat {
             (vec![ServingInput::Chat { messages: body.take_messages()? }], None)
@@ -210,10 +210,12 @@ impl Order {
             request_id: body.take_request_id()?,
             truncation: body.truncation()?,
             cache_salt: body.take_cache_salt()?,
+            keeps_prompt: prompt.needs_prompt(),
             ..Submission::of_inputs(reading.route, inputs)
         };
         let (wants_logprobs, usage_chunks) = (body.wants_logprobs(), body.usage_chunks());
-        Ok(Self { model, submission, denoise, wants_logprobs, usage_chunks })
+        prompt.check_stream(submission.stream, wants_logprobs)?;
+        Ok(Self { model, submission, denoise, wants_logprobs, usage_chunks, prompt })
     }
 }
 
@@ -247,9 +249,12 @@ impl GenerationBody {
             stop_token_ids: self.stop_token_ids.take().unwrap_or_default(),
             logprobs: self.wants_logprobs(),
             top_logprobs: self.n_alternatives(),
+            prompt_logprobs: self.prompt_alternatives()?,
             decoding: self.decoding.take().unwrap_or_default(),
         };
-        params.validate().map_err(|error| {
+        let is_answered = params.max_tokens > 0 || self.echo == Some(true) || self.prompt_logprobs.is_some();
+        let zero = ParamError { field: "max_tokens", problem: ParamProblem::Zero };
+        params.validate().and(is_answered.then_some(()).ok_or(zero)).map_err(|error| {
             // By the name that the client used.
             let field = match error.field {
                 "max_tokens" if self.max_completion_tokens.is_some() => "max_completion_tokens",
@@ -285,6 +290,30 @@ impl GenerationBody {
             (None, Some(LogprobsField::Count(n))) => *n,
             (None, None | Some(LogprobsField::Flag(_))) => 0,
         }
+    }
+
+    /// Likeliest tokens that are reported at each place of the prompt: by its own field, or by an echo with `logprobs`.
+    fn prompt_alternatives(&self) -> Result<Option<u32>, ApiError> {
+        let listed = self.prompt_logprobs.map(u32::try_from).transpose().map_err(|_| {
+            let (most, got) = (SamplingParams::MAX_TOP_LOGPROBS, self.prompt_logprobs.unwrap_or_default());
+            ApiError::invalid("prompt_logprobs", format!("prompt_logprobs must be between 0 and {most}, got {got}"))
+        })?;
+        let echoed = (self.echo == Some(true) && self.wants_logprobs()).then(|| self.n_alternatives());
+        Ok(listed.max(echoed))
+    }
+
+    /// The parts of the prompt that the answer reports, where the route of `reading` reports them.
+    fn prompt_report(&self, reading: &Reading) -> Result<PromptReport, ApiError> {
+        let echoes = self.echo == Some(true);
+        if echoes && (reading.is_chat || !reading.takes_choices) {
+            return Err(ApiError::invalid("echo", "echo is not supported on this route; /v1/completions has it"));
+        }
+        if self.prompt_logprobs.is_some() && !reading.takes_choices {
+            let message =
+                "prompt_logprobs is not supported on this route; /v1/completions and /v1/chat/completions have it";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        Ok(PromptReport { echoes, listed: self.prompt_logprobs.map(|n| n as usize) })
     }
 
     /// Chunks of a stream with the usage.
@@ -426,54 +455,6 @@ fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
             let message = format!("top_k must be between 1 and {}, or -1 for all, got {value}", u32::MAX);
             ApiError::invalid("top_k", message)
         }),
-    }
-}
-
-/// Who may speak. A template takes any text for a role, and would write it beside its own markup.
-const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
-
-impl MessageField {
-    fn into_chat_message(self, index: usize) -> Result<ChatMessage, ApiError> {
-        if !ROLES.contains(&self.role.as_str()) {
-            let param = format!("messages[{index}].role");
-            let what = match self.role.as_str() {
-                "tool" | "function" => "is a role of tools, which are not supported",
-                _ => "is unknown",
-            };
-            let message = format!("{param}: {:?} {what}; roles are {}", self.role, ROLES.join(", "));
-            return Err(ApiError::invalid(&param, message));
-        }
-        if self.tool_calls.is_some_and(|calls| !is_empty(&calls)) {
-            let param = format!("messages[{index}].tool_calls");
-            return Err(ApiError::invalid(&param, format!("{param} is not supported by this server")));
-        }
-        let content = match self.content {
-            Some(ContentField::Text(text)) => text,
-            Some(ContentField::Parts(parts)) => {
-                let texts = parts.into_iter().map(|part| part.into_text(index));
-                texts.collect::<Result<Vec<_>, _>>()?.join("")
-            }
-            None if self.role == "assistant" => String::new(),
-            None => {
-                let param = format!("messages[{index}].content");
-                return Err(ApiError::invalid(&param, format!("{param} is required for role {:?}", self.role)));
-            }
-        };
-        // OpenAI's newer name of the same role; no template knows it.
-        let role = if self.role == "developer" { "system".to_owned() } else { self.role };
-        Ok(ChatMessage { role, content })
-    }
-}
-
-impl ContentPart {
-    fn into_text(self, index: usize) -> Result<String, ApiError> {
-        let what = match (self.kind.as_str(), self.text) {
-            ("text" | "input_text", Some(text)) => return Ok(text),
-            ("text" | "input_text", None) => "a part of type text without a text".to_owned(),
-            (kind, _) => format!("a part of type {kind:?}; this model takes text only"),
-        };
-        let param = format!("messages[{index}].content");
-        Err(ApiError::invalid(&param, format!("{param} holds {what}")))
     }
 }
 

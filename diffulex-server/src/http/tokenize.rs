@@ -1,41 +1,93 @@
-//! `POST /tokenize`, `/detokenize`: the model's tokenizer for clients that count.
+//! `POST /tokenize`, `/detokenize`, `GET /tokenizer_info`: the model's tokenizer for clients that count.
 //!
 //! Never here: generation.
 
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use diffulex_engine::check_ids;
+use diffulex_engine::{SpecialTokens, check_ids};
 use diffulex_protocol::{Prompt, ServingInput};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
 use super::answer;
 use super::body::{self, Dialect, Read};
 use super::error::ApiError;
+use super::fields::PromptField;
+use super::message::MessageField;
+use super::other_fields::{OtherFields, Screened};
 use super::request::GenerationBody;
 use super::{App, asked_model};
+use crate::frontend::Tokenising;
+
+/// The body of `/tokenize`, with vLLM's fields.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, remote = "Self", expecting = "a JSON object")]
+struct TokenizeBody {
+    model: Option<String>,
+    prompt: Option<PromptField>,
+    /// A conversation, rendered with the model's template.
+    messages: Option<Vec<MessageField>>,
+    /// The special tokens that the tokenizer puts around a text are added.
+    add_special_tokens: Option<bool>,
+    /// A conversation ends with the start of the assistant's turn.
+    add_generation_prompt: Option<bool>,
+    /// The tokens as the vocabulary spells them are returned, too.
+    return_token_strs: Option<bool>,
+    /// Everything else.
+    #[serde(skip)]
+    others: OtherFields,
+}
+
+impl<'de> Deserialize<'de> for TokenizeBody {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        let mut others = OtherFields::default();
+        // The derived reading, which `remote` makes a function of the type.
+        let body = Self::deserialize(Screened { input, others: &mut others })?;
+        Ok(Self { others, ..body })
+    }
+}
+
+/// An input to tokenise.
+struct Wanted {
+    /// The field that it came in.
+    field: &'static str,
+    input: ServingInput,
+    how: Tokenising,
+    returns_strings: bool,
+}
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value: (field, input), held } = body::json(&app, request, Dialect::Native, text).await?;
-    let tokens = app.frontend.tokenise(field, input).await?;
+    let Read { value, held } = body::json(&app, request, Dialect::Native, wanted).await?;
+    let Wanted { field, input, how, returns_strings } = value;
+    let tokens = app.frontend.tokenise_with(field, input, how).await?;
     drop(held);
     let max_model_len = app.frontend.card().map(|card| card.max_model_len);
-    Ok(answer::json(&Tokens { count: tokens.len(), max_model_len, tokens }))
+    let spelled = |id: &u32| app.frontend.text().token(*id).unwrap_or_default();
+    let token_strs = returns_strings.then(|| tokens.iter().map(spelled).collect());
+    Ok(answer::json(&Tokens { count: tokens.len(), max_model_len, tokens, token_strs }))
 }
 
-/// The input to tokenise, and the name of its field.
-fn text(app: &App, mut body: GenerationBody) -> Result<(&'static str, ServingInput), ApiError> {
-    asked_model(app, body.model.take())?;
-    body.check_others(&app.ignored_fields)?;
-    if body.messages.is_some() {
-        return Ok(("messages", ServingInput::Chat { messages: body.take_messages()? }));
-    }
-    match body.take_prompt()? {
-        Prompt::Text(text) => Ok(("prompt", ServingInput::text(text))),
-        Prompt::Ids(_) => Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
-    }
+fn wanted(app: &App, body: TokenizeBody) -> Result<Wanted, ApiError> {
+    asked_model(app, body.model)?;
+    body.others.check(&app.ignored_fields)?;
+    let mut given = GenerationBody::default();
+    (given.prompt, given.messages) = (body.prompt, body.messages);
+    let (field, input) = if given.messages.is_some() {
+        ("messages", ServingInput::Chat { messages: given.take_messages()? })
+    } else {
+        match given.take_prompt()? {
+            Prompt::Text(text) => ("prompt", ServingInput::text(text)),
+            Prompt::Ids(_) => return Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
+        }
+    };
+    let Tokenising { adds_special_tokens, adds_generation_prompt } = Tokenising::default();
+    let how = Tokenising {
+        adds_special_tokens: body.add_special_tokens.unwrap_or(adds_special_tokens),
+        adds_generation_prompt: body.add_generation_prompt.unwrap_or(adds_generation_prompt),
+    };
+    Ok(Wanted { field, input, how, returns_strings: body.return_token_strs.unwrap_or(false) })
 }
 
 #[derive(Serialize)]
@@ -43,6 +95,21 @@ struct Tokens {
     count: usize,
     max_model_len: Option<u32>,
     tokens: Vec<u32>,
+    /// `null` unless asked for, as vLLM's.
+    token_strs: Option<Vec<String>>,
+}
+
+/// Special tokens and chat template, for clients that render and tokenise by themselves.
+pub(super) async fn info(State(app): State<App>) -> Response {
+    let text = app.frontend.text();
+    let SpecialTokens { eos_token, bos_token, pad_token } = text.special_tokens();
+    Json(json!({
+        "eos_token": eos_token,
+        "bos_token": bos_token,
+        "pad_token": pad_token,
+        "chat_template": text.chat_template(),
+    }))
+    .into_response()
 }
 
 #[derive(Deserialize)]

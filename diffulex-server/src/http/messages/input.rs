@@ -9,8 +9,9 @@ use serde_json::Value;
 use crate::http::error::ApiError;
 use crate::http::fields::ContentField;
 use crate::http::interface::{InterfaceBody, message, text_of, unsupported};
+use crate::http::message::MessageField;
 use crate::http::other_fields::is_empty;
-use crate::http::request::{GenerationBody, MessageField, Order, Reading};
+use crate::http::request::{GenerationBody, Order, Reading};
 use crate::http::{App, asked_model};
 
 /// How a body is read.

@@ -20,8 +20,9 @@ use crate::http::denoise_frames::DenoiseFrames;
 use crate::http::error::{ApiError, ErrorForm};
 use crate::http::fields::ContentField;
 use crate::http::interface::{InterfaceBody, message, unsupported};
+use crate::http::message::MessageField;
 use crate::http::other_fields::is_empty;
-use crate::http::request::{GenerationBody, MessageField, Order, Reading};
+use crate::http::request::{GenerationBody, Order, Reading};
 use crate::http::sse::{self, Framer, Frames, StreamForm};
 use crate::http::{App, asked_model};
 

@@ -13,8 +13,9 @@ use crate::http::App;
 use crate::http::error::ApiError;
 use crate::http::fields::ContentField;
 use crate::http::interface::{InterfaceBody, message, text_of, unsupported};
+use crate::http::message::MessageField;
 use crate::http::other_fields::is_empty;
-use crate::http::request::{MessageField, Order, Reading};
+use crate::http::request::{Order, Reading};
 
 /// How a body is read.
 const READING: Reading =

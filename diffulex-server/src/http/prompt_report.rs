@@ -1,0 +1,121 @@
+//! What an answer reports of its prompt: its text (`echo`), and how likely its tokens are (`prompt_logprobs`, and `logprobs` of an
+//! echo).
+//!
+//! Never here: the order in which a prompt is scored, which the engine's `scoring` defines.
+
+use std::collections::BTreeMap;
+
+use diffulex_engine::TextModel;
+use diffulex_protocol::PromptScores;
+use serde::Serialize;
+
+use super::error::ApiError;
+
+/// Least log-probability that is reported, as vLLM's: JSON has no infinity.
+const LEAST_LOGPROB: f32 = -9999.0;
+
+/// The parts of a prompt that an answer reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PromptReport {
+    /// Its text comes before the answer's.
+    pub(super) echoes: bool,
+    /// Its log-probabilities are listed by themselves, with so many of the likeliest tokens.
+    pub(super) listed: Option<usize>,
+}
+
+impl PromptReport {
+    /// Its tokens are needed.
+    pub(super) fn needs_prompt(self) -> bool {
+        self.echoes || self.listed.is_some()
+    }
+
+    /// Refuses what a stream cannot have: scores come with the end of an answer.
+    pub(super) fn check_stream(self, is_stream: bool, wants_logprobs: bool) -> Result<(), ApiError> {
+        let refused = |field, what| Err(ApiError::invalid(field, format!("{what} is not available in a stream")));
+        match self {
+            Self { listed: Some(_), .. } if is_stream => refused("prompt_logprobs", "prompt_logprobs"),
+            Self { echoes: true, .. } if is_stream && wants_logprobs => refused("echo", "echo with logprobs"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A prompt that is reported.
+#[derive(Clone, Copy)]
+pub(super) struct ReportedPrompt<'a> {
+    pub(super) text: &'a TextModel,
+    pub(super) ids: &'a [u32],
+    pub(super) scores: Option<&'a PromptScores>,
+}
+
+/// How likely a token of a prompt is.
+pub(super) struct Score {
+    /// Natural logarithm of its probability.
+    pub(super) logprob: f32,
+    /// The likeliest tokens at its place and their log-probabilities, in falling order.
+    pub(super) likeliest: Vec<(u32, f32)>,
+}
+
+/// vLLM's entry of `prompt_logprobs`.
+#[derive(Serialize)]
+pub(super) struct ListedLogprob {
+    logprob: f32,
+    /// 1 is the likeliest; `null` for a token that is not among the likeliest that were asked for.
+    rank: Option<usize>,
+    decoded_token: String,
+}
+
+/// By token id, the token itself and the likeliest; `null` for the first token.
+pub(super) type PromptEntry = Option<BTreeMap<u32, ListedLogprob>>;
+
+impl ReportedPrompt<'_> {
+    /// Its text as the model reads it: tokens spelled out, special ones included.
+    pub(super) fn echo(&self) -> String {
+        let bytes: Vec<u8> = self.ids.iter().flat_map(|id| self.bytes(*id)).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The bytes of one token, with the name of a special one.
+    pub(super) fn bytes(&self, id: u32) -> Vec<u8> {
+        match self.text.token(id).filter(|_| self.text.is_special(id)) {
+            Some(name) => name.into_bytes(),
+            None => self.text.bytes(id),
+        }
+    }
+
+    /// One token alone.
+    pub(super) fn spelled(&self, id: u32) -> String {
+        String::from_utf8_lossy(&self.bytes(id)).into_owned()
+    }
+
+    /// Its tokens with their scores and at most `n` of the likeliest; the first has no score, as nothing is before it.
+    pub(super) fn scored_tokens(&self, n: usize) -> impl Iterator<Item = (u32, Option<Score>)> {
+        let score = move |index: usize, id| self.score(index.checked_sub(1)?, id, n);
+        self.ids.iter().enumerate().map(move |(index, id)| (*id, score(index, *id)))
+    }
+
+    /// The score of the token `id`, which is entry `index` of the scores.
+    fn score(&self, index: usize, id: u32, n: usize) -> Option<Score> {
+        let scores = self.scores?;
+        let logprob = scores.log_probabilities.get(index)?.max(LEAST_LOGPROB);
+        let likeliest = scores.alternatives.get(index).map(Vec::as_slice).unwrap_or_default();
+        let likeliest = likeliest.iter().take(n).map(|(other, probability)| {
+            // The same number for the same token, for clients that compare it with the likeliest.
+            (*other, if *other == id { logprob } else { probability.ln().max(LEAST_LOGPROB) })
+        });
+        Some(Score { logprob, likeliest: likeliest.collect() })
+    }
+
+    /// vLLM's `prompt_logprobs`: per token a map by id of the token itself and of `n` of the likeliest.
+    pub(super) fn listed(&self, n: usize) -> Vec<PromptEntry> {
+        let entries = self.scored_tokens(n).map(|(id, score)| {
+            let Score { logprob, likeliest } = score?;
+            let ranked = (1..).zip(likeliest).map(|(rank, (id, logprob))| (id, logprob, Some(rank)));
+            // A rank replaces none.
+            let all = std::iter::once((id, logprob, None)).chain(ranked);
+            let listed = |(id, logprob, rank)| (id, ListedLogprob { logprob, rank, decoded_token: self.spelled(id) });
+            Some(all.map(listed).collect())
+        });
+        entries.collect()
+    }
+}
