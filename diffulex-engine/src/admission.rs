@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
-use diffulex_protocol::{FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
+use diffulex_protocol::{ErrorCode, FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
 use diffulex_strategies::accept::DENOISING_STEPS;
-use diffulex_strategies::{Layout, Strategy};
+use diffulex_strategies::{ContextGrowth, Layout, Strategy};
 
 use crate::adapter_id::AdapterId;
 use crate::adapters::{AdapterTable, Named};
@@ -59,6 +59,20 @@ pub fn check_params_ids(params: &SamplingParams, vocab_size: u32) -> Result<(), 
     check_ids("logit_bias", &biased, vocab_size)
 }
 
+/// Refuses a request on a context that its strategy can make nothing of.
+fn check_context(strategy: &Strategy, request: &ServingGenerate) -> Result<(), RequestError> {
+    match strategy.kind().layout().context_growth() {
+        ContextGrowth::Refused(why) => {
+            let message = format!("this model is decoded by {}, which keeps no contexts: {why}", strategy.name());
+            Err(RequestError { message, code: ErrorCode::ContextUnsupported, param: None })
+        }
+        ContextGrowth::Grows | ContextGrowth::WholePrompt if request.masked.is_empty() => Ok(()),
+        ContextGrowth::Grows | ContextGrowth::WholePrompt => {
+            Err(RequestError::invalid("prompt", "masks in the prompt cannot be filled on a context"))
+        }
+    }
+}
+
 impl Admission<'_> {
     /// The sequence of `request`, whose seed is set.
     pub(crate) fn admit(&self, request: &mut ServingGenerate) -> Result<Admitted, RequestError> {
@@ -86,7 +100,12 @@ impl Admission<'_> {
             decoding.set(DENOISING_STEPS.name, SettingValue::Integer(request.masked.len() as i64));
             strategy = self.config.strategy_for(is_d2f, &decoding)?;
         }
-        let place = if request.masked.is_empty() {
+        if request.context.is_some() {
+            check_context(&strategy, request)?;
+        }
+        let place = if request.context.is_some_and(|context| context.fills) {
+            self.filling(&strategy, prompt)?
+        } else if request.masked.is_empty() {
             self.behind(prompt, suffix, params.max_tokens as usize)?
         } else {
             self.at_masks(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
@@ -152,6 +171,19 @@ impl Admission<'_> {
         }
         check_ids("suffix", &ids, self.vocab_size)?;
         Ok(ids)
+    }
+
+    /// No answer, after the part of `prompt` whose K/V are final without one.
+    fn filling(&self, strategy: &Strategy, mut prompt: Vec<u32>) -> Result<Place, RequestError> {
+        // The same limits as of a request that goes on from here.
+        let Place { prompt: checked, .. } = self.behind(std::mem::take(&mut prompt), Vec::new(), 1)?;
+        prompt = checked;
+        let declared = strategy.declared();
+        if declared.layout == Layout::BlockCausal {
+            prompt.truncate(prompt.len() / declared.block_size * declared.block_size);
+        }
+        let limits = Limits { end: prompt.len(), reason: FinishReason::MaxNewTokensReached };
+        Ok(Place { prompt, limits, given: Vec::new(), suffix: Vec::new() })
     }
 
     /// The answer between `prompt` and `suffix`.

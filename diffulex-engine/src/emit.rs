@@ -254,6 +254,7 @@ impl Emitter {
             prompt_scores: self.scores.take(),
             seed: sequence.params().seed,
             preemptions: usage.preemptions,
+            context: None,
         })));
         events
     }

@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use diffulex_protocol::{
-    AdapterSource, EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, ServingCommand, ServingEvent,
-    ServingGenerate,
+    AdapterSource, EngineStats, ErrorCode, FinishReason, HeldContext, Histogram, ModelCard, ServingCommand,
+    ServingEvent, ServingGenerate,
 };
-use diffulex_strategies::BlockCandidates;
+use diffulex_strategies::{BlockCandidates, ContextGrowth};
 use serde_json::json;
 
 use crate::adapter_id::AdapterId;
@@ -132,7 +132,9 @@ impl Engine {
 
     /// True when pages held and pages free add up.
     pub fn pages_are_consistent(&self) -> bool {
-        self.scheduler.pool().is_consistent(self.scheduled.values().map(|request| request.pages.as_slice()))
+        self.scheduler.pool().is_consistent(
+            self.scheduled.values().map(|request| request.pages.as_slice()).chain(self.scheduler.contexts().holdings()),
+        )
     }
 
     fn admit(&mut self, mut request: ServingGenerate) -> Result<Ticket, RequestError> {
@@ -164,10 +166,14 @@ impl Engine {
         };
         self.outputs.insert(ticket, output);
         self.profiler.event(Stage::Engine, "scheduler_queue_enter", &request.rid, || json!({}));
-        let root = self.scheduler.pool().root(adapter, request.cache_salt.as_deref());
-        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter).rooted(root));
+        let context = request.context.map(|context| context.id);
+        let mut root = self.scheduler.pool().root(adapter, request.cache_salt.as_deref());
+        if context.is_some() && sequence.layout().context_growth() == ContextGrowth::WholePrompt {
+            root = self.scheduler.pool().hash(root, &sequence.tokens()[..sequence.prompt_len()]);
+        }
+        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter).rooted(root).extending(context));
         self.tickets.insert(request.rid, ticket);
-        self.scheduler.enqueue(ticket);
+        self.scheduler.enqueue(ticket, context);
         Ok(ticket)
     }
 
@@ -191,6 +197,7 @@ impl Engine {
 
     fn unload_adapter(&mut self, name: &str) -> Result<(), String> {
         let id = self.adapters.remove(name).ok_or_else(|| format!("no adapter {name:?} is loaded"))?;
+        self.scheduler.free_contexts_of(id);
         self.drop_if_unused(id);
         Ok(())
     }
@@ -204,29 +211,53 @@ impl Engine {
 
     /// Ends the request `ticket`; nothing of it is left.
     fn forget(&mut self, ticket: Ticket) -> Option<(Scheduled, Output)> {
-        let mut scheduled = self.scheduled.remove(&ticket)?;
-        self.scheduler.remove(ticket, &mut scheduled);
-        if let Some(adapter) = scheduled.adapter {
-            self.drop_if_unused(adapter);
-        }
+        let (mut scheduled, output) = self.take_out(ticket)?;
+        self.release(ticket, &mut scheduled);
+        Some((scheduled, output))
+    }
+
+    fn take_out(&mut self, ticket: Ticket) -> Option<(Scheduled, Output)> {
+        let scheduled = self.scheduled.remove(&ticket)?;
         let output = self.outputs.remove(&ticket)?;
         self.tickets.remove(&output.rid);
         Some((scheduled, output))
     }
 
+    fn release(&mut self, ticket: Ticket, scheduled: &mut Scheduled) {
+        self.scheduler.remove(ticket, scheduled);
+        if let Some(adapter) = scheduled.adapter {
+            self.drop_if_unused(adapter);
+        }
+    }
+
+    /// The hold on the context of a request that wrote `n_written` tokens, if it has one.
+    fn hold_context(&mut self, scheduled: &Scheduled, n_written: usize) -> Option<HeldContext> {
+        scheduled.context?;
+        let held = self.scheduler.hold_context(scheduled, scheduled.sequence.prompt_len() + n_written) as u32;
+        let grows = scheduled.sequence.layout().context_growth() == ContextGrowth::Grows;
+        Some(HeldContext { held, grows })
+    }
+
     fn finish(&mut self, ticket: Ticket, reason: FinishReason, events: &mut Vec<ServingEvent>) {
-        if let Some((scheduled, mut output)) = self.forget(ticket) {
+        if let Some((mut scheduled, mut output)) = self.take_out(ticket) {
             output.usage.preemptions = scheduled.preemptions;
             let nfe = scheduled.sequence.nfe();
             // Aborted while the prompt was scored: the reply is about the answer, which is empty.
-            let sequence = output.answer.take().unwrap_or(scheduled.sequence);
+            let answer = output.answer.take();
+            let sequence = answer.as_ref().unwrap_or(&scheduled.sequence);
             self.profiler.event(
                 Stage::Engine,
                 "stage_complete",
                 &output.rid,
                 || json!({"next": "detokenizer", "finish_reason": reason, "nfe": nfe}),
             );
-            let ended = output.emitter.finish(&sequence, &self.text, &output.usage, reason);
+            let mut ended = output.emitter.finish(sequence, &self.text, &output.usage, reason);
+            if let Some(ServingEvent::Reply(reply)) = ended.last_mut()
+                && reason != FinishReason::Aborted
+            {
+                reply.context = self.hold_context(&scheduled, reply.token_ids.len());
+            }
+            self.release(ticket, &mut scheduled);
             self.profiler.sent(&ended);
             events.extend(ended);
             if reason == FinishReason::Aborted {
@@ -290,6 +321,8 @@ impl Engine {
             // The loop around the engine keeps it for itself.
             ServingCommand::Attach { .. } => {}
             ServingCommand::FlushCache => self.scheduler.flush_cache(),
+            ServingCommand::ForkContext { parent, child } => self.scheduler.fork_context(parent, child),
+            ServingCommand::FreeContext { context } => self.scheduler.free_context(context),
             ServingCommand::LoadAdapter(source) => {
                 let message = self.load_adapter(&source).err();
                 if let Some(why) = &message {
@@ -317,11 +350,14 @@ impl Engine {
         self.pass_idle_steps();
         let plan = self.scheduler.plan(&mut self.scheduled);
         self.profiler.end_stage("plan");
-        if plan.is_empty() {
+        let n_finished = self.finish_without_forward(events);
+        if plan.is_empty() && n_finished == 0 {
             // Admission refuses what can never be planned; if it was wrong, the oldest pays, and nothing hangs.
             if let Some(ticket) = self.scheduled.keys().next().copied() {
                 self.fail(ticket, RequestError::engine("the scheduler found no room for this request"), events);
             }
+        }
+        if plan.is_empty() {
             return;
         }
         let started = Instant::now();
@@ -369,6 +405,24 @@ impl Engine {
         self.last_step = Instant::now();
         self.profiler.end_stage("commit");
         self.profiler.end_step(n_requests, n_rows);
+    }
+
+    /// Ends the requests whose context is filled by the pages that it found in the cache. Returns their number.
+    fn finish_without_forward(&mut self, events: &mut Vec<ServingEvent>) -> usize {
+        let filled = |(ticket, request): (&Ticket, &Scheduled)| {
+            request
+                .context
+                .and_then(|_| request.sequence.finished())
+                .map(|reason| (*ticket, reason, request.cached_tokens))
+        };
+        let filled: Vec<_> = self.scheduled.iter().filter_map(filled).collect();
+        for (ticket, reason, cached_tokens) in &filled {
+            if let Some(output) = self.outputs.get_mut(ticket) {
+                output.usage.cached_tokens = *cached_tokens as u32;
+            }
+            self.finish(*ticket, *reason, events);
+        }
+        filled.len()
     }
 
     /// Ends every request, then says that the engine cannot go on: weights and cache may be lost with the device.
@@ -486,6 +540,8 @@ impl ServingEngine for Engine {
             running: self.scheduler.n_running() as u32,
             waiting: self.scheduler.n_waiting() as u32,
             kv_pages_free: self.scheduler.pool().n_free() as u32,
+            contexts: self.scheduler.contexts().len() as u32,
+            context_pages: self.scheduler.contexts().n_pages() as u32,
             prefix_queries: self.scheduler.prefix_queries,
             prefix_hits: self.scheduler.prefix_hits,
             preemptions: self.scheduler.preemptions,

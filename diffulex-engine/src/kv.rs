@@ -27,7 +27,7 @@ impl PageHash {
 
 #[derive(Clone, Debug, Default)]
 struct Page {
-    /// Number of requests that hold it.
+    /// Number of requests and contexts that hold it.
     n_holders: u32,
     /// Its name, and its tokens as a guard against collisions.
     content: Option<(PageHash, Vec<u32>)>,
@@ -130,6 +130,11 @@ impl PagePool {
         Some(id)
     }
 
+    /// Adds a holder to a page that has one.
+    pub fn share(&mut self, id: PageId) {
+        self.pages[id as usize].n_holders += 1;
+    }
+
     /// Drops the names of all pages without a holder.
     pub fn forget_free(&mut self) {
         for id in &self.free {
@@ -141,7 +146,7 @@ impl PagePool {
         }
     }
 
-    /// Checks that free and held pages add up, and that the counts match `holdings`, the pages of all requests.
+    /// Checks that free and held pages add up, and that the counts match `holdings`, the pages of all requests and contexts.
     pub fn is_consistent<'a>(&self, holdings: impl Iterator<Item = &'a [PageId]>) -> bool {
         let mut n_holders = vec![0; self.pages.len()];
         for id in holdings.flatten() {

@@ -11,6 +11,7 @@ pub mod batch;
 mod block_size;
 pub mod config;
 pub mod content;
+pub mod contexts;
 pub mod emit;
 pub mod engine;
 pub mod error;

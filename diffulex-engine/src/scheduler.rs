@@ -9,10 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-use diffulex_strategies::Layout;
+use diffulex_strategies::{ContextGrowth, Layout};
 
 use crate::adapter_id::AdapterId;
 use crate::config::EngineConfig;
+use crate::contexts::{ContextId, Contexts};
 use crate::kv::{PageHash, PageId, PagePool};
 use crate::sequence::Sequence;
 
@@ -30,6 +31,8 @@ pub struct Scheduled {
     pub sequence: Sequence,
     /// The adapter of its rows.
     pub adapter: Option<AdapterId>,
+    /// The context that it extends.
+    pub context: Option<ContextId>,
     /// Its pages, in order of position.
     pub pages: Vec<PageId>,
     /// Number of named pages at the front, and the name of the last one.
@@ -52,6 +55,7 @@ impl Scheduled {
         Self {
             sequence,
             adapter,
+            context: None,
             pages: Vec::new(),
             named: (0, PageHash::root(adapter)),
             root: PageHash::root(adapter),
@@ -66,6 +70,23 @@ impl Scheduled {
     #[must_use]
     pub fn rooted(self, root: PageHash) -> Self {
         Self { named: (0, root), root, ..self }
+    }
+
+    /// As an extension of `context`.
+    #[must_use]
+    pub fn extending(self, context: Option<ContextId>) -> Self {
+        Self { context, ..self }
+    }
+
+    /// Positions at the front, up to `end` at most, whose K/V other requests may use once they are final. A prompt that is one
+    /// block serves requests of a context only, which have the same prompt; its root names all of it.
+    fn shared_end(&self, end: usize) -> usize {
+        let layout = self.sequence.layout();
+        match layout.context_growth() {
+            _ if layout.shares_prefixes() => end,
+            ContextGrowth::WholePrompt if self.context.is_some() => end.min(self.sequence.prompt_len()),
+            ContextGrowth::Grows | ContextGrowth::WholePrompt | ContextGrowth::Refused(_) => 0,
+        }
     }
 }
 
@@ -85,6 +106,7 @@ pub struct Scheduler {
     /// In order of admission.
     running: Vec<Ticket>,
     pool: PagePool,
+    contexts: Contexts,
     /// Slots that were given back, and the number of those ever given.
     free_slots: BTreeSet<u32>,
     n_slots: u32,
@@ -108,6 +130,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             running: Vec::new(),
             pool: PagePool::new(config.n_pages),
+            contexts: Contexts::new(config.max_context_pages),
             free_slots: BTreeSet::new(),
             n_slots: 0,
             page_size: config.page_size,
@@ -126,6 +149,42 @@ impl Scheduler {
         &self.pool
     }
 
+    /// The contexts.
+    pub fn contexts(&self) -> &Contexts {
+        &self.contexts
+    }
+
+    /// Lets context `child` hold the pages of `parent`, too.
+    pub fn fork_context(&mut self, parent: ContextId, child: ContextId) {
+        self.contexts.fork(parent, child, &mut self.pool);
+    }
+
+    /// Releases the pages of a context.
+    pub fn free_context(&mut self, id: ContextId) {
+        self.contexts.release(id, &mut self.pool);
+    }
+
+    /// Releases the pages of all contexts with `adapter`.
+    pub fn free_contexts_of(&mut self, adapter: AdapterId) {
+        self.contexts.release_adapter(adapter, &mut self.pool);
+    }
+
+    /// Makes the pages of the first `n_tokens` tokens of `request` those of its context, as far as they are whole, whole blocks
+    /// and cached. Returns the number of tokens that the context then holds.
+    pub fn hold_context(&mut self, request: &Scheduled, n_tokens: usize) -> usize {
+        let Some(id) = request.context.filter(|_| self.prefix_caching) else { return 0 };
+        let sequence = &request.sequence;
+        let n_final = request.shared_end(sequence.cached_end().min(n_tokens));
+        // Where a request that goes on from here has a block edge.
+        let is_edge = |n_positions: usize| match sequence.layout() {
+            Layout::BlockCausal | Layout::Canvases => n_positions.is_multiple_of(sequence.block_size()),
+            Layout::PromptFirst | Layout::WholeAnswer => n_positions == sequence.prompt_len(),
+        };
+        let n_pages = (0..=n_final / self.page_size).rev().find(|n_pages| is_edge(n_pages * self.page_size));
+        let (pages, _) = self.find_pages(request, n_pages.unwrap_or(0));
+        self.contexts.hold(id, request.adapter, pages, &mut self.pool) * self.page_size
+    }
+
     /// Number of running requests.
     pub fn n_running(&self) -> usize {
         self.running.len()
@@ -137,8 +196,11 @@ impl Scheduler {
     }
 
     /// Appends a new request to the queue.
-    pub fn enqueue(&mut self, ticket: Ticket) {
+    pub fn enqueue(&mut self, ticket: Ticket, context: Option<ContextId>) {
         self.waiting.push_back(ticket);
+        if let Some(context) = context {
+            self.contexts.begin_use(context);
+        }
     }
 
     /// Removes a request from queue and batch and releases its pages.
@@ -147,6 +209,9 @@ impl Scheduler {
         self.running.retain(|running| *running != ticket);
         self.pool.give_back(&mut scheduled.pages);
         self.free_slots.extend(scheduled.slot.take());
+        if let Some(context) = scheduled.context {
+            self.contexts.end_use(context);
+        }
     }
 
     /// The most slots there can be. Requests are admitted in order, and preempted ones come first, so every request with a slot is
@@ -217,8 +282,9 @@ impl Scheduler {
         let n_pages = n_positions.div_ceil(self.page_size) * request.sequence.n_copies();
         let needed = n_pages.saturating_sub(request.pages.len());
         // One spare page for each running request, or the new one would be preempted in the next step.
-        let fits = self.running.is_empty() || self.pool.n_free() >= needed + self.running.len();
-        if !fits {
+        let n_wanted = if self.running.is_empty() { 0 } else { needed + self.running.len() };
+        while self.pool.n_free() < n_wanted && self.contexts.take_idle(&mut self.pool) {}
+        if self.pool.n_free() < n_wanted {
             self.forget_prefix(request);
             return false;
         }
@@ -232,21 +298,14 @@ impl Scheduler {
     /// Acquires the pages of the longest cached prefix that consists of whole blocks and whole pages.
     fn find_prefix(&mut self, request: &mut Scheduled) {
         let sequence = &request.sequence;
-        if !self.prefix_caching || !sequence.layout().shares_prefixes() {
+        let (ready, _) = sequence.window();
+        let n_final = request.shared_end(sequence.rows_of(&ready).end);
+        if !self.prefix_caching || n_final == 0 {
             return;
         }
-        let (ready, _) = sequence.window();
-        let n_final = sequence.rows_of(&ready).end;
-        let root = request.root;
-        let mut hash = root;
-        let mut names = Vec::new();
-        for index in 0..n_final / self.page_size {
-            let ids = content(sequence, index, self.page_size);
-            hash = self.pool.hash(hash, ids);
-            let Some(page) = self.pool.find(hash, ids) else { break };
-            request.pages.push(page);
-            names.push(hash);
-        }
+        let (pages, names) = self.find_pages(request, n_final / self.page_size);
+        request.pages = pages;
+        let sequence = &request.sequence;
         // A page that ends inside a block holds a partial block: release it.
         let n_blocks = loop {
             let n_positions = request.pages.len() * self.page_size;
@@ -259,9 +318,23 @@ impl Scheduler {
             }
         };
         let n_pages = request.pages.len();
-        request.named = (n_pages, n_pages.checked_sub(1).map_or(root, |last| names[last]));
+        request.named = (n_pages, n_pages.checked_sub(1).map_or(request.root, |last| names[last]));
         request.cached_tokens = (n_pages * self.page_size).min(request.sequence.prompt_len());
         request.sequence.found_in_cache(n_blocks);
+    }
+
+    /// Acquires the longest run of the first `n_pages` pages of `request` that are cached; and the name of each.
+    fn find_pages(&mut self, request: &Scheduled, n_pages: usize) -> (Vec<PageId>, Vec<PageHash>) {
+        let mut hash = request.root;
+        let mut found = (Vec::new(), Vec::new());
+        for index in 0..n_pages {
+            let ids = content(&request.sequence, index, self.page_size);
+            hash = self.pool.hash(hash, ids);
+            let Some(page) = self.pool.find(hash, ids) else { break };
+            found.0.push(page);
+            found.1.push(hash);
+        }
+        found
     }
 
     /// Undoes [`Self::find_prefix`] for a request that has not written any K/V.
@@ -369,7 +442,13 @@ impl Scheduler {
             if request.pages.len() >= needed {
                 return true;
             }
-            // The youngest is preempted; admission ensures that the oldest fits alone.
+            if self.contexts.take_idle(&mut self.pool) {
+                continue;
+            }
+            // The youngest is preempted; admission ensures that the oldest fits alone, once contexts in use hold nothing more.
+            if self.running.as_slice() == [ticket] && self.contexts.take_any(&mut self.pool) {
+                continue;
+            }
             let Some(victim) = self.running.iter().copied().max() else { return false };
             if let Some(index) = plan.iter().position(|span| span.ticket == victim) {
                 let span = plan.remove(index);
@@ -406,10 +485,10 @@ impl Scheduler {
 
     /// Names the pages whose blocks are all cached.
     pub fn name_pages(&mut self, request: &mut Scheduled) {
-        if !self.prefix_caching || !request.sequence.layout().shares_prefixes() {
+        let n_final = request.shared_end(request.sequence.cached_end());
+        if !self.prefix_caching || n_final == 0 {
             return;
         }
-        let n_final = request.sequence.cached_end();
         let (mut n_named, mut hash) = request.named;
         while (n_named + 1) * self.page_size <= n_final {
             let ids = content(&request.sequence, n_named, self.page_size);

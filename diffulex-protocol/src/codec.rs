@@ -14,7 +14,7 @@ use crate::messagepack::{Cursor, MAX_DEPTH};
 use crate::{ErrorCode, EventBatch, ServingCommand, ServingError, ServingEvent, ServingGenerate};
 
 /// Changes when an old and a new side can no longer talk.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// Largest frame in bytes. Chosen by us: a prompt of a million ids is 5 MB; the HTTP body cap is lower.
 pub const MAX_FRAME_BYTES: usize = 16 * 1024 * 1024;
@@ -169,8 +169,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        EngineStats, ErrorCode, FinishReason, Histogram, ServingBufferSnapshot, ServingDelta, ServingError,
-        ServingReply,
+        EngineStats, ErrorCode, FinishReason, HeldContext, Histogram, ServingBufferSnapshot, ServingDelta,
+        ServingError, ServingReply,
     };
 
     fn read_batch(bytes: &[u8]) -> Option<EventBatch> {
@@ -252,6 +252,7 @@ mod tests {
                     .then(|| crate::PromptScores { log_probabilities: vec![-0.5], ..Default::default() }),
                 seed: Some(seed).filter(|seed| seed % 2 == 0),
                 preemptions: 0,
+                context: (seed % 3 == 0).then_some(HeldContext { held: 32, grows: true }),
             }))
         })
     }

@@ -34,6 +34,18 @@ pub enum ServingCommand {
     },
     /// Give up every cached prefix page that no request uses.
     FlushCache,
+    /// Hold for the context `child` the pages that `parent` holds,.
+    ForkContext {
+        /// An unknown one holds none.
+        parent: u64,
+        /// The new context.
+        child: u64,
+    },
+    /// Release the pages of a context. Unknown ids are ignored.
+    FreeContext {
+        /// The context.
+        context: u64,
+    },
     /// Load an adapter, which requests may name from then on.
     LoadAdapter(AdapterSource),
     /// Forget an adapter. Requests that run with it finish.
@@ -79,6 +91,8 @@ impl ServingCommand {
             | Self::ProfileStop
             | Self::Attach { .. }
             | Self::FlushCache
+            | Self::ForkContext { .. }
+            | Self::FreeContext { .. }
             | Self::LoadAdapter(_)
             | Self::UnloadAdapter { .. } => None,
         }
@@ -117,6 +131,9 @@ pub struct ServingGenerate {
     /// Cached prefixes are shared only with requests of the same salt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_salt: Option<String>,
+    /// The context that the request extends. Its tokens are the beginning of `input`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextUse>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,
@@ -139,10 +156,21 @@ impl ServingGenerate {
             masked: Vec::new(),
             adapter: None,
             cache_salt: None,
+            context: None,
             user: None,
             created_time: 0.0,
         }
     }
+}
+
+/// The use that a request makes of a context: a text whose whole pages of K/V stay in the cache after the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContextUse {
+    /// The context, by a number that the front end never uses twice.
+    pub id: u64,
+    /// Encode the prompt and write nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fills: bool,
 }
 
 /// The input of a generation.

@@ -381,6 +381,28 @@ hot_events! {
         /// How many times the request lost its pages to an older one.
         #[serde(default)]
         pub preemptions: u32,
+        /// The request's context, if it has one and did not end early.
+        pub context: Option<HeldContext> [optional],
+    }
+}
+
+hot_events! {
+    /// The hold of the engine on a context after a request.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(default)]
+    pub struct HeldContext {
+        /// Tokens at its front whose K/V stay in the cache, in whole pages.
+        pub held: u32,
+        /// Text may be added to it, and answers are.
+        pub grows: bool,
+    }
+}
+
+impl Read<'_> for HeldContext {
+    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
+        let mut fields = Fields::open(cursor)?;
+        let held = Self::read_fields(&mut fields)?;
+        fields.close().map(|()| held)
     }
 }
 
@@ -410,6 +432,7 @@ impl ServingReply {
             prompt_scores: None,
             seed: None,
             preemptions: 0,
+            context: None,
         }
     }
 
@@ -440,6 +463,8 @@ pub enum ErrorCode {
     Timeout,
     /// It ended the worker, and is not tried again for a while.
     Poisoned,
+    /// The model's strategy cannot do what is asked of a context.
+    ContextUnsupported,
 }
 
 /// Why there is no answer.
@@ -489,6 +514,7 @@ mod tests {
                 alternatives: vec![vec![(5, 0.5)]],
                 nfe: 1,
             }),
+            context: Some(HeldContext { held: 32, grows: true }),
             ..ServingReply::new("r", FinishReason::StopString)
         };
         for event in [

@@ -17,12 +17,12 @@ mod settings;
 
 pub use codec::{CodecError, PROTOCOL_VERSION};
 pub use command::{
-    AdapterSource, ChatMessage, ProfileStart, Prompt, ServingCommand, ServingGenerate, ServingInput, SnapshotSpan,
-    StreamMode,
+    AdapterSource, ChatMessage, ContextUse, ProfileStart, Prompt, ServingCommand, ServingGenerate, ServingInput,
+    SnapshotSpan, StreamMode,
 };
 pub use event::{
-    Alternatives, ErrorCode, EventBatch, FinishReason, NfeCounts, PromptScores, ServingBufferSnapshot, ServingDelta,
-    ServingError, ServingEvent, ServingReply,
+    Alternatives, ErrorCode, EventBatch, FinishReason, HeldContext, NfeCounts, PromptScores, ServingBufferSnapshot,
+    ServingDelta, ServingError, ServingEvent, ServingReply,
 };
 pub use messagepack::FieldVisitor;
 pub use params::{ParamError, ParamProblem, SamplingParams};

@@ -83,6 +83,10 @@ pub struct EngineStats {
     pub kv_pages_free: u32,
     /// Pages of the pool.
     pub kv_pages_total: u32,
+    /// Contexts that hold pages.
+    pub contexts: u32,
+    /// Pages that contexts hold, each counted once.
+    pub context_pages: u32,
     /// Prompt tokens admitted.
     pub prompt_tokens: u64,
     /// Tokens committed.

@@ -20,6 +20,7 @@ fn generate(sampling_params: SamplingParams, snapshot: SnapshotSpan) -> ServingC
         masked: Vec::new(),
         adapter: None,
         cache_salt: None,
+        context: None,
         user: None,
         created_time: 0.0,
     })

@@ -115,6 +115,7 @@ fn full_commands() -> Vec<ServingCommand> {
         masked: vec![1],
         adapter: Some("a".to_owned()),
         cache_salt: Some("s".to_owned()),
+        context: Some(ContextUse { id: 7, fills: true }),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -131,6 +132,8 @@ fn full_commands() -> Vec<ServingCommand> {
         ServingCommand::ProfileStop,
         ServingCommand::Attach { incarnation: 7 },
         ServingCommand::FlushCache,
+        ServingCommand::ForkContext { parent: 7, child: 8 },
+        ServingCommand::FreeContext { context: 7 },
         ServingCommand::LoadAdapter(AdapterSource { name: "a".to_owned(), path: "/p".to_owned() }),
         ServingCommand::UnloadAdapter { name: "a".to_owned() },
     ]
@@ -161,6 +164,7 @@ fn full_events() -> Vec<ServingEvent> {
         prompt_scores: Some(PromptScores { log_probabilities: vec![-0.5], alternatives: vec![vec![(1, 0.5)]], nfe: 1 }),
         seed: Some(7),
         preemptions: 1,
+        context: Some(HeldContext { held: 32, grows: true }),
     };
     let stats = EngineStats { tokens_per_forward: Histogram::new(&[1.0, 2.0]), ..EngineStats::default() };
     let ready = Ready {
@@ -323,6 +327,7 @@ proptest! {
                 masked: Vec::new(),
                 adapter: None,
                 cache_salt: None,
+                context: None,
                 user: None,
                 created_time: 0.5,
             });

@@ -208,6 +208,8 @@ impl ServingEngine for Script {
                 | ServingCommand::ProfileStop
                 | ServingCommand::Attach { .. }
                 | ServingCommand::FlushCache
+                | ServingCommand::ForkContext { .. }
+                | ServingCommand::FreeContext { .. }
                 | ServingCommand::LoadAdapter(_)
                 | ServingCommand::UnloadAdapter { .. } => {}
             }

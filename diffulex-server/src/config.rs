@@ -81,6 +81,10 @@ pub struct ServerConfig {
     pub connect: Option<String>,
     /// Addresses that other users reach are meant.
     pub allow_shared_zmq: bool,
+    /// Contexts held at the same time; 0 is none.
+    pub max_contexts: u32,
+    /// Seconds that a context lives after its last use.
+    pub context_ttl_seconds: f64,
     /// Level or filter of log lines.
     pub log_level: String,
     /// Form of log lines.
@@ -128,6 +132,10 @@ impl Default for ServerConfig {
             zmq_event_addr: None,
             connect: None,
             allow_shared_zmq: false,
+            // Chosen by us: at a model length of 2048, 2 MB of tokens.
+            max_contexts: 256,
+            // Parrot's time of a session.
+            context_ttl_seconds: 600.0,
             // Diffulex's.
             log_level: "info".to_owned(),
             log_format: LogFormat::default(),
@@ -193,6 +201,8 @@ impl ServerConfig {
             zmq_event_addr,
             connect,
             allow_shared_zmq,
+            max_contexts,
+            context_ttl_seconds,
             log_level,
             log_format,
         } = flags;
@@ -228,6 +238,8 @@ impl ServerConfig {
             zmq_event_addr: given(zmq_event_addr),
             connect: given(connect),
             allow_shared_zmq: allow_shared_zmq.unwrap_or(defaults.allow_shared_zmq),
+            max_contexts: max_contexts.unwrap_or(defaults.max_contexts),
+            context_ttl_seconds: context_ttl_seconds.unwrap_or(defaults.context_ttl_seconds),
             log_level: log_level.unwrap_or(defaults.log_level),
             log_format: log_format.unwrap_or(defaults.log_format),
             engine: EngineOptions { profile_dir, ..engine_options(engine)? },
@@ -244,6 +256,7 @@ impl ServerConfig {
             ("--heartbeat-interval-seconds", self.heartbeat_interval_seconds, false),
             ("--engine-heartbeat-timeout-seconds", self.engine_heartbeat_timeout_seconds, false),
             ("--watchdog-timeout", self.watchdog_timeout, true),
+            ("--context-ttl-seconds", self.context_ttl_seconds, false),
         ];
         for (flag, value, zero_is_allowed) in seconds {
             let is_fine = value > 0.0 || zero_is_allowed && value == 0.0;
@@ -325,6 +338,8 @@ impl ServerConfig {
             adapters: self.engine.adapters.clone(),
             max_loaded_loras: self.engine.max_loaded_loras as usize,
             profile_dir: self.engine.profile_dir.clone(),
+            max_contexts: self.max_contexts as usize,
+            context_ttl: Self::duration(self.context_ttl_seconds),
         }
     }
 

@@ -115,6 +115,12 @@ pub struct ServerFlags {
     /// Allow ZMQ addresses that other users of this machine can reach; docs/operations.md describes the risk.
     #[arg(long, num_args = 0..=1, default_missing_value = "true", require_equals = true, value_name = "BOOL")]
     pub allow_shared_zmq: Option<bool>,
+    /// Most contexts (/v1/contexts) held at the same time; 0 refuses them.
+    #[arg(long, value_name = "N")]
+    pub max_contexts: Option<u32>,
+    /// Time after its last use for which a context is kept that asks for no other.
+    #[arg(long, alias = "context-ttl", value_parser = finite::<f64>, value_name = "S")]
+    pub context_ttl_seconds: Option<f64>,
     /// Log level: error, warn, info, debug, trace, or a filter such as diffulex_server=debug.
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,
@@ -206,6 +212,9 @@ pub struct EngineFlags {
     /// Data type of K and V; auto is float32 if the weights are float32, otherwise bfloat16.
     #[arg(long, value_name = "DTYPE")]
     pub kv_cache_dtype: Option<DtypeChoice>,
+    /// Most of the KV pool that contexts hold between requests, as a share from 0 to 1.
+    #[arg(long, value_parser = finite::<f32>, value_name = "SHARE")]
+    pub context_memory_share: Option<f32>,
     /// Do not share K/V between prompts with a common prefix.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub disable_prefix_caching: Option<bool>,

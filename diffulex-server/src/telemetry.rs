@@ -25,7 +25,7 @@ const SIZE_BOUNDS: [f64; 16] = [
 ];
 
 /// Every [`ErrorCode`] with its label.
-const ERROR_LABELS: [(ErrorCode, &str); 8] = [
+const ERROR_LABELS: [(ErrorCode, &str); 9] = [
     (ErrorCode::InvalidRequest, "invalid_request"),
     (ErrorCode::TooLarge, "too_large"),
     (ErrorCode::ContextLengthExceeded, "context_length_exceeded"),
@@ -34,6 +34,7 @@ const ERROR_LABELS: [(ErrorCode, &str); 8] = [
     (ErrorCode::ShuttingDown, "shutting_down"),
     (ErrorCode::Timeout, "timeout"),
     (ErrorCode::Poisoned, "poisoned"),
+    (ErrorCode::ContextUnsupported, "context_unsupported"),
 ];
 
 /// The name of an error code on the wire and in error bodies.

@@ -178,6 +178,8 @@ impl Worker<'_> {
             | ServingCommand::ProfileStart(_)
             | ServingCommand::ProfileStop
             | ServingCommand::FlushCache
+            | ServingCommand::ForkContext { .. }
+            | ServingCommand::FreeContext { .. }
             | ServingCommand::LoadAdapter(_)
             | ServingCommand::UnloadAdapter { .. } => true,
         });

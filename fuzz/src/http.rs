@@ -205,6 +205,8 @@ impl Stage {
         let answer = Arc::new(AtomicU8::new(0));
         let options = FrontendOptions {
             profile_dir: None,
+            max_contexts: 16,
+            context_ttl: Duration::from_secs(600),
             max_in_flight: 64,
             request_timeout: None,
             startup_timeout: Duration::from_secs(60),
@@ -306,6 +308,8 @@ impl CommandSender for ScriptedLink {
             ServingCommand::Abort { .. }
             | ServingCommand::Attach { .. }
             | ServingCommand::FlushCache
+            | ServingCommand::ForkContext { .. }
+            | ServingCommand::FreeContext { .. }
             | ServingCommand::Shutdown { .. } => {
                 return Ok(());
             }

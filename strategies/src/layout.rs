@@ -30,6 +30,17 @@ impl Layout {
         }
     }
 
+    /// The text that a context may hold.
+    pub fn context_growth(self) -> ContextGrowth {
+        match self {
+            Self::BlockCausal | Self::Canvases => ContextGrowth::Grows,
+            Self::PromptFirst => ContextGrowth::WholePrompt,
+            Self::WholeAnswer => ContextGrowth::Refused(
+                "it attends to the whole answer at every step, so no K/V of a context stay valid",
+            ),
+        }
+    }
+
     /// Positions that an answer takes which ends at `limit` at the latest, prompt included.
     pub fn extent(self, prompt_len: usize, limit: usize, block_size: usize) -> usize {
         match self {
@@ -38,6 +49,17 @@ impl Layout {
             Self::WholeAnswer => limit,
         }
     }
+}
+
+/// The text that a context may hold, whose K/V its requests share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContextGrowth {
+    /// Any text: what is there keeps its K/V when more is added, answers included.
+    Grows,
+    /// One prompt: more text would change the K/V of all of it. Answers are not kept.
+    WholePrompt,
+    /// Nothing, for this reason.
+    Refused(&'static str),
 }
 
 /// The positions that a row attends to in the network's training, and so must in decoding.

@@ -84,6 +84,8 @@ impl ServingEngine for Script {
                 ServingCommand::ProfileStart(_)
                 | ServingCommand::ProfileStop
                 | ServingCommand::FlushCache
+                | ServingCommand::ForkContext { .. }
+                | ServingCommand::FreeContext { .. }
                 | ServingCommand::LoadAdapter(_)
                 | ServingCommand::UnloadAdapter { .. } => {}
             }
@@ -157,6 +159,8 @@ pub struct Fixture {
 pub fn options() -> FrontendOptions {
     FrontendOptions {
         profile_dir: None,
+        max_contexts: 16,
+        context_ttl: Duration::from_secs(600),
         max_loaded_loras: 8,
         max_in_flight: 8,
         request_timeout: None,

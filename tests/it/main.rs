@@ -12,6 +12,7 @@ mod api;
 mod attach;
 mod batch;
 mod command_line;
+mod contexts;
 mod denoise_frames;
 mod embedding;
 mod engine_loop;

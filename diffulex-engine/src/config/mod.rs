@@ -47,6 +47,8 @@ pub struct EngineConfig {
     pub page_size: usize,
     /// Pages of the pool.
     pub n_pages: usize,
+    /// Pages that contexts may hold.
+    pub max_context_pages: usize,
     /// Number format of K and V.
     pub kv_type: KvType,
     /// Reuse the K/V of prompts that begin alike.
@@ -95,8 +97,10 @@ impl EngineConfig {
             DtypeChoice::Float32 => KvType::F32,
             DtypeChoice::Bfloat16 => KvType::Bf16,
         };
+        let n_pages = n_pages(options, spec, kv_type, setup.max_model_len, &declared, room)?;
         Ok(Self {
-            n_pages: n_pages(options, spec, kv_type, setup.max_model_len, &declared, room)?,
+            n_pages,
+            max_context_pages: (n_pages as f64 * f64::from(options.context_memory_share)) as usize,
             strategy,
             strategy_with_d2f,
             alignment: spec.family.alignment,

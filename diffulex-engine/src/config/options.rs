@@ -107,6 +107,8 @@ pub struct EngineOptions {
     pub kv_cache_dtype: DtypeChoice,
     /// Reuse the K/V of prompts that begin alike.
     pub prefix_caching: bool,
+    /// Share of the pool's pages that contexts may hold between requests, 0 to 1.
+    pub context_memory_share: f32,
     /// Where to run.
     pub device: DeviceChoice,
     /// Share of a GPU's memory for weights and the KV pool; the rest is left to activations and to others.
@@ -146,6 +148,8 @@ impl Default for EngineOptions {
             kv_cache_bytes: None,
             kv_cache_dtype: DtypeChoice::Auto,
             prefix_caching: true,
+            // Chosen by us: requests take the pages of idle contexts anyway; those in use leave half of the pool to others.
+            context_memory_share: 0.5,
             device: DeviceChoice::Auto,
             // vLLM's default.
             gpu_memory_utilization: 0.9,

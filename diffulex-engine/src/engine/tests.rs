@@ -57,6 +57,7 @@ fn request(rid: &str) -> ServingCommand {
         masked: Vec::new(),
         adapter: None,
         cache_salt: None,
+        context: None,
         user: None,
         created_time: 0.0,
     })

@@ -417,7 +417,8 @@ impl Sequence {
 
     /// The reason why the request is finished, if it is. Stop strings are handled with the text, in `emit`.
     pub fn finished(&self) -> Option<FinishReason> {
-        if self.frontier() >= self.answer_end() {
+        // A prompt that only fills a context has no answer to wait for.
+        if self.frontier() >= self.answer_end() && self.n_cached_blocks() >= self.n_prompt_blocks() {
             return Some(match self.first_stop {
                 // A stop id of the client's own counts as its stop string does.
                 Some(stop) if self.params.stop_token_ids.contains(&self.positions.tokens[stop]) => {

@@ -53,6 +53,7 @@ fn roomy() -> EngineConfig {
         max_num_batched_tokens: 4096,
         page_size: 4,
         n_pages: 1000,
+        max_context_pages: 500,
         kv_type: KvType::F32,
         prefix_caching: true,
         n_sampleable: MASK as usize,
@@ -80,7 +81,7 @@ impl Toy {
         let sequence = Sequence::new(prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same);
         let adapter = (ticket >= 100).then_some(7);
         self.requests.insert(ticket, Scheduled::new(sequence, adapter));
-        self.scheduler.enqueue(ticket);
+        self.scheduler.enqueue(ticket, None);
     }
 
     fn remove(&mut self, ticket: Ticket) {

@@ -40,6 +40,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         page_size,
         kv_cache_bytes,
         kv_cache_dtype,
+        context_memory_share,
         disable_prefix_caching,
     } = flags;
     check_decoding(&decoding.0)?;
@@ -60,6 +61,9 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         let problem = format!("must be above 0 and at most 1, got {share}");
         return Err(ConfigError::flag("--gpu-memory-utilization", problem));
     }
+    if let Some(share) = context_memory_share.filter(|share| !(0.0..=1.0).contains(share)) {
+        return Err(ConfigError::flag("--context-memory-share", format!("must be 0 to 1, got {share}")));
+    }
     let (adapters, merged_adapter) = adapters(flags)?;
     Ok(EngineOptions {
         adapters,
@@ -79,6 +83,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         kv_cache_dtype: kv_cache_dtype.unwrap_or(defaults.kv_cache_dtype),
         prefix_caching: disable_prefix_caching.map_or(defaults.prefix_caching, |disable| !disable),
         device: flags.device_choice()?.unwrap_or(defaults.device),
+        context_memory_share: context_memory_share.unwrap_or(defaults.context_memory_share),
         gpu_memory_utilization: gpu_memory_utilization.unwrap_or(defaults.gpu_memory_utilization),
         dtype: dtype.unwrap_or(defaults.dtype),
         quantization: quantization.unwrap_or(defaults.quantization),

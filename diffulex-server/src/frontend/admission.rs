@@ -3,14 +3,17 @@
 //! In: a [`Submission`]. Out: one [`EventStream`] per choice, whose command is in the outbox. Tokenises, checks lengths,
 //! limits the requests in flight, and computes `Retry-After`. Never here: sending, events.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{RequestError, TextModel, check_ids, check_params_ids};
-use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode};
+use diffulex_protocol::{
+    ContextUse, ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+};
 
+use super::contexts::ContextError;
 use super::quarantine::Fingerprint;
 use super::request_log::RequestLog;
 use super::request_state::{RequestSize, RequestState};
@@ -60,6 +63,8 @@ pub struct Submission {
     pub cache_salt: Option<String>,
     /// The streams keep the ids of the prompt.
     pub keeps_prompt: bool,
+    /// The context that it extends, whose tokens the inputs begin with.
+    pub context: Option<ContextUse>,
     /// Answers wanted to each input; each is a request of its own with the next seed.
     pub n_choices: u32,
 }
@@ -129,6 +134,7 @@ impl Submission {
             truncation: None,
             cache_salt: None,
             keeps_prompt: false,
+            context: None,
             n_choices: 1,
         }
     }
@@ -166,6 +172,9 @@ pub enum SubmitError {
         /// After this long.
         after: Duration,
     },
+    /// Its context cannot take it.
+    #[error(transparent)]
+    Context(#[from] ContextError),
     /// The request has ended the engine before.
     #[error("this request ended the engine twice, the second time while it was the only suspect; it is refused for another {} s", .left.as_secs().max(1))]
     Poisoned {
@@ -259,6 +268,7 @@ impl Frontend {
                 adapter: submission.adapter.clone(),
                 user: submission.user.clone(),
                 cache_salt: submission.cache_salt.clone(),
+                context: submission.context,
                 created_time,
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
@@ -482,7 +492,7 @@ fn check_count(submission: &Submission, max_in_flight: usize) -> Result<(), Requ
 }
 
 /// The client's name of the field that holds `input`.
-fn field_of(input: &ServingInput) -> &'static str {
+pub(super) fn field_of(input: &ServingInput) -> &'static str {
     match input {
         ServingInput::Prompt { .. } => "prompt",
         ServingInput::Chat { .. } => "messages",
@@ -555,8 +565,13 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    fn next(&self) -> u64 {
+    pub(super) fn next(&self) -> u64 {
         self.key.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A keyed hash of `value`.
+    pub(super) fn hash(&self, value: &impl Hash) -> u64 {
+        self.key.hash_one(value)
     }
 
     /// Diffulex's form: its prefix and 32 hexadecimal digits.

@@ -7,6 +7,9 @@
 
 mod adapters;
 mod admission;
+mod context_lease;
+mod context_requests;
+mod contexts;
 pub(crate) mod crash_report;
 mod profile;
 mod quarantine;
@@ -31,6 +34,10 @@ use adapters::AdapterRegistry;
 pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
 pub use admission::{Submission, SubmitError, Tokenising, Truncation};
+pub use contexts::{
+    Addition, ContextCounts, ContextError, ContextName, ContextOwner, ContextTable, ContextView, MAX_CONTEXT_TTL,
+    NewContext,
+};
 pub use crash_report::CrashReports;
 use profile::Profiler;
 pub use profile::{ProfileEnd, ProfileError, ProfileOrder, ProfileRun};
@@ -68,6 +75,10 @@ pub struct FrontendOptions {
     pub max_loaded_loras: usize,
     /// Folder below which profiles may be written; `None`: none are recorded.
     pub profile_dir: Option<PathBuf>,
+    /// Contexts held at the same time.
+    pub max_contexts: usize,
+    /// How long a context lives after its last use, if it says nothing else.
+    pub context_ttl: Duration,
 }
 
 /// Where the worker is in its life.
@@ -131,6 +142,7 @@ struct Shared {
     completions: Mutex<VecDeque<Instant>>,
     long_work: LongWork,
     adapters: AdapterRegistry,
+    contexts: Mutex<ContextTable>,
     quarantine: Mutex<Quarantine>,
     profiler: Profiler,
     /// Replies and errors that came from workers.
@@ -163,6 +175,7 @@ impl Frontend {
         let (status, _) = watch::channel(WorkerStatus::Starting);
         let shared = Arc::new(Shared {
             adapters: AdapterRegistry::new(options.adapters.clone(), options.max_loaded_loras),
+            contexts: Mutex::new(ContextTable::new(options.max_contexts, options.context_ttl)),
             options,
             text,
             telemetry,
@@ -316,6 +329,10 @@ impl Frontend {
 }
 
 impl Shared {
+    fn contexts(&self) -> MutexGuard<'_, ContextTable> {
+        lock(&self.contexts)
+    }
+
     fn requests(&self) -> MutexGuard<'_, HashMap<String, Arc<RequestState>>> {
         lock(&self.requests)
     }

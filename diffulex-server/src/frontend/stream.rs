@@ -12,6 +12,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
 use super::Shared;
+use super::context_lease::ContextLease;
 use super::request_log::RequestLog;
 use super::request_state::{RequestState, StreamEvent};
 
@@ -74,6 +75,8 @@ pub struct EventStream {
     pace: Option<Pace>,
     /// The reader has the end.
     has_end: bool,
+    /// The use of the context that the request extends.
+    context: Option<ContextLease>,
     _permit: Permit,
 }
 
@@ -89,6 +92,7 @@ impl EventStream {
             prompt: None,
             pace: None,
             has_end: false,
+            context: None,
             _permit: permit,
         }
     }
@@ -102,6 +106,12 @@ impl EventStream {
     /// The same, with at most so many snapshots a second.
     pub(super) fn paced(mut self, max_fps: Option<f32>) -> Self {
         self.pace = max_fps.map(Pace::new);
+        self
+    }
+
+    /// The same, of a request that extends a context.
+    pub(super) fn on_context(mut self, lease: ContextLease) -> Self {
+        self.context = Some(lease);
         self
     }
 
@@ -172,6 +182,9 @@ impl EventStream {
             StreamEvent::Reply(reply) => {
                 self.has_end = true;
                 self.log.note_reply(reply);
+                if let Some(mut context) = self.context.take() {
+                    context.settle(reply);
+                }
                 profiler.ended(&self.state.rid, || json!({"finish_reason": reply.finish_reason}));
             }
             StreamEvent::Error(error) => return self.note_error(error),
@@ -181,6 +194,7 @@ impl EventStream {
 
     fn note_error(&mut self, error: &ServingError) {
         self.has_end = true;
+        self.context = None;
         self.log.note_error(error.code);
         self.shared.profiler.ended(&self.state.rid, || json!({"error": error.code}));
     }

@@ -249,6 +249,7 @@ fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -
 fn out_of_service(shared: &Shared, loss: Loss) -> String {
     shared.worker_view_mut().commands = None;
     shared.adapters.worker_lost();
+    shared.contexts().engine_lost();
     shared.profiler.worker_lost();
     match loss.handle.map(|handle| handle.end()) {
         Some(end) if !end.is_empty() => format!("{} ({end})", loss.reason),
@@ -302,6 +303,7 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
         if now >= next_orders {
             next_orders = now + ORDERS_INTERVAL;
             shared.fail_overdue(now);
+            shared.sweep_contexts(now);
             if shared.stop_now.load(Ordering::Acquire) {
                 return leave(shared, handle);
             }

@@ -11,7 +11,7 @@ use diffulex_engine::{RequestError, SettingError};
 use diffulex_protocol::{ErrorCode, ServingError};
 use serde::Serialize;
 
-use crate::frontend::{EventStream, SubmitError};
+use crate::frontend::{ContextError, EventStream, SubmitError};
 use crate::telemetry::error_label;
 
 /// An error as a client gets it.
@@ -122,6 +122,7 @@ impl ApiError {
             ErrorCode::ShuttingDown => (StatusCode::SERVICE_UNAVAILABLE, Retry::After(Duration::from_secs(5))),
             ErrorCode::Timeout => (StatusCode::GATEWAY_TIMEOUT, Retry::Unsaid),
             ErrorCode::Poisoned => (StatusCode::BAD_REQUEST, Retry::Never),
+            ErrorCode::ContextUnsupported => (StatusCode::NOT_IMPLEMENTED, Retry::Never),
         };
         Self { status, message, param, code: error_label(code), retry, was_accepted: false, is_quoted: false }
     }
@@ -290,9 +291,25 @@ impl From<SubmitError> for ApiError {
             SubmitError::IdInFlight { .. } => {
                 Self::new(StatusCode::CONFLICT, "request_id_in_flight", message).with_param("request_id")
             }
+            SubmitError::Context(error) => error.into(),
             SubmitError::NoAnswer { .. } => Self::of_code(ErrorCode::Timeout, message, None),
             SubmitError::Poisoned { .. } => Self::of_code(ErrorCode::Poisoned, message, None),
         }
+    }
+}
+
+impl From<ContextError> for ApiError {
+    fn from(error: ContextError) -> Self {
+        let (status, code) = match &error {
+            ContextError::Unknown(_) | ContextError::UnknownParent(_) => (StatusCode::NOT_FOUND, "context_not_found"),
+            ContextError::Gone { .. } => (StatusCode::GONE, "context_gone"),
+            ContextError::Busy(_) => (StatusCode::CONFLICT, "context_busy"),
+            ContextError::Exists(_) => (StatusCode::CONFLICT, "context_exists"),
+            ContextError::TooMany { .. } => (StatusCode::TOO_MANY_REQUESTS, "too_many_contexts"),
+            ContextError::CannotGrow(_) => (StatusCode::BAD_REQUEST, "context_cannot_grow"),
+        };
+        let param = if matches!(error, ContextError::UnknownParent(_)) { "parent_context_id" } else { "context_id" };
+        Self::new(status, code, error.to_string()).with_param(param)
     }
 }
 

@@ -35,6 +35,15 @@ impl PromptField {
     }
 }
 
+impl From<Prompt> for PromptField {
+    fn from(prompt: Prompt) -> Self {
+        match prompt {
+            Prompt::Text(text) => Self::Text(text),
+            Prompt::Ids(ids) => Self::Ids(ids),
+        }
+    }
+}
+
 /// The first element of a prompt's list; the others must be of the same kind.
 enum Element {
     Id(u32),

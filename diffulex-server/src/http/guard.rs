@@ -21,17 +21,25 @@ const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
 /// Asks for the key.
 pub(super) fn check_key(headers: &HeaderMap, key: &str) -> Result<(), ApiError> {
+    if given_keys(headers).any(|given| is_equal(given.as_bytes(), key.as_bytes())) {
+        return Ok(());
+    }
+    let message = "an API key is required: Authorization: Bearer <key>";
+    Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+}
+
+/// The key that comes with a request, whether or not one is required.
+pub(super) fn given_key(headers: &HeaderMap) -> Option<&str> {
+    given_keys(headers).next()
+}
+
+fn given_keys(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     // The scheme's letters may be large or small (RFC 9110, 11.1).
     let bearer = text(headers, &header::AUTHORIZATION)
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, given)| given.trim());
-    let given = [bearer, text(headers, &HeaderName::from_static("x-api-key"))];
-    if given.into_iter().flatten().any(|given| is_equal(given.as_bytes(), key.as_bytes())) {
-        return Ok(());
-    }
-    let message = "an API key is required: Authorization: Bearer <key>";
-    Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+    [bearer, text(headers, &HeaderName::from_static("x-api-key"))].into_iter().flatten()
 }
 
 /// Refuses what a page of another origin sends.

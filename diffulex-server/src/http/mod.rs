@@ -10,6 +10,7 @@ mod budget;
 mod chat;
 mod completions;
 pub mod connection;
+mod contexts;
 mod denoise_frames;
 mod error;
 mod fields;
@@ -169,6 +170,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/v1/load_lora_adapter", post(admin::load_adapter))
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
         .merge(profile)
+        .merge(contexts::routes())
         .merge(ollama::routes())
         .merge(playground::routes())
         .fallback(unknown_route)

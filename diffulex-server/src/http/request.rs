@@ -220,6 +220,11 @@ impl Order {
 }
 
 impl GenerationBody {
+    /// A body with nothing but a conversation.
+    pub(super) fn of_messages(messages: Vec<MessageField>) -> Self {
+        Self { messages: Some(messages), ..Self::default() }
+    }
+
     /// Sampling and limits, every range checked; `defaults` are of what the request does not name.
     fn sampling_params(&mut self, defaults: &SamplingParams) -> Result<SamplingParams, ApiError> {
         let params = SamplingParams {
