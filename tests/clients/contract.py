@@ -29,7 +29,7 @@ DEADLINE_S = 60
 
 
 def optional(name):
-    """A client's package. It is in one of two environments, as clients need different versions of `openai`; the table misses its
+    """A client's package. It is in one of the environments, as clients need different versions of what they share; the table misses its
     row if it was in neither."""
     if importlib.util.find_spec(name) is None:
         raise unittest.SkipTest(f"{name} is not in this environment")

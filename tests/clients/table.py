@@ -1,4 +1,4 @@
-"""The table client x feature of docs/clients.md, made of what the tests of this folder have noted.
+"""The tables client x feature of docs/clients.md, made of what the tests of this folder have noted.
 
     python table.py RESULTS            compares; exit status 1 if the page has another table
     UPDATE_DOCS=1 python table.py RESULTS    writes it
@@ -22,9 +22,20 @@ def table(results):
         cells.setdefault((cell["client"], cell["interface"]), set()).add(cell["feature"])
     lines = ["| client | interface | " + " | ".join(FEATURES) + " |", "|---" * (2 + len(FEATURES)) + "|"]
     for (client, interface), passed in sorted(cells.items()):
+        if not passed <= set(FEATURES):
+            continue
         marks = ["yes" if feature in passed else "no" for feature in FEATURES]
         lines.append("| " + " | ".join([client, interface, *marks]) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines + [""] + tools(cells))
+
+
+def tools(cells):
+    """The table of tools, which have features of their own."""
+    lines = ["| tool | interface | runs |", "|---|---|---|"]
+    for (client, interface), passed in sorted(cells.items()):
+        if not passed <= set(FEATURES):
+            lines.append(f"| {client} | {interface} | {', '.join(sorted(passed))} |")
+    return lines
 
 
 def main():
