@@ -44,7 +44,7 @@ impl Contexts {
     }
 
     /// Number of contexts that hold pages.
-    pub fn len(&self) -> usize {
+    pub fn n_contexts(&self) -> usize {
         self.held.values().filter(|held| !held.pages.is_empty()).count()
     }
 
@@ -185,11 +185,11 @@ mod tests {
         let mut contexts = Contexts::new(8);
         assert_eq!(contexts.hold(1, None, pages, &mut pool), 2);
         contexts.fork(1, 2, &mut pool);
-        assert_eq!((contexts.len(), contexts.n_pages(), pool.n_free()), (2, 2, 6));
+        assert_eq!((contexts.n_contexts(), contexts.n_pages(), pool.n_free()), (2, 2, 6));
         contexts.release(1, &mut pool);
-        assert_eq!((contexts.len(), contexts.n_pages(), pool.n_free()), (1, 2, 6));
+        assert_eq!((contexts.n_contexts(), contexts.n_pages(), pool.n_free()), (1, 2, 6));
         contexts.release(2, &mut pool);
-        assert_eq!((contexts.len(), contexts.n_pages(), pool.n_free()), (0, 0, 8));
+        assert_eq!((contexts.n_contexts(), contexts.n_pages(), pool.n_free()), (0, 0, 8));
         contexts.fork(1, 3, &mut pool);
         assert!(contexts.held.is_empty(), "a fork of nothing is nothing");
     }
@@ -220,7 +220,7 @@ mod tests {
         let mut contexts = Contexts::new(3);
         contexts.hold(1, None, pages[..2].to_vec(), &mut pool);
         assert_eq!(contexts.hold(2, None, pages[2..].to_vec(), &mut pool), 2, "the idle one goes");
-        assert_eq!((contexts.len(), contexts.n_pages(), pool.n_free()), (1, 2, 6));
+        assert_eq!((contexts.n_contexts(), contexts.n_pages(), pool.n_free()), (1, 2, 6));
         contexts.begin_use(2);
         let more = vec![pool.take().unwrap(), pool.take().unwrap()];
         assert_eq!(contexts.hold(3, None, more, &mut pool), 1, "the end of the new one goes");
@@ -234,6 +234,6 @@ mod tests {
         contexts.hold(1, Some(5), vec![pages[0]], &mut pool);
         contexts.hold(2, None, vec![pages[1]], &mut pool);
         contexts.release_adapter(5, &mut pool);
-        assert_eq!((contexts.len(), pool.n_free()), (1, 7));
+        assert_eq!((contexts.n_contexts(), pool.n_free()), (1, 7));
     }
 }

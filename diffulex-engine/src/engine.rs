@@ -540,7 +540,7 @@ impl ServingEngine for Engine {
             running: self.scheduler.n_running() as u32,
             waiting: self.scheduler.n_waiting() as u32,
             kv_pages_free: self.scheduler.pool().n_free() as u32,
-            contexts: self.scheduler.contexts().len() as u32,
+            contexts: self.scheduler.contexts().n_contexts() as u32,
             context_pages: self.scheduler.contexts().n_pages() as u32,
             prefix_queries: self.scheduler.prefix_queries,
             prefix_hits: self.scheduler.prefix_hits,

@@ -85,6 +85,8 @@ pub struct ServerConfig {
     pub max_contexts: u32,
     /// Seconds that a context lives after its last use.
     pub context_ttl_seconds: f64,
+    /// Controller to register with.
+    pub register_with: Option<String>,
     /// Level or filter of log lines.
     pub log_level: String,
     /// Form of log lines.
@@ -136,6 +138,7 @@ impl Default for ServerConfig {
             max_contexts: 256,
             // Parrot's time of a session.
             context_ttl_seconds: 600.0,
+            register_with: None,
             // Diffulex's.
             log_level: "info".to_owned(),
             log_format: LogFormat::default(),
@@ -203,6 +206,7 @@ impl ServerConfig {
             allow_shared_zmq,
             max_contexts,
             context_ttl_seconds,
+            register_with,
             log_level,
             log_format,
         } = flags;
@@ -240,6 +244,7 @@ impl ServerConfig {
             allow_shared_zmq: allow_shared_zmq.unwrap_or(defaults.allow_shared_zmq),
             max_contexts: max_contexts.unwrap_or(defaults.max_contexts),
             context_ttl_seconds: context_ttl_seconds.unwrap_or(defaults.context_ttl_seconds),
+            register_with: given(register_with),
             log_level: log_level.unwrap_or(defaults.log_level),
             log_format: log_format.unwrap_or(defaults.log_format),
             engine: EngineOptions { profile_dir, ..engine_options(engine)? },
@@ -273,14 +278,11 @@ impl ServerConfig {
             );
             return Err(ConfigError::flag("--watchdog-timeout", problem));
         }
-        if let Some(url) = &self.speech_upstream {
+        for (flag, url) in [("--speech-upstream", &self.speech_upstream), ("--register-with", &self.register_with)] {
             let is_http = |uri: axum::http::Uri| uri.scheme_str() == Some("http") && uri.host().is_some();
-            if !url.parse().is_ok_and(is_http) {
+            if let Some(url) = url.as_ref().filter(|url| !url.parse().is_ok_and(is_http)) {
                 // TLS would be a large dependency for a server that is nearly always on the same machine.
-                return Err(ConfigError::flag(
-                    "--speech-upstream",
-                    format!("expected http://HOST[:PORT], got {url:?}"),
-                ));
+                return Err(ConfigError::flag(flag, format!("expected http://HOST[:PORT], got {url:?}")));
             }
         }
         if let Some(key) = &self.api_key

@@ -121,6 +121,9 @@ pub struct ServerFlags {
     /// Time after its last use for which a context is kept that asks for no other.
     #[arg(long, alias = "context-ttl", value_parser = finite::<f64>, value_name = "S")]
     pub context_ttl_seconds: Option<f64>,
+    /// Controller to register with as one of its engines, as Parrot's do: http://HOST:PORT of one with /register_engine.
+    #[arg(long, value_name = "URL")]
+    pub register_with: Option<String>,
     /// Log level: error, warn, info, debug, trace, or a filter such as diffulex_server=debug.
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,

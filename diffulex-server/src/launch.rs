@@ -29,6 +29,7 @@ use crate::link::LinkError;
 use crate::link::place::Place;
 use crate::log::{self, LogError};
 use crate::private_dir::{PrivateDir, PrivateDirError};
+use crate::registration::{self, Announced};
 use crate::sampling_defaults::sampling_defaults;
 use crate::standalone_worker::{self, StandaloneError, StandaloneOptions};
 use crate::telemetry::Telemetry;
@@ -40,6 +41,9 @@ const MAX_HTTP_THREADS: usize = 4;
 
 /// Longest time for open connections to receive their last frames after the worker has left. Chosen by us.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Between heartbeats to the controller of `--register-with`. Parrot's.
+const REGISTERED_HEARTBEAT: Duration = Duration::from_secs(3);
 
 /// A server that cannot start, or ends unasked.
 #[derive(Debug, thiserror::Error)]
@@ -265,6 +269,16 @@ pub async fn serve_with(
     };
     let mut http = tokio::spawn(connection::serve(listener, router, connection_options, stop));
     announce(&format!("diffulex-server listens on http://{address}"));
+    let registration = config.register_with.as_ref().map(|url| {
+        let announced = Announced {
+            url: url.clone(),
+            name: name.clone(),
+            host: config.host.clone(),
+            port: address.port(),
+            heartbeat_interval: REGISTERED_HEARTBEAT,
+        };
+        tokio::spawn(registration::keep_registered(announced, frontend.clone()))
+    });
 
     let result = tokio::select! {
         result = watch_worker(&frontend, config, &name, address) => result,
@@ -282,6 +296,9 @@ pub async fn serve_with(
                 frontend.shutdown_now().await;
             }
         }
+    }
+    if let Some(registration) = registration {
+        registration.abort();
     }
     // Every stream has its last event; let them be written.
     let _ = stop_http.send(true);

@@ -181,6 +181,21 @@ pub struct Telemetry {
     pub orphan_events: Counter,
 }
 
+/// Counts of contexts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContextCounts {
+    /// Contexts that are held.
+    pub held: usize,
+    /// Contexts that were made, forks included.
+    pub created: u64,
+    /// Forks.
+    pub forked: u64,
+    /// Requests that had to encode tokens again which were held before.
+    pub rebuilt: u64,
+    /// Contexts that expired.
+    pub expired: u64,
+}
+
 /// Gauges, read when the page is written.
 #[derive(Clone, Debug, Default)]
 pub struct Gauges {
@@ -192,6 +207,8 @@ pub struct Gauges {
     pub engine: EngineStats,
     /// The model and its device; `None` while the model loads for the first time.
     pub card: Option<Arc<ModelCard>>,
+    /// Of contexts.
+    pub contexts: ContextCounts,
 }
 
 impl Gauges {
@@ -267,6 +284,7 @@ impl Telemetry {
         page.gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1.", gauges.kv_cache_usage());
         page.gauge("kv_pages_free", "KV pages no request holds.", engine.kv_pages_free.into());
         page.gauge("kv_pages_total", "KV pages of the pool.", engine.kv_pages_total.into());
+        page.gauge("context_pages", "KV pages that contexts hold, each counted once.", engine.context_pages.into());
         if let Some(card) = &gauges.card {
             page.head("device_info", "The device that runs the model.", "gauge");
             page.sample("device_info", Some(("device", &card.device)), 1.0);
@@ -313,6 +331,12 @@ impl Telemetry {
         let failures = ERROR_LABELS.iter().zip(&self.failures).map(|((_, label), count)| (*label, count.get()));
         page.labelled("request_failure_total", "Requests that ended in an error.", "error", failures);
         page.counter("request_rejected_total", "Requests refused because the queue was full.", self.rejected.get());
+        let contexts = gauges.contexts;
+        page.gauge("contexts", "Contexts that are held.", contexts.held as f64);
+        page.counter("contexts_created_total", "Contexts made, forks included.", contexts.created);
+        page.counter("context_forks_total", "Contexts made as forks.", contexts.forked);
+        page.counter("contexts_expired_total", "Contexts that nobody used for their time to live.", contexts.expired);
+        page.counter("context_rebuilds_total", "Requests that encoded tokens of a context again.", contexts.rebuilt);
         page.counter("client_disconnects_total", "Clients that left before the end.", self.disconnected.get());
         let modes = [StreamMode::BlockAppend, StreamMode::Denoise];
         let frames = modes.map(|mode| (mode_label(mode), self.frames_sent.of(mode).get()));

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use diffulex_protocol::{HeldContext, ServingCommand};
 use serde::Serialize;
 
+use crate::telemetry::ContextCounts;
+
 /// Contexts that are known to be gone. Chosen by us: some 40 KB.
 const GONE_KEPT: usize = 1024;
 
@@ -161,21 +163,6 @@ struct Context {
     ttl: Duration,
     last_use: Instant,
     is_busy: bool,
-}
-
-/// Counts of a table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ContextCounts {
-    /// Contexts that are held.
-    pub held: usize,
-    /// Contexts that were made, forks included.
-    pub created: u64,
-    /// Forks.
-    pub forked: u64,
-    /// Requests that had to encode tokens again which were held before.
-    pub rebuilt: u64,
-    /// Contexts that expired.
-    pub expired: u64,
 }
 
 /// All contexts of a server.

@@ -35,8 +35,7 @@ pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
 pub use admission::{Submission, SubmitError, Tokenising, Truncation};
 pub use contexts::{
-    Addition, ContextCounts, ContextError, ContextName, ContextOwner, ContextTable, ContextView, MAX_CONTEXT_TTL,
-    NewContext,
+    Addition, ContextError, ContextName, ContextOwner, ContextTable, ContextView, MAX_CONTEXT_TTL, NewContext,
 };
 pub use crash_report::CrashReports;
 use profile::Profiler;
@@ -275,6 +274,7 @@ impl Frontend {
         Gauges {
             card,
             in_flight: self.shared.in_flight.load(Ordering::Relaxed),
+            contexts: self.shared.contexts().counts(),
             worker_up: self.status() == WorkerStatus::Running && self.stall().is_none(),
             engine,
         }

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::answer::{self, reply_of};
 use super::body::{self, Dialect, Read};
 use super::error::ApiError;
-use super::generate;
 use super::guard;
 use super::message::MessageField;
+use super::native::{self, AnswerForm};
 use super::request::{GenerationBody, Order, Reading};
 use super::{App, asked_model};
 use crate::frontend::{ContextError, ContextName, ContextOwner, ContextView, MAX_CONTEXT_TTL, NewContext, Submission};
@@ -172,13 +172,13 @@ async fn generate(State(app): State<App>, Path(id): Path<String>, request: Reque
     let name = name(&app, &id, request.headers())?;
     let Read { value: order, held } = body::json(&app, request, Dialect::Native, order).await?;
     let Order { model, mut submission, denoise, .. } = order;
-    let form = generate::AnswerForm::new(model, denoise).on_context(&app, name);
+    let form = AnswerForm::new(model, denoise).on_context(&app, name);
     let is_stream = submission.stream;
     let stream_mode = submission.stream_mode;
     submission.fills_masks = false;
     let stream = app.frontend.extend_context(name, submission, false).await?;
     drop(held);
-    generate::respond(app, vec![stream], is_stream.then_some(stream_mode), form).await
+    native::respond(app, vec![stream], is_stream.then_some(stream_mode), form).await
 }
 
 /// The order of a body, whose prompt may be missing.

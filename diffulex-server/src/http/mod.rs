@@ -22,8 +22,10 @@ mod lifespan;
 mod message;
 mod messages;
 mod models;
+mod native;
 mod ollama;
 mod other_fields;
+mod parrot;
 mod playground;
 mod profile;
 mod prompt_report;
@@ -37,7 +39,7 @@ mod streamed_usage;
 mod tokenize;
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -52,6 +54,7 @@ use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetReques
 use diffulex_protocol::SamplingParams;
 
 use crate::frontend::Frontend;
+use crate::parrot_engine::EngineRegistry;
 use crate::telemetry::Telemetry;
 pub use body::BodyLimits;
 use budget::BodyBudget;
@@ -108,6 +111,14 @@ pub struct AppState {
     bodies: BodyBudget,
     speech: Option<SpeechUpstream>,
     ignored_fields: IgnoredFieldLog,
+    engines: Mutex<EngineRegistry>,
+}
+
+impl AppState {
+    /// The engines that registered here.
+    fn engines(&self) -> MutexGuard<'_, EngineRegistry> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Deref for App {
@@ -144,8 +155,8 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
-    let ignored_fields = IgnoredFieldLog::default();
-    let app = App(Arc::new(AppState { frontend, telemetry, options, bodies, speech, ignored_fields }));
+    let (ignored_fields, engines) = (IgnoredFieldLog::default(), Mutex::default());
+    let app = App(Arc::new(AppState { frontend, telemetry, options, bodies, speech, ignored_fields, engines }));
     let profile = if app.options.serves_profiles { profile::routes() } else { Router::new() };
     let router = Router::new()
         .route("/generate", post(generate::generate))
@@ -171,6 +182,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
         .merge(profile)
         .merge(contexts::routes())
+        .merge(parrot::routes())
         .merge(ollama::routes())
         .merge(playground::routes())
         .fallback(unknown_route)

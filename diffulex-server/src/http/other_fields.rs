@@ -161,13 +161,25 @@ pub(super) struct OtherFields {
     ignored: Vec<String>,
     /// Names of those that are kept, in `kept`, for another struct; of an interface that has them.
     keeps: &'static [&'static str],
+    /// The struct is of an interface that does not have every field of chat.
+    refuses_foreign: bool,
     kept: Map<String, Value>,
 }
 
 impl OtherFields {
     /// Keeps fields of these names; also refuses those that only other interfaces read.
     pub(super) fn keeping(names: &'static [&'static str]) -> Self {
+        Self { keeps: names, refuses_foreign: true, ..Self::default() }
+    }
+
+    /// Keeps fields of these names.
+    pub(super) fn also_keeping(names: &'static [&'static str]) -> Self {
         Self { keeps: names, ..Self::default() }
+    }
+
+    /// Counts fields that were kept as ignored ones, unless they say nothing.
+    pub(super) fn ignore(&mut self, kept: Map<String, Value>) {
+        self.ignored.extend(kept.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, _)| name));
     }
 
     /// Those of two bodies that make one request.
@@ -197,7 +209,7 @@ impl OtherFields {
             self.kept.insert(name.to_owned(), map.next_value()?);
             return Ok(());
         }
-        let foreign = if self.keeps.is_empty() { &[][..] } else { &OF_OTHER_INTERFACES };
+        let foreign = if self.refuses_foreign { &OF_OTHER_INTERFACES[..] } else { &[] };
         match REFUSED.iter().chain(foreign).find(|(refused, _)| *refused == name) {
             Some((refused, passes)) => {
                 let value = map.next_value()?;

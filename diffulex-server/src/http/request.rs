@@ -57,7 +57,7 @@ pub(super) struct GenerationBody {
     /// The client's own tag.
     user: Option<String>,
     /// Answers wanted.
-    n: Option<u32>,
+    pub(super) n: Option<u32>,
     /// `true` or completions' number of alternatives.
     logprobs: Option<LogprobsField>,
 
@@ -83,18 +83,18 @@ pub(super) struct GenerationBody {
     pub(super) max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     min_tokens: Option<u32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<u32, f32>>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
+    pub(super) presence_penalty: Option<f32>,
+    pub(super) frequency_penalty: Option<f32>,
+    pub(super) repetition_penalty: Option<f32>,
+    pub(super) logit_bias: Option<BTreeMap<u32, f32>>,
+    pub(super) temperature: Option<f32>,
+    pub(super) top_p: Option<f32>,
     top_k: Option<i64>,
     min_p: Option<f32>,
     seed: Option<SeedField>,
     stop: Option<StopField>,
-    stop_token_ids: Option<Vec<u32>>,
-    ignore_eos: Option<bool>,
+    pub(super) stop_token_ids: Option<Vec<u32>>,
+    pub(super) ignore_eos: Option<bool>,
     max_nfe: Option<u32>,
     max_repetition_run: Option<u32>,
     decoding: Option<DecodingSettings>,
@@ -106,10 +106,7 @@ pub(super) struct GenerationBody {
 
 impl<'de> Deserialize<'de> for GenerationBody {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let mut others = OtherFields::default();
-        // The derived reading, which `remote` makes a function of the type.
-        let body = Self::deserialize(Screened { input, others: &mut others })?;
-        Ok(Self { others, ..body })
+        Self::read(input, OtherFields::default())
     }
 }
 
@@ -220,6 +217,13 @@ impl Order {
 }
 
 impl GenerationBody {
+    /// Reads a body, the fields that it does not declare into `others`.
+    pub(super) fn read<'de, D: Deserializer<'de>>(input: D, mut others: OtherFields) -> Result<Self, D::Error> {
+        // The derived reading, which `remote` makes a function of the type.
+        let body = Self::deserialize(Screened { input, others: &mut others })?;
+        Ok(Self { others, ..body })
+    }
+
     /// A body with nothing but a conversation.
     pub(super) fn of_messages(messages: Vec<MessageField>) -> Self {
         Self { messages: Some(messages), ..Self::default() }
@@ -392,6 +396,11 @@ impl GenerationBody {
     pub(super) fn set_text(&mut self, prompt: String, suffix: Option<String>) {
         self.prompt = Some(PromptField::Text(prompt));
         self.suffix = suffix.map(PromptField::Text);
+    }
+
+    /// A text that ends the answer, or none.
+    pub(super) fn set_stop(&mut self, stop: Option<String>) {
+        self.stop = stop.map(StopField::One);
     }
 
     /// The prompts; an error when there is none.

@@ -44,6 +44,8 @@ pub(super) enum StreamForm {
     Events,
     /// A JSON object a line.
     Lines,
+    /// Token ids of four bytes each, the most significant first: Parrot's.
+    Ids,
 }
 
 impl StreamForm {
@@ -51,6 +53,7 @@ impl StreamForm {
         HeaderValue::from_static(match self {
             Self::Data | Self::Events => "text/event-stream; charset=utf-8",
             Self::Lines => "application/x-ndjson",
+            Self::Ids => "application/octet-stream",
         })
     }
 }
@@ -122,6 +125,12 @@ impl Frames {
         write_object(&mut self.bytes, Spacing::Compact, head, write);
         self.bytes.push(b'\n');
         self.count += 1;
+    }
+
+    /// Adds token ids.
+    pub(super) fn push_ids(&mut self, ids: &[u32]) {
+        self.bytes.extend(ids.iter().flat_map(|id| id.to_be_bytes()));
+        self.count += u64::from(!ids.is_empty());
     }
 
     /// Adds `value` as a line.

@@ -1,0 +1,142 @@
+//! The native form of an answer, of `/generate` and of requests on contexts: the whole answer, or frames `append` /
+//! `buffer_snapshot`, then `final`.
+//!
+//! Never here: how requests are read, OpenAI's shapes.
+
+use axum::response::Response;
+use diffulex_protocol::{FinishReason, ServingReply, StreamMode};
+
+use super::App;
+use super::answer::{self, DiffusionReport, Fields, ObjectHead, Spacing, Usage, reply_of, unix_seconds};
+use super::denoise_frames::{DenoiseForm, DenoiseFrames, EventFields};
+use super::error::ApiError;
+use super::sse::{self, Framer, Frames};
+use crate::frontend::{ContextName, EventStream, Frontend, StreamEvent};
+
+/// The answer of a request in the native form, or its stream.
+pub(super) async fn respond(
+    app: App,
+    mut streams: Vec<EventStream>,
+    stream_mode: Option<StreamMode>,
+    form: AnswerForm,
+) -> Result<Response, ApiError> {
+    let AnswerForm { head, denoise } = form;
+    if let Some(stream_mode) = stream_mode {
+        let framer = GenerateFramer { head, denoise: DenoiseFrames::new(denoise, true) };
+        return sse::respond(streams, framer, Spacing::Python, stream_mode, app.telemetry.clone()).await;
+    }
+    match streams.pop() {
+        Some(stream) => {
+            let mut reply = reply_of(stream).await?;
+            Ok(answer::object(|fields| add_answer(fields, &mut reply, &head)))
+        }
+        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
+    }
+}
+
+/// How an answer is written.
+pub(super) struct AnswerForm {
+    head: Head,
+    denoise: DenoiseForm,
+}
+
+impl AnswerForm {
+    /// An answer under `model`'s name, its frames in the form `denoise`.
+    pub(super) fn new(model: String, denoise: DenoiseForm) -> Self {
+        Self { head: Head { model, created: unix_seconds(), context: None, is_for_parrot: false }, denoise }
+    }
+
+    /// The same with the context that the request extends.
+    pub(super) fn on_context(mut self, app: &App, name: ContextName) -> Self {
+        self.head.context = Some((app.frontend.clone(), name));
+        self
+    }
+
+    /// The same with Parrot's fields.
+    pub(super) fn for_parrot(mut self) -> Self {
+        self.head.is_for_parrot = true;
+        self
+    }
+}
+
+struct Head {
+    model: String,
+    created: u64,
+    /// The context that the request extends, as it is when the answer is written.
+    context: Option<(Frontend, ContextName)>,
+    is_for_parrot: bool,
+}
+
+/// Fields of a reply that answers report in `usage` and `diffulex`, where Diffulex's `ServingReply.to_dict` has none.
+const REPORTED_APART: [&str; 9] = [
+    "prompt_tokens",
+    "given_tokens",
+    "cached_tokens",
+    "nfe_counts",
+    "queue_time_s",
+    "end_token",
+    "seed",
+    "preemptions",
+    "context",
+];
+
+/// Adds an answer: the reply's fields and those that OpenAI's clients would miss.
+fn add_answer(fields: &mut Fields<'_>, reply: &mut ServingReply, head: &Head) {
+    reply.finished = true;
+    // As Diffulex: an engine that fills nothing after the answer reports the answer itself.
+    if reply.full_token_ids.is_empty() {
+        reply.full_text.clone_from(&reply.text);
+        reply.full_token_ids.clone_from(&reply.token_ids);
+    }
+    reply.visit_fields(&mut EventFields { fields, left_out: &REPORTED_APART });
+    if head.is_for_parrot {
+        fields.add("generated_text", &reply.text);
+        fields.add("generated_ids", &generated_ids(reply));
+    }
+    if let Some((frontend, name)) = &head.context {
+        // One that expires at this very moment has no fields.
+        fields.add("context", &frontend.context(*name).ok());
+    }
+    fields.add("created", &head.created);
+    fields.add("model", &head.model);
+    fields.add("usage", &Usage::of(reply));
+    fields.add("diffulex", &DiffusionReport::of(reply));
+}
+
+struct GenerateFramer {
+    head: Head,
+    denoise: DenoiseFrames,
+}
+
+impl Framer for GenerateFramer {
+    fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
+        match event {
+            StreamEvent::Delta(delta) => frames.push_object(&ObjectHead::default(), |fields| {
+                fields.add("event", "append");
+                delta.visit_fields(&mut EventFields { fields, left_out: &[] });
+            }),
+            StreamEvent::Snapshot(snapshot) => {
+                frames.push_object(&ObjectHead::default(), |fields| self.denoise.add(fields, snapshot));
+            }
+            StreamEvent::Reply(mut reply) => frames.push_object(&ObjectHead::default(), |fields| {
+                fields.add("event", "final");
+                add_answer(fields, &mut reply, &self.head);
+            }),
+            StreamEvent::Error(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+}
+
+/// The ids of an answer as Parrot reports them: with the end token, if the model wrote one.
+fn generated_ids(reply: &ServingReply) -> Vec<u32> {
+    let mut ids = reply.token_ids.clone();
+    ids.extend(end_token(reply));
+    ids
+}
+
+/// The end token that the model wrote.
+pub(super) fn end_token(reply: &ServingReply) -> Option<u32> {
+    let has_one = reply.finish_reason == FinishReason::EosTokenGenerated;
+    reply.full_token_ids.get(reply.token_ids.len()).copied().filter(|_| has_one)
+}

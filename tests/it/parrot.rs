@@ -1,0 +1,202 @@
+//! Parrot's engine API: the conversation of a client whose bodies are those of Parrot's own classes (`Primitive`, `Fill`, `Generate`,
+//! `SamplingConfig`, `EngineConfig`, `EngineRuntimeInfo`), and registration with a controller.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use serde_json::{Value, json};
+
+use crate::harness::{DEADLINE, Server, read_to_close, wait_until};
+
+/// `Primitive`, as it is sent.
+fn primitive(context_id: i64, parent_context_id: i64, more: Value) -> Value {
+    let mut body = json!({"session_id": 0, "task_id": 3, "context_id": context_id, "parent_context_id": parent_context_id,
+                          "end_flag": false});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn fill(token_ids: Value) -> Value {
+    json!({"token_ids": token_ids, "text": null})
+}
+
+/// `SamplingConfig` with all of its fields.
+fn sampling_config(max_gen_length: u32) -> Value {
+    json!({"temperature": 0.0, "top_p": 1.0, "max_gen_length": max_gen_length, "ignore_tokenizer_eos": true,
+           "stop_token_ids": [], "stop_str": null, "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1, "best_of": 1,
+           "logit_bias": null, "repetition_penalty": 0.0, "length_penalty": 0.0})
+}
+
+fn generate(max_gen_length: u32) -> Value {
+    json!({"sampling_config": sampling_config(max_gen_length)})
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn plain(server: &Server, prompt: &[u32], max_tokens: u32) -> Vec<u32> {
+    let body = json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true});
+    ids(&server.post("/generate", &body).json()["token_ids"])
+}
+
+/// The body of a stream of token ids.
+fn streamed(server: &Server, body: &Value) -> (String, Vec<u8>) {
+    let mut socket = server.open("/generate_stream", body);
+    let bytes = read_to_close(&mut socket);
+    let split = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(bytes[..split].to_vec()).unwrap().to_ascii_lowercase();
+    (head, crate::harness::unchunk(&bytes[split + 4..]))
+}
+
+#[test]
+fn a_client_of_parrots_engines_has_its_conversation() {
+    let server = Server::start(&["--page-size", "8"]);
+    let post = |path: &str, body: Value| {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 200, "{path}: {}", answer.body);
+        answer.json()
+    };
+    assert_eq!(post("/ping", json!({}))["pong"], true);
+    // A prompt in two fills; the ids are the client's, from 0 on.
+    let system: Vec<u32> = (5..25).collect();
+    let filled = post("/fill", primitive(0, -1, fill(json!(system[..11]))));
+    assert_eq!((&filled["filled_len"], &filled["context_len"]), (&json!(11), &json!(11)));
+    assert_eq!(post("/fill", primitive(0, -1, fill(json!(system[11..]))))["filled_len"], 9);
+    // Two children of it, each with an answer; one goes on after its answer.
+    let question = [90, 91, 92];
+    post("/fill", primitive(1, 0, fill(json!(question))));
+    let first = post("/generate", primitive(1, 0, generate(9)));
+    let mut text = [&system[..], &question].concat();
+    let want = plain(&server, &text, 9);
+    assert_eq!((ids(&first["generated_ids"]), &first["generated_text"]), (want.clone(), &first["text"]));
+    text.extend(&want);
+    post("/fill", primitive(1, 0, fill(json!([40]))));
+    text.push(40);
+    assert_eq!(ids(&post("/generate", primitive(1, 0, generate(5)))["generated_ids"]), plain(&server, &text, 5));
+    // The other one as a stream of four bytes for each id.
+    post("/fill", primitive(2, 0, fill(json!([70, 71]))));
+    let (head, bytes) = streamed(&server, &primitive(2, 0, generate(13)));
+    assert!(head.contains("content-type: application/octet-stream"), "{head}");
+    let got: Vec<u32> = bytes.chunks(4).map(|id| u32::from_be_bytes(id.try_into().unwrap())).collect();
+    assert_eq!(got, plain(&server, &[&system[..], &[70, 71]].concat(), 13));
+    // Freed in any order; one that is not there has no tokens.
+    assert_eq!(post("/free_context", json!({"context_id": 0}))["context_len"], 20);
+    assert_eq!(post("/free_context", json!({"context_id": 0}))["context_len"], 0);
+    assert_eq!(post("/free_context", json!({"context_id": 1}))["context_len"], 20 + 3 + 9 + 1 + 5);
+    assert_eq!(post("/free_context", json!({"context_id": 2}))["context_len"], 20 + 2 + 13);
+    let info = &post("/ping_engine", json!({}))["runtime_info"];
+    assert_eq!((&info["num_running_jobs"], &info["model_mem"]), (&json!(0), &json!(-1.0)));
+    // An id that was freed may be used again, as one that never was.
+    assert_eq!(post("/fill", primitive(0, -1, fill(json!([8, 9]))))["context_len"], 2);
+}
+
+#[test]
+fn a_primitive_that_is_wrong_is_refused_by_name() {
+    let server = Server::start(&[]);
+    let refused = |path: &str, body: Value| {
+        let answer = server.post(path, &body);
+        let code = answer.json()["error"]["code"].as_str().unwrap().to_owned();
+        (answer.status, code, answer.error_param().unwrap_or_default())
+    };
+    let want = |status: u16, code: &str, param: &str| (status, code.to_owned(), param.to_owned());
+    assert_eq!(
+        refused("/fill", primitive(1, 7, fill(json!([5])))),
+        want(404, "context_not_found", "parent_context_id")
+    );
+    assert_eq!(refused("/fill", primitive(-1, -1, fill(json!([5])))), want(400, "invalid_request", "context_id"));
+    assert_eq!(refused("/fill", primitive(1, -1, fill(json!(null)))), want(400, "invalid_request", "token_ids"));
+    assert_eq!(refused("/generate", primitive(1, -1, generate(3))), want(400, "invalid_request", "prompt"));
+    let config = json!({"sampling_config": {"max_gen_length": "long"}});
+    assert_eq!(
+        refused("/generate", primitive(1, -1, config)),
+        want(400, "invalid_request", "sampling_config.max_gen_length")
+    );
+    assert_eq!(refused("/generate_stream", json!({"prompt": [5]})), want(400, "invalid_request", "context_id"));
+    // On other routes a context is what it was.
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "context_id": 3});
+    assert_eq!(refused("/v1/chat/completions", chat), want(400, "invalid_request", "context_id"));
+    // Without one, the native route ignores what it does not know.
+    let native = json!({"prompt": [5], "max_tokens": 1, "context_id": null, "session_id": 4});
+    assert_eq!(server.post("/generate", &native).status, 200);
+}
+
+#[test]
+fn engines_register_here_send_heartbeats_and_are_pinged() {
+    let server = Server::start(&[]);
+    let config = json!({"engine_config": {"model": "m", "host": "localhost", "port": 9001, "engine_name": "e"}});
+    let id = server.post("/register_engine", &config).json()["engine_id"].clone();
+    assert_eq!(id, 1);
+    let pinged = server.post("/ping_engine", &json!({"engine_id": id})).json();
+    assert_eq!(pinged, json!({"pong": true, "runtime_info": null}));
+    let beat = |id: &Value, name: &str| {
+        let info = json!({"num_running_jobs": 3, "cache_mem": 1.5});
+        server.post("/engine_heartbeat", &json!({"engine_id": id, "engine_name": name, "runtime_info": info}))
+    };
+    assert_eq!(beat(&id, "e").json(), json!({}));
+    let info = server.post("/ping_engine", &json!({"engine_id": id})).json()["runtime_info"].clone();
+    assert_eq!(
+        (&info["num_running_jobs"], &info["cache_mem"], &info["num_max_blocks"]),
+        (&json!(3), &json!(1.5), &json!(-1))
+    );
+    assert_eq!((beat(&json!(9), "e").status, beat(&id, "other").status), (410, 410));
+    assert_eq!(server.post("/ping_engine", &json!({"engine_id": 9})).status, 404);
+}
+
+/// One call that a controller gets, answered with `status` and `body`.
+fn answered(listener: &TcpListener, status: &str, body: &str) -> (String, Value) {
+    let (mut socket, _) = listener.accept().unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    let (path, request) = read_call(&mut socket);
+    let head = format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}",
+        body.len()
+    );
+    socket.write_all(format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
+    (path, request)
+}
+
+fn read_call(socket: &mut TcpStream) -> (String, Value) {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        if let Some((head, body)) = text.split_once("\r\n\r\n")
+            && let Ok(body) = serde_json::from_str(body)
+        {
+            return (head.split(' ').nth(1).unwrap().to_owned(), body);
+        }
+        let n_bytes = socket.read(&mut buffer).unwrap();
+        assert!(n_bytes > 0, "half a call: {text}");
+        bytes.extend_from_slice(&buffer[..n_bytes]);
+    }
+}
+
+#[test]
+fn a_server_registers_with_its_controller_and_again_when_it_is_forgotten() {
+    let controller = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", controller.local_addr().unwrap());
+    let server = Server::launch(&["--register-with", &url, "--served-model-name", "tiny"]);
+    // One that is not ready yet is tried again.
+    assert_eq!(answered(&controller, "503 Service Unavailable", "{}").0, "/register_engine");
+    let (path, body) = answered(&controller, "200 OK", r#"{"engine_id": 7}"#);
+    let config = &body["engine_config"];
+    assert_eq!(path, "/register_engine");
+    assert_eq!((&config["engine_name"], &config["engine_type"]), (&json!("tiny"), &json!("diffulex")));
+    assert_eq!((&config["host"], &config["block_size"]), (&json!("127.0.0.1"), &json!(4)));
+    let port = server.address.rsplit_once(':').unwrap().1;
+    assert_eq!(config["port"].to_string(), port);
+    let (path, body) = answered(&controller, "200 OK", "{}");
+    assert_eq!(
+        (path.as_str(), &body["engine_id"], &body["engine_name"]),
+        ("/engine_heartbeat", &json!(7), &json!("tiny"))
+    );
+    assert_eq!(body["runtime_info"]["num_running_jobs"], 0);
+    // A controller that has forgotten it.
+    assert_eq!(answered(&controller, "410 Gone", "{}").0, "/engine_heartbeat");
+    assert_eq!(answered(&controller, "200 OK", r#"{"engine_id": 8}"#).0, "/register_engine");
+    assert_eq!(answered(&controller, "200 OK", "{}").1["engine_id"], 8);
+    // The controller's end is no business of the server's clients.
+    drop(controller);
+    wait_until("a server that serves", || server.get("/ready").status == 200);
+}
