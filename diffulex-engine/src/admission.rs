@@ -103,7 +103,8 @@ impl Admission<'_> {
         if request.context.is_some() {
             check_context(&strategy, request)?;
         }
-        let place = if request.context.is_some_and(|context| context.fills) {
+        let fills = request.context.is_some_and(|context| context.fills);
+        let place = if fills {
             self.filling(&strategy, prompt)?
         } else if request.masked.is_empty() {
             self.behind(prompt, suffix, params.max_tokens as usize)?
@@ -125,6 +126,7 @@ impl Admission<'_> {
         )
         .holding(given)
         .followed_by(suffix);
+        let sequence = if fills { sequence.only_encoded() } else { sequence };
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
     }
 

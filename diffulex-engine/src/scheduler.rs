@@ -169,12 +169,12 @@ impl Scheduler {
         self.contexts.release_adapter(adapter, &mut self.pool);
     }
 
-    /// Makes the pages of the first `n_tokens` tokens of `request` those of its context, as far as they are whole, whole blocks
-    /// and cached. Returns the number of tokens that the context then holds.
+    /// Makes the cached pages of the first `n_tokens` tokens of `request` those of its context, as far as they are whole, and whole
+    /// blocks. Returns the number of tokens that the context then holds.
     pub fn hold_context(&mut self, request: &Scheduled, n_tokens: usize) -> usize {
         let Some(id) = request.context.filter(|_| self.prefix_caching) else { return 0 };
         let sequence = &request.sequence;
-        let n_final = request.shared_end(sequence.cached_end().min(n_tokens));
+        let n_final = request.shared_end(n_tokens);
         // Where a request that goes on from here has a block edge.
         let is_edge = |n_positions: usize| match sequence.layout() {
             Layout::BlockCausal | Layout::Canvases => n_positions.is_multiple_of(sequence.block_size()),

@@ -15,7 +15,7 @@ use diffulex_server::frontend::{Addition, ContextError, ContextName, ContextOwne
 
 use crate::harness::golden_model;
 
-const N_SCHEDULES: u64 = 150;
+const N_SCHEDULES: u64 = 600;
 const N_ACTIONS: usize = 24;
 const MAX_CONTEXTS: usize = 4;
 const MAX_LEN: usize = 80;

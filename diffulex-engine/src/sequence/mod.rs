@@ -81,6 +81,8 @@ pub struct Sequence {
     stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
+    /// There is no answer: it ends once the K/V of its prompt are in the cache.
+    is_only_encoded: bool,
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
@@ -124,6 +126,7 @@ impl Sequence {
             scoring: None,
             rebuild_end: 0,
             first_stop: None,
+            is_only_encoded: false,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         };
@@ -155,6 +158,12 @@ impl Sequence {
             }
         }
         self
+    }
+
+    /// Without an answer, to be encoded only.
+    #[must_use]
+    pub fn only_encoded(self) -> Self {
+        Self { is_only_encoded: true, ..self }
     }
 
     /// With `suffix` after the answer: every position attends to it, and it is never written. Only under
@@ -417,8 +426,8 @@ impl Sequence {
 
     /// The reason why the request is finished, if it is. Stop strings are handled with the text, in `emit`.
     pub fn finished(&self) -> Option<FinishReason> {
-        // A prompt that only fills a context has no answer to wait for.
-        if self.frontier() >= self.answer_end() && self.n_cached_blocks() >= self.n_prompt_blocks() {
+        let is_encoded = !self.is_only_encoded || self.n_cached_blocks() >= self.n_prompt_blocks();
+        if self.frontier() >= self.answer_end() && is_encoded {
             return Some(match self.first_stop {
                 // A stop id of the client's own counts as its stop string does.
                 Some(stop) if self.params.stop_token_ids.contains(&self.positions.tokens[stop]) => {

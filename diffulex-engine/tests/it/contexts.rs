@@ -170,3 +170,68 @@ fn a_request_takes_the_pages_of_idle_contexts_and_the_next_use_encodes_them_agai
     let again = fill(&mut engine, 1, &document);
     assert!(again.cached_tokens < 48 && again.context.unwrap().held == 48, "{again:?}");
 }
+
+#[test]
+fn a_request_for_no_answer_leaves_its_context_held() {
+    let mut engine = engine(&options());
+    let document = prompt(1, 24);
+    fill(&mut engine, 1, &document);
+    let reply = generate(&mut engine, 1, &document, &greedy(0));
+    assert_eq!((reply.token_ids.len(), reply.nfe, reply.context.unwrap().held), (0, 0, 24));
+    assert_eq!(engine.stats().context_pages, 3);
+}
+
+/// A prompt that is a part of another one has other K/V there.
+#[test]
+fn a_prompt_that_is_encoded_whole_is_shared_only_as_a_whole() {
+    let mut n_checked = 0;
+    for subject in subjects() {
+        let mut held = subject.engine(&subject.options);
+        if growth(&held) != ContextGrowth::WholePrompt {
+            continue;
+        }
+        n_checked += 1;
+        let mut alone = without_prefixes(&subject);
+        let long = prompt(9, 32);
+        fill(&mut held, 1, &long);
+        let short = &long[..16];
+        let reply = generate(&mut held, 2, short, &greedy(8));
+        assert_eq!((reply.cached_tokens, reply.token_ids), (0, plain(&mut alone, short, &greedy(8))));
+        // One without a context finds nothing either.
+        let reply = reply_of(&mut held, vec![ServingCommand::Generate(request("r", &long, greedy(8)))]);
+        assert_eq!((reply.cached_tokens, reply.token_ids), (0, plain(&mut alone, &long, &greedy(8))));
+        assert_eq!(generate(&mut held, 1, &long, &greedy(8)).cached_tokens, 32);
+    }
+    assert!(n_checked > 0);
+}
+
+#[test]
+fn idle_contexts_make_room_before_a_request_waits_or_is_preempted() {
+    // 16 pages of 8 positions.
+    let small =
+        EngineOptions { kv_cache_bytes: Some(16 * 12288), max_model_len: 128, context_memory_share: 1.0, ..options() };
+    let mut engine = engine(&small);
+    let finish = |engine: &mut Engine| {
+        while engine.has_work() {
+            engine.tick(Vec::new());
+            assert!(engine.pages_are_consistent());
+        }
+    };
+    let asked = |rid: &str, seed: u32, len: usize, max_tokens: u32| {
+        ServingCommand::Generate(request(rid, &prompt(seed, len), greedy(max_tokens)))
+    };
+    // Two that together need nearly all pages, beside a context that has most of them.
+    assert_eq!(fill(&mut engine, 1, &prompt(1, 96)).context.unwrap().held, 96);
+    engine.tick(vec![asked("a", 2, 8, 60), asked("b", 3, 24, 20)]);
+    assert_eq!((engine.stats().running, engine.stats().contexts), (2, 0));
+    finish(&mut engine);
+    // Two that grow, beside a context that was filled meanwhile.
+    engine.tick(vec![asked("a", 4, 8, 60), asked("b", 5, 8, 36)]);
+    engine.tick(vec![ServingCommand::Generate(on_context(2, true, &prompt(6, 64), greedy(1)))]);
+    for _ in 0..3 {
+        engine.tick(Vec::new());
+    }
+    assert_eq!((engine.stats().running, engine.stats().context_pages), (2, 8));
+    finish(&mut engine);
+    assert_eq!((engine.stats().preemptions, engine.stats().contexts), (0, 0));
+}

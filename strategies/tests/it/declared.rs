@@ -1,6 +1,8 @@
 //! Declarations: which models a strategy fits, and its needs of the engine.
 
-use diffulex_strategies::{AcceptRule, Attention, Declared, KvReuse, Layout, Score, StrategyKind, Value};
+use diffulex_strategies::{
+    AcceptRule, Attention, ContextGrowth, Declared, KvReuse, Layout, Score, StrategyKind, Value,
+};
 
 use crate::harness::{BLOCK_SIZE, declared, setup, strategy};
 
@@ -104,6 +106,14 @@ fn an_accept_rule_declares_its_score_its_tokens_and_whether_it_pauses() {
 fn prompts_are_shared_where_later_tokens_do_not_change_their_kv() {
     assert!(Layout::BlockCausal.shares_prefixes() && Layout::Canvases.shares_prefixes());
     assert!(!Layout::PromptFirst.shares_prefixes() && !Layout::WholeAnswer.shares_prefixes());
+}
+
+#[test]
+fn a_context_grows_where_prompts_are_shared_and_holds_one_prompt_where_that_is_a_block() {
+    assert_eq!(Layout::BlockCausal.context_growth(), ContextGrowth::Grows);
+    assert_eq!(Layout::Canvases.context_growth(), ContextGrowth::Grows);
+    assert_eq!(Layout::PromptFirst.context_growth(), ContextGrowth::WholePrompt);
+    assert!(matches!(Layout::WholeAnswer.context_growth(), ContextGrowth::Refused(why) if !why.is_empty()));
 }
 
 #[test]
