@@ -107,14 +107,14 @@ fn wrong_requests_are_refused_by_name_and_disturb_nobody() {
         &mut engine,
         vec![
             wrong("temperature", SamplingParams { temperature: -1.0, ..greedy(5) }),
-            wrong("max_tokens", greedy(0)),
+            wrong("min_tokens", SamplingParams { min_tokens: 6, ..greedy(5) }),
             wrong("decoding.accept_rule", deciding(json!({ "accept_rule": "x" }))),
             wrong("decoding.denoising_steps", deciding(json!({ "denoising_steps": 99 }))),
             request("prompt", &[1, 2, 600], greedy(5)),
             good,
         ],
     );
-    for field in ["temperature", "max_tokens", "decoding.accept_rule", "decoding.denoising_steps", "prompt"] {
+    for field in ["temperature", "min_tokens", "decoding.accept_rule", "decoding.denoising_steps", "prompt"] {
         assert_eq!(told.error(field).param.as_deref(), Some(field));
     }
     assert_eq!(told.reply("good").token_ids.len(), 12);
