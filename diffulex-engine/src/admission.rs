@@ -104,14 +104,21 @@ impl Admission<'_> {
             check_context(&strategy, request)?;
         }
         let fills = request.context.is_some_and(|context| context.fills);
+        let is_only_read = fills || request.embed.is_some();
         let place = if fills {
             self.filling(&strategy, prompt)?
+        } else if is_only_read {
+            self.alone(prompt)?
         } else if request.masked.is_empty() {
             self.behind(prompt, suffix, params.max_tokens as usize)?
         } else {
             self.at_masks(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
         };
-        self.check_room(&strategy, &place)?;
+        if is_only_read {
+            self.check_pages("prompt", place.prompt.len(), 1)?;
+        } else {
+            self.check_room(&strategy, &place)?;
+        }
         let scoring = params.prompt_logprobs.map(|n| self.scoring(&strategy, &place, n)).transpose()?.flatten();
         let Place { prompt, limits, given, suffix } = &place;
         let sequence = Sequence::new(
@@ -126,7 +133,7 @@ impl Admission<'_> {
         )
         .holding(given)
         .followed_by(suffix);
-        let sequence = if fills { sequence.only_encoded() } else { sequence };
+        let sequence = if is_only_read { sequence.only_read() } else { sequence };
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
     }
 
@@ -185,6 +192,19 @@ impl Admission<'_> {
             prompt.truncate(prompt.len() / declared.block_size * declared.block_size);
         }
         let limits = Limits { end: prompt.len(), reason: FinishReason::MaxNewTokensReached };
+        Ok(Place { prompt, limits, given: Vec::new(), suffix: Vec::new() })
+    }
+
+    /// No answer.
+    fn alone(&self, prompt: Vec<u32>) -> Result<Place, RequestError> {
+        let (n, max_model_len) = (prompt.len(), self.config.max_model_len);
+        if n == 0 {
+            return Err(RequestError::invalid("prompt", "prompt is empty"));
+        }
+        if n > max_model_len {
+            return Err(RequestError::context_length("prompt", max_model_len, format!("{n} tokens")));
+        }
+        let limits = Limits { end: n, reason: FinishReason::MaxNewTokensReached };
         Ok(Place { prompt, limits, given: Vec::new(), suffix: Vec::new() })
     }
 
@@ -290,10 +310,15 @@ impl Admission<'_> {
             );
             return Err(RequestError::too_large("model", message));
         }
+        self.check_pages("max_tokens", n_positions, n_copies)
+    }
+
+    /// Refuses, for `param`, positions that the pool has no pages for.
+    fn check_pages(&self, param: &'static str, n_positions: usize, n_copies: usize) -> Result<(), RequestError> {
         let n_pages = n_copies * n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {
             return Err(RequestError::too_large(
-                "max_tokens",
+                param,
                 format!(
                     "{n_positions} positions need {n_pages} KV pages; the pool has {}: ask for fewer tokens or serve with a larger KV cache",
                     self.config.n_pages

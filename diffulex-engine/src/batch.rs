@@ -34,6 +34,8 @@ pub struct Forward {
     pub canvases: ModelBatch,
     /// The position of each recipe, those of `text` first.
     pub owners: Vec<Wanted>,
+    /// Positions of the state rows of `text`, in order.
+    pub read: Vec<(Ticket, Range<usize>)>,
 }
 
 /// Lays `plan` out.
@@ -51,6 +53,14 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Fra
         let first_canvas = span.blocks.clone().find(|block| sequence.is_canvas(*block)).unwrap_or(span.blocks.end);
         let text = span.blocks.start..first_canvas;
         if !text.is_empty() {
+            if let Some(pooled) = &request.pooled {
+                let rows = sequence.rows_of(&text);
+                let wanted = pooled.wanted(rows.clone());
+                let first_row = forward.text.ids.len();
+                let row_of = |position: usize| (first_row + position - rows.start) as u32;
+                forward.text.state_rows.extend(wanted.clone().map(row_of));
+                forward.read.push((span.ticket, wanted));
+            }
             for copy in 0..sequence.n_copies() {
                 add_rows(&mut forward.text, &mut forward.owners, span.ticket, request, text.clone(), copy, frame);
             }

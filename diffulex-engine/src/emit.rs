@@ -38,7 +38,7 @@ pub fn snapshot_text(text: &TextModel, token_ids: &[u32], mask_positions: &[u32]
 }
 
 /// A request's share of the work, for its events.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Usage {
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u32,
@@ -50,6 +50,8 @@ pub struct Usage {
     pub decode_tokens: u32,
     /// Times the pages were lost.
     pub preemptions: u32,
+    /// The pooled state of a prompt that is only read.
+    pub embedding: Option<Vec<f32>>,
 }
 
 impl Usage {
@@ -255,6 +257,7 @@ impl Emitter {
             seed: sequence.params().seed,
             preemptions: usage.preemptions,
             context: None,
+            embedding: usage.embedding.clone().unwrap_or_default(),
         })));
         events
     }

@@ -5,6 +5,7 @@
 //! accepted one ends in exactly one reply or error.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Instant;
 
 use diffulex_protocol::{
@@ -24,7 +25,8 @@ use crate::error::{DeviceError, LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
 use crate::kernels::Vocabulary;
 use crate::load::{Loaded, load};
-use crate::models;
+use crate::models::{self, Outputs};
+use crate::pooling::PooledStates;
 use crate::profile::Stage;
 use crate::randomness::{DrawKey, Randomness, Seeded};
 use crate::runner::Runner;
@@ -171,7 +173,8 @@ impl Engine {
         if context.is_some() && sequence.layout().context_growth() == ContextGrowth::WholePrompt {
             root = self.scheduler.pool().hash(root, &sequence.tokens()[..sequence.prompt_len()]);
         }
-        self.scheduled.insert(ticket, Scheduled::new(sequence, adapter).rooted(root).extending(context));
+        self.scheduled
+            .insert(ticket, Scheduled::new(sequence, adapter).rooted(root).extending(context).pooling(request.embed));
         self.tickets.insert(request.rid, ticket);
         self.scheduler.enqueue(ticket, context);
         Ok(ticket)
@@ -251,6 +254,7 @@ impl Engine {
                 &output.rid,
                 || json!({"next": "detokenizer", "finish_reason": reason, "nfe": nfe}),
             );
+            output.usage.embedding = scheduled.pooled.as_ref().map(PooledStates::embedding);
             let mut ended = output.emitter.finish(sequence, &self.text, &output.usage, reason);
             if let Some(ServingEvent::Reply(reply)) = ended.last_mut()
                 && reason != FinishReason::Aborted
@@ -376,12 +380,12 @@ impl Engine {
             vocabulary: Vocabulary { n_sampleable: self.config.n_sampleable, mask_token_id: self.config.mask_token_id },
             randomness: &*self.randomness,
         };
-        let Forward { text, canvases, owners } = lay_out(&plan, &self.scheduled, frame);
+        let Forward { text, canvases, owners, read } = lay_out(&plan, &self.scheduled, frame);
         let n_rows = text.ids.len() + canvases.ids.len();
         self.stats.rows += n_rows as u64;
         self.profiler.end_stage("lay_out");
-        let scored = match self.runner.forward(&text, &canvases) {
-            Ok(scored) => scored,
+        let Outputs { scored, states } = match self.runner.forward(&text, &canvases) {
+            Ok(outputs) => outputs,
             Err(StepError::Batch(error)) => {
                 for span in &plan {
                     self.fail(span.ticket, RequestError::engine(format!("the forward failed: {error}")), events);
@@ -395,6 +399,7 @@ impl Engine {
         self.stats.steps += 1;
         self.stats.forward_seconds += started.elapsed().as_secs_f64();
         self.profiler.end_stage("collect");
+        self.pool_states(&read, &states, events);
         let n_requests = plan.len();
         for span in plan {
             match candidates.remove(&span.ticket).unwrap_or(Ok(Vec::new())) {
@@ -423,6 +428,21 @@ impl Engine {
             self.finish(*ticket, *reason, events);
         }
         filled.len()
+    }
+
+    /// Brings states of texts that are only read to their requests.
+    fn pool_states(&mut self, read: &[(Ticket, Range<usize>)], states: &[f32], events: &mut Vec<ServingEvent>) {
+        let n_rows: usize = read.iter().map(|(_, positions)| positions.len()).sum();
+        let width = states.len().checked_div(n_rows).unwrap_or_default();
+        let mut rest = states;
+        for (ticket, positions) in read {
+            let (of_request, others) = rest.split_at(positions.len() * width);
+            rest = others;
+            let pooled = self.scheduled.get_mut(ticket).and_then(|request| request.pooled.as_mut());
+            if let Some(Err(error)) = pooled.map(|pooled| pooled.take(positions.clone(), of_request)) {
+                self.fail(*ticket, error, events);
+            }
+        }
     }
 
     /// Ends every request, then says that the engine cannot go on: weights and cache may be lost with the device.

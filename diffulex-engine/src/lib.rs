@@ -23,6 +23,7 @@ mod load;
 mod logit_changes;
 mod memory;
 pub mod models;
+mod pooling;
 pub mod profile;
 pub mod randomness;
 pub mod runner;

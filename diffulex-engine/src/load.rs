@@ -180,6 +180,7 @@ fn card(config: &EngineConfig, spec: &ModelSpec, place: Place) -> ModelCard {
         eos_token_ids: config.eos_token_ids.clone(),
         max_model_len: config.max_model_len as u32,
         vocab_size: spec.vocab_size as u32,
+        hidden_size: spec.hidden_size as u32,
         parameters: spec.n_parameters,
         device: place.device,
         device_memory_bytes: place.memory_bytes,

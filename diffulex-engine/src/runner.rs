@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use crate::adapter_id::AdapterId;
 use crate::error::{BatchError, LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{CacheShape, ModelBatch, Ops, Scored};
-use crate::models::{self, Adapters, LowRank, ModelSpec, Network};
+use crate::kernels::{CacheShape, ModelBatch, Ops};
+use crate::models::{self, Adapters, LowRank, ModelSpec, Network, Outputs};
 
 /// Runs forwards of the loaded network on its device.
 pub trait Runner: Send {
     /// The network that is loaded.
     fn spec(&self) -> &ModelSpec;
 
-    /// Scores the rows of `text`, then those of `canvases`, by their recipes. `text` comes first: canvases attend to its K/V.
+    /// Scores the rows of `text`, then those of `canvases`, by their recipes; the states are those of `text`. `text` comes first: canvases attend to its K/V.
     /// When it returns, the K/V of every row of `text` are written.
-    fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Vec<Option<Scored>>, StepError>;
+    fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Outputs, StepError>;
 
     /// Loads an adapter under an id that rows may have from now on, of `max_bytes` at most. Returns the bytes it takes.
     fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles, max_bytes: u64) -> Result<u64, LoadError>;
@@ -55,15 +55,15 @@ impl<O: Ops> Runner for DeviceRunner<O> {
         self.network.spec()
     }
 
-    fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Vec<Option<Scored>>, StepError> {
+    fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Outputs, StepError> {
         let Self { ops, network, cache, adapters: loaded, conditioning } = self;
         let mut adapters = Adapters::none();
         for id in text.adapted.keys() {
             adapters.push(*id, loaded.get(id).ok_or(BatchError::AdapterNotLoaded(*id))?);
         }
-        let mut scored = Vec::new();
+        let mut outputs = Outputs::default();
         if !text.ids.is_empty() {
-            scored = network.score(ops, text, &adapters, cache)?;
+            outputs = network.score(ops, text, &adapters, cache)?;
         }
         if !canvases.ids.is_empty() {
             let (Some(canvas_network), Some(conditioning)) = (network.canvas(), conditioning) else {
@@ -72,9 +72,9 @@ impl<O: Ops> Runner for DeviceRunner<O> {
             let step = ops.begin(canvases)?;
             let x = canvas_network.denoise(ops, canvases, &step, conditioning, cache, &mut |_| Ok(()))?;
             let conditioning = canvas_network.self_conditioning(conditioning);
-            scored.extend(ops.score(&x, &network.head(), &canvases.recipes, Some(conditioning))?);
+            outputs.scored.extend(ops.score(&x, &network.head(), &canvases.recipes, Some(conditioning))?);
         }
-        Ok(scored)
+        Ok(outputs)
     }
 
     fn load_adapter(&mut self, id: AdapterId, files: &ModelFiles, max_bytes: u64) -> Result<u64, LoadError> {

@@ -9,12 +9,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use diffulex_protocol::Pooling;
 use diffulex_strategies::{ContextGrowth, Layout};
 
 use crate::adapter_id::AdapterId;
 use crate::config::EngineConfig;
 use crate::contexts::{ContextId, Contexts};
 use crate::kv::{PageHash, PageId, PagePool};
+use crate::pooling::PooledStates;
 use crate::sequence::Sequence;
 
 /// Maximum rows of prompts in one forward, for prompts that can be encoded in chunks. Chosen by us: above one or two hundred
@@ -33,6 +35,8 @@ pub struct Scheduled {
     pub adapter: Option<AdapterId>,
     /// The context that it extends.
     pub context: Option<ContextId>,
+    /// Where only its prompt's states are asked for: those of them that forwards have brought.
+    pub pooled: Option<PooledStates>,
     /// Its pages, in order of position.
     pub pages: Vec<PageId>,
     /// Number of named pages at the front, and the name of the last one.
@@ -56,6 +60,7 @@ impl Scheduled {
             sequence,
             adapter,
             context: None,
+            pooled: None,
             pages: Vec::new(),
             named: (0, PageHash::root(adapter)),
             root: PageHash::root(adapter),
@@ -64,6 +69,13 @@ impl Scheduled {
             cached_tokens: 0,
             preemptions: 0,
         }
+    }
+
+    /// Pooling the states of its sequence, which is only read, where there is a `pooling`.
+    #[must_use]
+    pub fn pooling(self, pooling: Option<Pooling>) -> Self {
+        let n_positions = self.sequence.tokens().len();
+        Self { pooled: pooling.map(|pooling| PooledStates::new(pooling, n_positions)), ..self }
     }
 
     /// With the name that stands before its first page, of [`PagePool::root`].
@@ -83,6 +95,8 @@ impl Scheduled {
     fn shared_end(&self, end: usize) -> usize {
         let layout = self.sequence.layout();
         match layout.context_growth() {
+            // Its states are asked for, so all of it is forwarded.
+            _ if self.pooled.is_some() => 0,
             _ if layout.shares_prefixes() => end,
             ContextGrowth::WholePrompt if self.context.is_some() => end.min(self.sequence.prompt_len()),
             ContextGrowth::Grows | ContextGrowth::WholePrompt | ContextGrowth::Refused(_) => 0,
@@ -394,8 +408,7 @@ impl Scheduler {
                 let (ready, _) = sequence.window();
                 // Either everything its next step needs, including the block that may open, or a chunk of the prompt, or
                 // nothing. A part of the window could change the order in which blocks open.
-                // One less than the budget, for the preceding row that shifted logits may need.
-                if sequence.n_step_rows() + sequence.block_size() < *budget {
+                if sequence.most_step_rows() <= *budget {
                     sequence.step_blocks()
                 } else if ready.len() > sequence.strategy_window() {
                     let affordable =

@@ -253,6 +253,7 @@ mod tests {
                 seed: Some(seed).filter(|seed| seed % 2 == 0),
                 preemptions: 0,
                 context: (seed % 3 == 0).then_some(HeldContext { held: 32, grows: true }),
+                embedding: vec![0.25; (seed % 3) as usize],
             }))
         })
     }

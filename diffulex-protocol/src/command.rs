@@ -134,6 +134,10 @@ pub struct ServingGenerate {
     /// The context that the request extends. Its tokens are the beginning of `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context: Option<ContextUse>,
+    /// The prompt is read and not answered: the reply has its embedding, pooled so, and no text. Sampling, stream, suffix and
+    /// masks have no effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embed: Option<Pooling>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,
@@ -157,6 +161,7 @@ impl ServingGenerate {
             adapter: None,
             cache_salt: None,
             context: None,
+            embed: None,
             user: None,
             created_time: 0.0,
         }
@@ -171,6 +176,17 @@ pub struct ContextUse {
     /// Encode the prompt and write nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fills: bool,
+}
+
+/// How the states of a text's tokens become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pooling {
+    /// The mean of all.
+    #[default]
+    Mean,
+    /// The last token's.
+    Last,
 }
 
 /// The input of a generation.

@@ -383,6 +383,8 @@ hot_events! {
         pub preemptions: u32,
         /// The request's context, if it has one and did not end early.
         pub context: Option<HeldContext> [optional],
+        /// The pooled state of the prompt, if [`embed`](crate::ServingGenerate::embed) asked for it; not normalised.
+        pub embedding: Vec<f32> [optional],
     }
 }
 
@@ -433,6 +435,7 @@ impl ServingReply {
             seed: None,
             preemptions: 0,
             context: None,
+            embedding: Vec::new(),
         }
     }
 

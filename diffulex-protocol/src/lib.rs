@@ -17,8 +17,8 @@ mod settings;
 
 pub use codec::{CodecError, PROTOCOL_VERSION};
 pub use command::{
-    AdapterSource, ChatMessage, ContextUse, ProfileStart, Prompt, ServingCommand, ServingGenerate, ServingInput,
-    SnapshotSpan, StreamMode,
+    AdapterSource, ChatMessage, ContextUse, Pooling, ProfileStart, Prompt, ServingCommand, ServingGenerate,
+    ServingInput, SnapshotSpan, StreamMode,
 };
 pub use event::{
     Alternatives, ErrorCode, EventBatch, FinishReason, HeldContext, NfeCounts, PromptScores, ServingBufferSnapshot,

@@ -43,6 +43,8 @@ pub struct ModelCard {
     pub max_model_len: u32,
     /// Rows of the output head.
     pub vocab_size: u32,
+    /// Width of the states that the output head reads, and so of an embedding.
+    pub hidden_size: u32,
     /// Number of parameters.
     pub parameters: u64,
     /// Device it runs on.

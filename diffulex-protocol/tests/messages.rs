@@ -21,6 +21,7 @@ fn generate(sampling_params: SamplingParams, snapshot: SnapshotSpan) -> ServingC
         adapter: None,
         cache_salt: None,
         context: None,
+        embed: None,
         user: None,
         created_time: 0.0,
     })
@@ -88,7 +89,7 @@ fn a_histogram_counts_up_to_each_bound_inclusive() {
 fn fields_at_their_defaults_are_left_out() {
     let reply = ServingReply::new("r", FinishReason::Aborted);
     let reply = to_value(&rmp_serde::to_vec_named(&ServingEvent::Reply(Box::new(reply))).expect("encodes"));
-    for key in ["given_tokens", "confidences", "seed"] {
+    for key in ["given_tokens", "confidences", "seed", "embedding"] {
         assert_eq!(reply.get(key), None, "{key}");
     }
     let command = generate(SamplingParams::default(), SnapshotSpan::Window);

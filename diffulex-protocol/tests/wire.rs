@@ -116,6 +116,7 @@ fn full_commands() -> Vec<ServingCommand> {
         adapter: Some("a".to_owned()),
         cache_salt: Some("s".to_owned()),
         context: Some(ContextUse { id: 7, fills: true }),
+        embed: Some(Pooling::Last),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -165,6 +166,7 @@ fn full_events() -> Vec<ServingEvent> {
         seed: Some(7),
         preemptions: 1,
         context: Some(HeldContext { held: 32, grows: true }),
+        embedding: vec![0.5, -0.25],
     };
     let stats = EngineStats { tokens_per_forward: Histogram::new(&[1.0, 2.0]), ..EngineStats::default() };
     let ready = Ready {
@@ -328,6 +330,7 @@ proptest! {
                 adapter: None,
                 cache_salt: None,
                 context: None,
+ embed: None,
                 user: None,
                 created_time: 0.5,
             });

@@ -6,8 +6,8 @@ use diffulex_protocol::{SamplingParams, ServingInput, SnapshotSpan, StreamMode};
 
 use super::*;
 use crate::error::BatchError;
-use crate::kernels::{ModelBatch, Scored};
-use crate::models::ModelSpec;
+use crate::kernels::ModelBatch;
+use crate::models::{ModelSpec, Outputs};
 
 /// A runner whose next forward fails, where there is an error for it.
 struct Failing {
@@ -20,7 +20,7 @@ impl Runner for Failing {
         self.runner.spec()
     }
 
-    fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Vec<Option<Scored>>, StepError> {
+    fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Outputs, StepError> {
         match self.next.take() {
             Some(error) => Err(error),
             None => self.runner.forward(text, canvases),
@@ -58,6 +58,7 @@ fn request(rid: &str) -> ServingCommand {
         adapter: None,
         cache_salt: None,
         context: None,
+        embed: None,
         user: None,
         created_time: 0.0,
     })

@@ -37,10 +37,15 @@ pub struct Head<'a, O: Ops> {
 }
 
 impl<O: Ops> Head<'_, O> {
+    /// Inputs of the product, of all rows of the residual stream: `[n_rows, hidden]`.
+    pub fn states(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
+        let (norm, eps) = self.norm;
+        ops.rms_norm(x, norm, eps)
+    }
+
     /// Logits of all rows of the residual stream, whole: `[n_rows, vocab_size]`.
     pub fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        let (norm, eps) = self.norm;
-        let mut logits = ops.linear(&ops.rms_norm(x, norm, eps)?, self.matrix, None)?;
+        let mut logits = ops.linear(&self.states(ops, x)?, self.matrix, None)?;
         if let Some(cap) = self.soft_cap {
             ops.soft_cap(&mut logits, cap)?;
         }

@@ -21,6 +21,8 @@ pub struct ModelBatch {
     pub recipes: Vec<Recipe>,
     /// Rows whose logits are wanted whole.
     pub logit_rows: Vec<u32>,
+    /// Rows whose final states are wanted on the host.
+    pub state_rows: Vec<u32>,
     /// Rows of canvases that took a step, ascending.
     pub conditioned: Vec<u32>,
     /// For each of them, the row of the conditioning buffer that the step wrote.
@@ -36,6 +38,7 @@ impl ModelBatch {
     pub fn rows(&self, list: RowList) -> &[u32] {
         match list {
             RowList::Logits => &self.logit_rows,
+            RowList::States => &self.state_rows,
             RowList::Conditioned => &self.conditioned,
             RowList::Conditioning => &self.conditioning,
             RowList::Adapter(id) => self.adapted.get(&id).map_or(&[], Vec::as_slice),
@@ -48,6 +51,8 @@ impl ModelBatch {
 pub enum RowList {
     /// [`ModelBatch::logit_rows`].
     Logits,
+    /// [`ModelBatch::state_rows`].
+    States,
     /// [`ModelBatch::conditioned`].
     Conditioned,
     /// [`ModelBatch::conditioning`], rows of another tensor.

@@ -284,6 +284,7 @@ impl<O: Ops> Decoder<O> {
                 family,
                 kv_layers: vec![KvHeads { n_heads: config.n_kv_heads(), head_dim }; config.num_hidden_layers],
                 vocab_size: config.vocab_size,
+                hidden_size: hidden,
                 max_positions: config.max_position_embeddings,
                 n_parameters: loader.n_parameters,
                 dtype: loader.dtype,

@@ -357,6 +357,7 @@ impl<O: Ops> DiffusionGemma<O> {
             spec: ModelSpec {
                 family,
                 kv_layers,
+                hidden_size: hidden,
                 vocab_size: text.vocab_size,
                 max_positions: text.max_position_embeddings,
                 n_parameters: loader.n_parameters,

@@ -41,6 +41,8 @@ pub struct ModelSpec {
     pub kv_layers: Vec<KvHeads>,
     /// Rows of the output head.
     pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
     /// Positions it was made for.
     pub max_positions: usize,
     /// Number of weights.
@@ -78,6 +80,15 @@ impl ModelSpec {
     }
 }
 
+/// Results of a forward.
+#[derive(Debug, Default, PartialEq)]
+pub struct Outputs {
+    /// Of each recipe.
+    pub scored: Vec<Option<Scored>>,
+    /// Final states of the batch's `state_rows`, as the output head reads them: `[n_rows, hidden_size]`, row-major.
+    pub states: Vec<f32>,
+}
+
 /// A network on the device of `O`.
 pub trait Network<O: Ops>: Send + Sync {
     /// Its facts.
@@ -107,17 +118,22 @@ pub trait Network<O: Ops>: Send + Sync {
         None
     }
 
-    /// A forward and what its batch's recipes make of it. Writes the K/V of every row.
+    /// A forward, what its batch's recipes make of it, and the states that it asks for. Writes the K/V of every row.
     fn score(
         &self,
         ops: &O,
         batch: &ModelBatch,
         adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
-    ) -> Result<Vec<Option<Scored>>, StepError> {
+    ) -> Result<Outputs, StepError> {
         let step = ops.begin(batch)?;
         let x = self.hidden(ops, &step, adapters, cache, &mut |_| Ok(()))?;
-        ops.score(&x, &self.head(), &batch.recipes, None)
+        let mut states = Vec::new();
+        if !batch.state_rows.is_empty() {
+            let rows = ops.select(&x, &step, RowList::States)?;
+            ops.host_into(&self.head().states(ops, &rows)?, &mut states)?;
+        }
+        Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.recipes, None)?, states })
     }
 
     /// A forward and the logits of the batch's `logit_rows`, on the host.

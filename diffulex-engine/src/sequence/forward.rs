@@ -168,6 +168,13 @@ impl Sequence {
         self.rows_of(&(ready.start..end)).len()
     }
 
+    /// Rows that its next forward takes at most: those of [`Self::n_step_rows`], of a block that opens, and the row before it
+    /// that shifted logits may need.
+    pub fn most_step_rows(&self) -> usize {
+        let opening = if self.geometry.is_prompt_only { 0 } else { self.block_size() + 1 };
+        self.n_step_rows() + opening
+    }
+
     /// Whether the next forward leaves out the blocks that are not decided.
     fn encodes_apart(&self) -> bool {
         let (ready, active) = self.window();

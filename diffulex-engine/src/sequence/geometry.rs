@@ -14,6 +14,8 @@ pub(super) struct Geometry {
     pub(super) prompt_len: usize,
     /// Positions of prompt and answer.
     pub(super) end: usize,
+    /// There is no answer, and no block reaches behind the prompt.
+    pub(super) is_prompt_only: bool,
 }
 
 impl Geometry {
@@ -28,6 +30,7 @@ impl Geometry {
     /// Blocks that hold nothing but prompt.
     pub(super) fn n_prompt_blocks(&self) -> usize {
         match self.layout {
+            Layout::BlockCausal if self.is_prompt_only => self.prompt_len.div_ceil(self.block_size),
             Layout::BlockCausal => self.prompt_len / self.block_size,
             Layout::PromptFirst => 1,
             Layout::Canvases => self.prompt_len.div_ceil(self.block_size),
@@ -38,6 +41,7 @@ impl Geometry {
     /// Position at which block `index` begins.
     pub(super) fn block_start(&self, index: usize) -> usize {
         match self.layout {
+            Layout::BlockCausal if self.is_prompt_only => (index * self.block_size).min(self.end),
             Layout::BlockCausal => index * self.block_size,
             Layout::PromptFirst => index.checked_sub(1).map_or(0, |index| self.prompt_len + index * self.block_size),
             Layout::WholeAnswer => (self.prompt_len + index * self.block_size).min(self.end),

@@ -81,8 +81,6 @@ pub struct Sequence {
     stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
-    /// There is no answer: it ends once the K/V of its prompt are in the cache.
-    is_only_encoded: bool,
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
@@ -111,6 +109,7 @@ impl Sequence {
                 block_size: declared.block_size,
                 prompt_len: prompt.len(),
                 end: limits.end,
+                is_prompt_only: false,
             },
             limits,
             mask_token_id,
@@ -126,7 +125,6 @@ impl Sequence {
             scoring: None,
             rebuild_end: 0,
             first_stop: None,
-            is_only_encoded: false,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         };
@@ -160,18 +158,27 @@ impl Sequence {
         self
     }
 
-    /// Without an answer, to be encoded only.
-    #[must_use]
-    pub fn only_encoded(self) -> Self {
-        Self { is_only_encoded: true, ..self }
-    }
-
     /// With `suffix` after the answer: every position attends to it, and it is never written. Only under
     /// [`Layout::WholeAnswer`].
     #[must_use]
     pub fn followed_by(mut self, suffix: &[u32]) -> Self {
         assert!(suffix.is_empty() || self.layout() == Layout::WholeAnswer, "nothing sees what follows");
         self.positions.extend_given(suffix);
+        self
+    }
+
+    /// Without an answer: the prompt is forwarded, and that is all. The last block ends with the prompt, so no position attends
+    /// to a mask. A prompt under [`Layout::WholeAnswer`] is one block, which sees all of itself.
+    #[must_use]
+    pub fn only_read(mut self) -> Self {
+        let Geometry { layout, prompt_len, .. } = self.geometry;
+        let layout = if layout == Layout::WholeAnswer { Layout::PromptFirst } else { layout };
+        self.geometry = Geometry { layout, end: prompt_len, is_prompt_only: true, ..self.geometry };
+        self.limits.end = prompt_len;
+        self.positions.truncate(prompt_len);
+        self.blocks = vec![Block::new(BlockStatus::Ready); self.n_prompt_blocks()];
+        // Nothing is predicted, with or without guidance.
+        self.declared.guidance = None;
         self
     }
 
@@ -426,8 +433,10 @@ impl Sequence {
 
     /// The reason why the request is finished, if it is. Stop strings are handled with the text, in `emit`.
     pub fn finished(&self) -> Option<FinishReason> {
-        let is_encoded = !self.is_only_encoded || self.n_cached_blocks() >= self.n_prompt_blocks();
-        if self.frontier() >= self.answer_end() && is_encoded {
+        if self.geometry.is_prompt_only {
+            return (self.n_cached_blocks() == self.blocks.len()).then_some(self.limits.reason);
+        }
+        if self.frontier() >= self.answer_end() {
             return Some(match self.first_stop {
                 // A stop id of the client's own counts as its stop string does.
                 Some(stop) if self.params.stop_token_ids.contains(&self.positions.tokens[stop]) => {

@@ -202,7 +202,14 @@ fn a_reply_has_the_requests_share_of_the_work() {
     let asked = request("r", &[1, 2, 3, 4, 5, 6], params);
     let mut emitter = Emitter::new(&asked, 6);
     assert!(!emitter.absorb(&sequence, &text));
-    let usage = Usage { cached_tokens: 4, queue_time_s: 0.25, decode_time_s: 2.0, decode_tokens: 10, preemptions: 1 };
+    let usage = Usage {
+        cached_tokens: 4,
+        queue_time_s: 0.25,
+        decode_time_s: 2.0,
+        decode_tokens: 10,
+        preemptions: 1,
+        embedding: None,
+    };
     let events = emitter.finish(&sequence, &text, &usage, FinishReason::MaxNewTokensReached);
     let [ServingEvent::Reply(reply)] = &events[..] else { panic!("{events:?}") };
     assert_eq!((reply.token_ids.as_slice(), reply.full_token_ids.as_slice()), (&ids[..], &ids[..]));

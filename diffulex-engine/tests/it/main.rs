@@ -6,6 +6,7 @@ mod checkpoints;
 mod contexts;
 mod cuda;
 mod determinism;
+mod embeddings;
 mod emission;
 mod extremes;
 mod families;
