@@ -25,6 +25,9 @@ COUNT = "count from 1 to 99"
 # Long enough to be left, by a client that passes `ignore_eos`: it ends at max_tokens only.
 STORY = "tell me a story"
 FEATURES = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
+# Interfaces that embed, and what of it they have.
+EMBEDDINGS = ("embeddings", "embed")
+EMBEDDING_FEATURES = ("plain", "error", "Unicode", "wrong key", "too long")
 DEADLINE_S = 60
 
 
@@ -121,8 +124,25 @@ class Calls:
         raise NotImplementedError
 
 
-class Contract:
-    """The tests. A class beside it is a unittest.TestCase with `calls`, a class of Calls."""
+class EmbeddingCalls:
+    """The calls of one client on one interface that embeds. `url` is the server's, without a path."""
+
+    client = interface = ""
+
+    def __init__(self, url, model, key):
+        self.url, self.model, self.key = url, model, key
+
+    def vectors(self, texts):
+        """The embedding of each of several texts."""
+        raise NotImplementedError
+
+    def status_and_message(self, error):
+        """What the client's own exception says."""
+        raise NotImplementedError
+
+
+class Servers:
+    """A server, one with a key, and `calls`, a class of Calls or EmbeddingCalls, to the first."""
 
     calls = None
 
@@ -147,6 +167,54 @@ class Contract:
         except Exception as error:
             return self.one.status_and_message(error)
         raise AssertionError("no error was raised")
+
+
+class EmbeddingContract(Servers):
+    """The tests of embeddings, as in Contract."""
+
+    def test_plain(self):
+        texts = [f"text {nth}" for nth in range(70)]
+        together = self.one.vectors(texts)
+        self.assertEqual(len(together), len(texts))
+        self.assertEqual(self.one.vectors(texts[69:]), together[69:])
+        for vector in together:
+            self.assertAlmostEqual(sum(value * value for value in vector), 1, places=5)
+        self.passed("plain")
+
+    def test_error(self):
+        status, message = self.failure(lambda: self.calls(self.server.url, "nobody", "none").vectors(["hi"]))
+        self.assertEqual(status, 404)
+        self.assertIn("nobody", message)
+        self.passed("error")
+
+    def test_unicode(self):
+        first, second = self.one.vectors(["größe 你好 🙂", "grosse 你好 🙂"])
+        self.assertNotEqual(first, second)
+        self.passed("Unicode")
+
+    def test_wrong_key(self):
+        status, _ = self.failure(lambda: self.calls(self.guarded.url, self.guarded.model, "wrong").vectors(["hi"]))
+        self.assertEqual(status, 401)
+        self.assertEqual(len(self.calls(self.guarded.url, self.guarded.model, KEY).vectors(["hi"])), 1)
+        self.passed("wrong key")
+
+    def test_too_long(self):
+        status, message = self.failure(lambda: self.one.vectors(["word " * 5000]))
+        self.assertEqual(status, 400)
+        self.assertRegex(message, "tokens")
+        self.passed("too long")
+
+
+class CuttingEmbeddingContract(EmbeddingContract):
+    """The tests of embeddings by Ollama's client, which leaves it to the server to cut what is too long."""
+
+    def test_too_long(self):
+        self.assertEqual(*self.one.vectors(["word " * 5000, "word " * 5001]))
+        self.passed("too long")
+
+
+class Contract(Servers):
+    """The tests. A class beside it is a unittest.TestCase with `calls`, a class of Calls."""
 
     def test_plain(self):
         self.assertIn("42", self.one.text(QUESTION))

@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from contract import FEATURES
+from contract import EMBEDDING_FEATURES, EMBEDDINGS, FEATURES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 BEGIN, END = "<!-- table: made by tests/clients/table.py -->", "<!-- end of the table -->"
@@ -24,7 +24,8 @@ def table(results):
     for (client, interface), passed in sorted(cells.items()):
         if not passed <= set(FEATURES):
             continue
-        marks = ["yes" if feature in passed else "no" for feature in FEATURES]
+        asked = EMBEDDING_FEATURES if interface in EMBEDDINGS else FEATURES
+        marks = ["yes" if feature in passed else "no" if feature in asked else "-" for feature in FEATURES]
         lines.append("| " + " | ".join([client, interface, *marks]) + " |")
     return "\n".join(lines + [""] + tools(cells))
 

@@ -3,7 +3,7 @@
 import unittest
 from importlib.metadata import version
 
-from contract import Calls, Contract, optional
+from contract import Calls, Contract, CuttingEmbeddingContract, EmbeddingCalls, optional
 
 langchain_ollama = optional("langchain_ollama")
 
@@ -28,6 +28,25 @@ class Chat(Calls):
 
     def status_and_message(self, error):
         return error.status_code, str(error)
+
+
+class Embed(EmbeddingCalls):
+    client = Chat.client
+    interface = "embed"
+
+    def vectors(self, texts):
+        headers = {"authorization": f"Bearer {self.key}"}
+        embeddings = langchain_ollama.OllamaEmbeddings(
+            base_url=self.url, model=self.model, client_kwargs={"headers": headers}
+        )
+        return embeddings.embed_documents(texts)
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class EmbedContract(CuttingEmbeddingContract, unittest.TestCase):
+    calls = Embed
 
 
 class ChatContract(Contract, unittest.TestCase):

@@ -3,7 +3,7 @@
 import unittest
 from importlib.metadata import version
 
-from contract import Calls, Contract, optional
+from contract import Calls, Contract, EmbeddingCalls, EmbeddingContract, optional
 
 langchain_openai = optional("langchain_openai")
 
@@ -42,6 +42,29 @@ class Chat(LangChainCalls):
 class Responses(LangChainCalls):
     interface = "responses"
     uses_responses = True
+
+
+class Embeddings(EmbeddingCalls):
+    client = LangChainCalls.client
+    interface = "embeddings"
+
+    def vectors(self, texts):
+        # Otherwise it sends ids of OpenAI's tokenizer.
+        embeddings = langchain_openai.OpenAIEmbeddings(
+            base_url=self.url + "/v1",
+            api_key=self.key,
+            model=self.model,
+            max_retries=0,
+            check_embedding_ctx_length=False,
+        )
+        return embeddings.embed_documents(texts)
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class EmbeddingsContract(EmbeddingContract, unittest.TestCase):
+    calls = Embeddings
 
 
 class ChatContract(Contract, unittest.TestCase):

@@ -3,7 +3,7 @@
 import unittest
 from importlib.metadata import version
 
-from contract import Calls, Contract, optional
+from contract import Calls, Contract, CuttingEmbeddingContract, EmbeddingCalls, EmbeddingContract, optional
 
 litellm = optional("litellm")
 
@@ -59,6 +59,40 @@ class Ollama(LiteLLMCalls):
 
 class OllamaChat(LiteLLMCalls):
     interface = provider = "ollama_chat"
+
+
+class LiteLLMEmbeddings(EmbeddingCalls):
+    client = LiteLLMCalls.client
+    provider = path = ""
+
+    def vectors(self, texts):
+        reply = litellm.embedding(
+            model=f"{self.provider}/{self.model}",
+            api_base=self.url + self.path,
+            api_key=self.key,
+            input=texts,
+            num_retries=0,
+        )
+        return [item["embedding"] for item in reply.data]
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class OpenAIEmbeddings(LiteLLMEmbeddings):
+    interface, provider, path = "embeddings", "openai", "/v1"
+
+
+class OllamaEmbed(LiteLLMEmbeddings):
+    interface, provider = "embed", "ollama"
+
+
+class OpenAIEmbeddingsContract(EmbeddingContract, unittest.TestCase):
+    calls = OpenAIEmbeddings
+
+
+class OllamaEmbedContract(CuttingEmbeddingContract, unittest.TestCase):
+    calls = OllamaEmbed
 
 
 class OpenAIContract(Contract, unittest.TestCase):

@@ -3,7 +3,7 @@
 import unittest
 from importlib.metadata import version
 
-from contract import QUESTION, Calls, Contract, optional
+from contract import QUESTION, Calls, Contract, CuttingEmbeddingContract, EmbeddingCalls, optional
 
 ollama = optional("ollama")
 
@@ -51,6 +51,36 @@ class Generate(OllamaCalls):
         return self.ollama.generate(
             model=self.model, prompt=prompt, options=self.options(max_tokens, extra), **more
         )
+
+
+class Embed(EmbeddingCalls):
+    client = OllamaCalls.client
+    interface = "embed"
+
+    def __init__(self, url, model, key):
+        super().__init__(url, model, key)
+        self.ollama = ollama.Client(host=url, headers={"authorization": f"Bearer {key}"})
+
+    def vectors(self, texts, **more):
+        return [list(vector) for vector in self.ollama.embed(model=self.model, input=texts, **more).embeddings]
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class EmbedContract(CuttingEmbeddingContract, unittest.TestCase):
+    calls = Embed
+
+    def test_what_is_not_to_be_cut_is_refused(self):
+        status, message = self.failure(lambda: self.one.vectors(["word " * 5000], truncate=False))
+        self.assertEqual(status, 400)
+        self.assertRegex(message, "tokens")
+
+    def test_the_older_call_embeds_one_prompt(self):
+        older = self.one.ollama.embeddings(model=self.one.model, prompt="hello").embedding
+        [newer] = self.one.vectors(["hello"])
+        self.assertEqual(len(older), len(newer))
+        self.assertGreater(sum(left * right for left, right in zip(older, newer, strict=True)), 0)
 
 
 class ChatContract(Contract, unittest.TestCase):

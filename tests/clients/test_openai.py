@@ -9,7 +9,7 @@ import unittest
 import urllib.request
 
 import openai
-from contract import Calls, Contract, Server
+from contract import Calls, Contract, EmbeddingCalls, EmbeddingContract, Server
 from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 
@@ -56,6 +56,35 @@ class Responses(OpenAICalls):
 
     def body(self, prompt, max_tokens):
         return {"model": self.model, "input": prompt, "max_output_tokens": max_tokens, "temperature": 0}
+
+
+class Embeddings(EmbeddingCalls):
+    client = OpenAICalls.client
+    interface = "embeddings"
+
+    def __init__(self, url, model, key):
+        super().__init__(url, model, key)
+        self.openai = OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+
+    def vectors(self, texts, **more):
+        # Asks for base64 where no format is given.
+        reply = self.openai.embeddings.create(model=self.model, input=texts, **more)
+        return [item.embedding for item in reply.data]
+
+    def status_and_message(self, error):
+        return error.status_code, str(error)
+
+
+class EmbeddingsContract(EmbeddingContract, unittest.TestCase):
+    calls = Embeddings
+
+    def test_formats_and_dimensions(self):
+        [packed] = self.one.vectors(["hello"])
+        [plain] = self.one.vectors(["hello"], encoding_format="float")
+        self.assertEqual(len(packed), len(plain))
+        for left, right in zip(packed, plain, strict=True):
+            self.assertAlmostEqual(left, right, places=6)
+        self.assertEqual(len(self.one.vectors(["hello"], dimensions=5)[0]), 5)
 
 
 class ChatContract(Contract, unittest.TestCase):
