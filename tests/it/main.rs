@@ -16,6 +16,7 @@ mod context_schedules;
 mod contexts;
 mod denoise_frames;
 mod embedding;
+mod embeddings;
 mod engine_loop;
 mod evaluation;
 mod faults;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{RequestError, TextModel, check_ids, check_params_ids};
 use diffulex_protocol::{
-    ContextUse, ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+    ContextUse, ModelCard, Pooling, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
 };
 
 use super::contexts::ContextError;
@@ -65,6 +65,10 @@ pub struct Submission {
     pub keeps_prompt: bool,
     /// The context that it extends, whose tokens the inputs begin with.
     pub context: Option<ContextUse>,
+    /// The inputs are read and not answered: their replies have embeddings, pooled so.
+    pub embed: Option<Pooling>,
+    /// Inputs of the client's request that were submitted before these.
+    pub first_input: usize,
     /// Answers wanted to each input; each is a request of its own with the next seed.
     pub n_choices: u32,
 }
@@ -84,7 +88,7 @@ impl Default for Tokenising {
     }
 }
 
-/// How many tokens of a prompt are kept, from its end.
+/// Which tokens of a prompt are kept, from its end where nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Truncation {
     /// This many at most.
@@ -92,6 +96,8 @@ pub enum Truncation {
     /// As many as leave room for `max_tokens`, and half of the context at least. (The half is chosen by us: a `max_tokens` of the
     /// whole context would leave nothing of the prompt.)
     ToFit,
+    /// As many as the model takes, from the prompt's beginning, as Ollama cuts what it embeds.
+    Beginning,
 }
 
 impl Truncation {
@@ -103,6 +109,10 @@ impl Truncation {
                 return Err(RequestError::invalid("truncate_prompt_tokens", message));
             }
             Self::To(n) => n,
+            Self::Beginning => {
+                ids.truncate(max_model_len as usize);
+                return Ok(());
+            }
             Self::ToFit => max_model_len.saturating_sub(max_tokens).max(max_model_len / 2),
         };
         ids.drain(..ids.len().saturating_sub(n_kept as usize));
@@ -135,6 +145,8 @@ impl Submission {
             cache_salt: None,
             keeps_prompt: false,
             context: None,
+            embed: None,
+            first_input: 0,
             n_choices: 1,
         }
     }
@@ -220,7 +232,8 @@ impl Frontend {
         let mut prompts = Vec::with_capacity(n_inputs);
         for (index, input) in std::mem::take(&mut submission.inputs).into_iter().enumerate() {
             let prompt = self.checked_prompt(input, &submission, &card).await;
-            prompts.push(prompt.map_err(|error| if n_inputs > 1 { error.of_prompt(index) } else { error })?);
+            let index = submission.first_input + index;
+            prompts.push(prompt.map_err(|error| if n_inputs + index > 1 { error.of_prompt(index) } else { error })?);
         }
         let tokenised = self.shared.profiler.now();
         let suffix = match submission.suffix.take() {
@@ -241,7 +254,9 @@ impl Frontend {
             (0..n_choices).map(move |choice| (prompt, fingerprint, seed, choice))
         });
         let mut streams = Vec::with_capacity(permits.len());
-        for (nth, (permit, (prompt, fingerprint, seed, choice))) in (0..).zip(permits.into_iter().zip(answers)) {
+        for (nth, (permit, (prompt, fingerprint, seed, choice))) in
+            (submission.first_input as u64..).zip(permits.into_iter().zip(answers))
+        {
             let Checked { ids, masked } = prompt;
             let size = RequestSize {
                 prompt_tokens: ids.len(),
@@ -269,6 +284,7 @@ impl Frontend {
                 user: submission.user.clone(),
                 cache_salt: submission.cache_salt.clone(),
                 context: submission.context,
+                embed: submission.embed,
                 created_time,
             };
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
@@ -299,11 +315,16 @@ impl Frontend {
         card: &ModelCard,
     ) -> Result<Checked, SubmitError> {
         let (field, params) = (field_of(&input), &submission.sampling_params);
-        let ids = self.prompt(field, input, submission.truncation, params.max_tokens, card).await?;
+        let is_answered = submission.embed.is_none();
+        let max_tokens = if is_answered { params.max_tokens } else { 0 };
+        let ids = self.prompt(field, input, submission.truncation, max_tokens, card).await?;
         // First, because the other checks read the whole list.
         check_length(field, &ids, 0, card)?;
         let masked = if submission.fills_masks { masks_of(&ids, card) } else { Vec::new() };
-        check_prompt(field, &ids, &masked, params, card)?;
+        // Masks are places of the answer already.
+        let writes = is_answered && masked.is_empty();
+        let n_more = if writes { params.max_tokens.min(1) as usize } else { 0 };
+        check_prompt(field, &ids, n_more, params, card)?;
         if submission.keeps_prompt && !masked.is_empty() {
             let message = "echo and prompt_logprobs need a prompt without masks: the answer would stand inside of it";
             return Err(RequestError::invalid("echo", message).into());
@@ -538,11 +559,11 @@ fn check_length(field: &'static str, ids: &[u32], n_more: usize, card: &ModelCar
     Err(RequestError::context_length(field, card.max_model_len as usize, problem))
 }
 
-/// Checks that need no engine: emptiness, ids, length.
+/// Checks that need no engine: emptiness, ids, length with `n_more` tokens of answer.
 fn check_prompt(
     field: &'static str,
     ids: &[u32],
-    masked: &[u32],
+    n_more: usize,
     params: &SamplingParams,
     card: &ModelCard,
 ) -> Result<(), RequestError> {
@@ -550,10 +571,7 @@ fn check_prompt(
         return Err(RequestError::invalid(field, format!("{field} must not be empty")));
     }
     check_ids(field, ids, card.vocab_size)?;
-    // Masks are places of the answer already.
-    if masked.is_empty() {
-        check_length(field, ids, params.max_tokens.min(1) as usize, card)?;
-    }
+    check_length(field, ids, n_more, card)?;
     check_params_ids(params, card.vocab_size)
 }
 

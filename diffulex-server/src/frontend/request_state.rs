@@ -245,7 +245,9 @@ impl RequestState {
         self.observe(&mut pending, 0, now, telemetry);
         telemetry.count_success(reply.finish_reason);
         telemetry.prompt_sizes.observe(reply.prompt_tokens);
-        telemetry.answer_sizes.observe(reply.written_tokens());
+        if reply.embedding.is_empty() {
+            telemetry.answer_sizes.observe(reply.written_tokens());
+        }
         telemetry.end_to_end.observe(now.saturating_duration_since(self.accepted));
         telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
         pending.is_ended = true;

@@ -201,6 +201,8 @@ impl ApiError {
             Some(rest) => format!("{renamed}{rest}"),
             None => self.message.replacen(&format!(" {param}: "), &format!(" {renamed}: "), 1),
         };
+        // Which of several it is stands at the end.
+        self.message = self.message.replacen(&format!(" ({param}["), &format!(" ({renamed}["), 1);
         self.param = Some(renamed);
         self
     }

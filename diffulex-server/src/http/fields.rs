@@ -24,6 +24,15 @@ pub(super) enum PromptField {
 }
 
 impl PromptField {
+    /// There is no text.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_empty(),
+            Self::Ids(ids) => ids.is_empty(),
+            Self::Texts(_) | Self::IdLists(_) => false,
+        }
+    }
+
     /// Each of them.
     pub(super) fn into_prompts(self) -> Vec<Prompt> {
         match self {

@@ -12,6 +12,7 @@ mod completions;
 pub mod connection;
 mod contexts;
 mod denoise_frames;
+mod embeddings;
 mod error;
 mod fields;
 mod generate;
@@ -162,6 +163,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         .route("/generate", post(generate::generate))
         .route("/v1/chat/completions", post(chat::chat_completions))
         .route("/v1/completions", post(completions::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/audio/speech", post(speech::speech))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/messages", post(messages::messages))

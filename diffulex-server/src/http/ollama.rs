@@ -1,9 +1,10 @@
-//! Ollama's routes under `/api/`: chat, completion, and what is served.
+//! Ollama's routes under `/api/`: chat, completion, embeddings, and what is served.
 //!
 //! Streams are lines of JSON. Never here: the registry (`pull`, `create`, `copy`, `delete`, `push`), which is a 501: this server
 //! serves the model that it was started with.
 
 mod catalog;
+mod embedding;
 mod generation;
 
 use axum::Router;
@@ -25,6 +26,8 @@ pub(super) fn routes() -> Router<App> {
     let router = Router::new()
         .route("/api/chat", post(generation::chat))
         .route("/api/generate", post(generation::generate))
+        .route("/api/embed", post(embedding::embed))
+        .route("/api/embeddings", post(embedding::embeddings))
         .route("/api/tags", get(catalog::tags))
         .route("/api/show", post(catalog::show))
         .route("/api/ps", get(catalog::running))

@@ -1,0 +1,138 @@
+//! `POST /api/embed` and the older `/api/embeddings`: Ollama's embeddings.
+//!
+//! Never here: pooling and normalisation.
+
+use std::time::Instant;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use diffulex_protocol::{Pooling, StreamMode};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::untagged;
+use crate::frontend::Truncation;
+use crate::http::answer;
+use crate::http::body::{self, Dialect, Read};
+use crate::http::embeddings::{Embedded, NAMES, Texts, VectorShape};
+use crate::http::error::ApiError;
+use crate::http::fields::{PromptField, by_name};
+use crate::http::interface::InterfaceBody;
+use crate::http::request::Reading;
+use crate::http::{App, asked_model};
+
+const EMBED: Reading =
+    Reading { route: "/api/embed", is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: true };
+const EMBEDDINGS: Reading = Reading { route: "/api/embeddings", ..EMBED };
+
+/// Fields of `/api/embed`.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+struct EmbedFields {
+    input: Option<PromptField>,
+    truncate: Option<bool>,
+    dimensions: Option<u32>,
+    #[serde(deserialize_with = "by_name")]
+    pooling: Option<Pooling>,
+    normalize: Option<bool>,
+    /// Accepted: no option of a generation changes an embedding.
+    #[serde(rename = "options")]
+    _options: Option<Value>,
+    /// Accepted: the model stays loaded whatever it says.
+    #[serde(rename = "keep_alive")]
+    _keep_alive: Option<Value>,
+}
+
+/// Fields of `/api/embeddings`.
+#[derive(Default, Deserialize)]
+#[serde(default, expecting = "a JSON object")]
+struct EmbeddingsFields {
+    prompt: Option<String>,
+    #[serde(deserialize_with = "by_name")]
+    pooling: Option<Pooling>,
+    #[serde(rename = "options")]
+    _options: Option<Value>,
+    #[serde(rename = "keep_alive")]
+    _keep_alive: Option<Value>,
+}
+
+/// A request as it was asked.
+struct Asked {
+    /// As the client wrote it.
+    model: String,
+    /// `None` asks for nothing but the model.
+    texts: Option<Texts>,
+}
+
+impl Asked {
+    async fn embed(self, app: &App) -> Result<Embedded, ApiError> {
+        match self.texts {
+            Some(texts) => texts.embed(app).await,
+            None => {
+                app.frontend.check_ready()?;
+                Ok(Embedded { vectors: Vec::new(), prompt_tokens: 0 })
+            }
+        }
+    }
+}
+
+/// The route.
+pub(in crate::http) async fn embed(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let start = Instant::now();
+    let respond = async || {
+        let read = |app: &App, mut body: InterfaceBody<EmbedFields>| {
+            let own = std::mem::take(&mut body.own);
+            let shape = VectorShape { dimensions: own.dimensions, normalize: own.normalize.unwrap_or(true) };
+            // As Ollama: what is too long is cut unless the client says otherwise.
+            let truncation = own.truncate.unwrap_or(true).then_some(Truncation::Beginning);
+            ask(app, body, own.input, (&EMBED, own.pooling, shape, truncation))
+        };
+        let Read { value: asked, held } = body::json(&app, request, Dialect::Ollama, read).await?;
+        let model = asked.model.clone();
+        let embedded = asked.embed(&app).await?;
+        drop(held);
+        Ok(answer::object(|fields| {
+            fields.add("model", &model);
+            fields.add("embeddings", &embedded.vectors);
+            fields.add("total_duration", &(start.elapsed().as_nanos() as u64));
+            fields.add("load_duration", &0);
+            fields.add("prompt_eval_count", &embedded.prompt_tokens);
+        }))
+    };
+    respond().await.map_err(|error: ApiError| error.with_names(&NAMES))
+}
+
+/// The older route: one text, whose vector is not normalised.
+pub(in crate::http) async fn embeddings(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let read = |app: &App, mut body: InterfaceBody<EmbeddingsFields>| {
+        let own = std::mem::take(&mut body.own);
+        let shape = VectorShape { dimensions: None, normalize: false };
+        let prompt = own.prompt.map(PromptField::Text);
+        ask(app, body, prompt, (&EMBEDDINGS, own.pooling, shape, Some(Truncation::Beginning)))
+    };
+    let Read { value: asked, held } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let mut vectors = asked.embed(&app).await?.vectors;
+    drop(held);
+    let vector = vectors.pop().unwrap_or_default();
+    Ok(answer::object(|fields| fields.add("embedding", &vector)))
+}
+
+fn ask<T>(
+    app: &App,
+    mut body: InterfaceBody<T>,
+    input: Option<PromptField>,
+    (reading, pooling, shape, truncation): (&'static Reading, Option<Pooling>, VectorShape, Option<Truncation>),
+) -> Result<Asked, ApiError> {
+    let Some(model) = body.get("model").and_then(Value::as_str).map(str::to_owned) else {
+        return Err(ApiError::invalid("model", "model is required: a string"));
+    };
+    body.set("model", untagged(app, &model));
+    let (_, mut request) = body.into_request()?;
+    if input.as_ref().is_none_or(PromptField::is_empty) {
+        asked_model(app, Some(untagged(app, &model).to_owned()))?;
+        return Ok(Asked { model, texts: None });
+    }
+    request.prompt = input;
+    let texts = Texts::of(app, request, reading, pooling.unwrap_or_default(), shape)?.truncated(truncation);
+    Ok(Asked { model, texts: Some(texts) })
+}
