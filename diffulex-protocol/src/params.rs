@@ -122,6 +122,12 @@ impl SamplingParams {
     /// Most alternatives per token: as many as scoring ranks.
     pub const MAX_TOP_LOGPROBS: u32 = 8;
 
+    /// [`Self::validate`], where at least one token is to be written.
+    pub fn validate_answer(&self) -> Result<(), ParamError> {
+        at_least_one("max_tokens", Some(self.max_tokens))?;
+        self.validate()
+    }
+
     /// Checks every range but those of `decoding`.
     pub fn validate(&self) -> Result<(), ParamError> {
         let stop = |problem| Err(ParamError { field: "stop", problem });
@@ -312,5 +318,10 @@ mod tests {
         for (field, params) in wrong {
             assert_eq!(params.validate().map_err(|error| error.field), Err(field), "{params:?}");
         }
+        let nothing = SamplingParams { max_tokens: 0, ..base() };
+        assert_eq!(
+            (nothing.validate(), nothing.validate_answer().map_err(|error| error.field)),
+            (Ok(()), Err("max_tokens"))
+        );
     }
 }

@@ -80,7 +80,7 @@ pub struct ShellArgs {
 #[derive(Clone, Debug, Args)]
 pub struct AnswerFlags {
     /// Longest answer, in tokens.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
     /// Sampling temperature, 0 (greedy) to 2.
     #[arg(long, value_name = "T")]

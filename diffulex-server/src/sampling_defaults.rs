@@ -61,7 +61,7 @@ pub fn sampling_defaults(files: &ModelFiles, source: GenerationConfig) -> Result
         max_tokens: named.max_new_tokens.unwrap_or(defaults.max_tokens),
         ..defaults
     };
-    params.validate().map_err(|error: ParamError| wrong(error.to_string()))?;
+    params.validate_answer().map_err(|error: ParamError| wrong(error.to_string()))?;
     Ok(params)
 }
 

@@ -117,6 +117,9 @@ fn an_answer_is_the_same_with_the_scores_of_its_prompt() {
         let text = prompt(7, 13);
         let drawn = SamplingParams { temperature: 1.0, seed: Some(5), logprobs: true, ..greedy(12) };
         let scored = SamplingParams { prompt_logprobs: Some(0), ..drawn.clone() };
+        let first = run(&mut engine, vec![request("first", &text, scored.clone())]);
+        let n_found = if block_size.is_some() { 8 } else { 0 };
+        assert_eq!(first.reply("first").cached_tokens, n_found, "the answer finds what scoring has cached");
         for is_stream in [false, true] {
             let ask = |rid, params| ServingGenerate { stream: is_stream, ..request(rid, &text, params) };
             let told = run(&mut engine, vec![ask("plain", drawn.clone())]);
@@ -185,6 +188,7 @@ fn an_aborted_scoring_leaves_nothing() {
     assert!(!engine.has_work() && engine.pages_are_consistent());
     let stats = engine.stats();
     assert_eq!((stats.kv_pages_free, stats.nfe.score), (stats.kv_pages_total, 1));
+    assert_eq!((stats.generation_tokens, stats.nfe.denoise, stats.wasted_nfe), (0, 0, 1));
 }
 
 #[test]
@@ -200,8 +204,9 @@ fn scores_are_refused_by_name_where_a_prompt_has_no_order() {
     let mut masked = request("masked", &[1, MASK, 3], scoring(4));
     masked.masked = vec![1];
     let suffixed = ServingGenerate { suffix: Some(Prompt::Ids(vec![5])), ..request("suffix", &[1, 2], scoring(4)) };
-    let told = run(&mut engine, vec![masked, suffixed]);
-    for rid in ["masked", "suffix"] {
+    let last = ServingGenerate { masked: vec![2], ..request("last", &[1, 2, MASK], scoring(4)) };
+    let told = run(&mut engine, vec![masked, last, suffixed]);
+    for rid in ["masked", "last", "suffix"] {
         assert_eq!(told.error(rid).param.as_deref(), Some("prompt_logprobs"), "{}", told.error(rid).message);
     }
 }

@@ -5,9 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_protocol::{
-    ChatMessage, DecodingSettings, ParamError, ParamProblem, Prompt, SamplingParams, ServingInput, StreamMode,
-};
+use diffulex_protocol::{ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, StreamMode};
 use serde::{Deserialize, Deserializer};
 
 use super::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
@@ -261,9 +259,9 @@ impl GenerationBody {
             prompt_logprobs: self.prompt_alternatives()?,
             decoding: self.decoding.take().unwrap_or_default(),
         };
-        let is_answered = params.max_tokens > 0 || self.echo == Some(true) || self.prompt_logprobs.is_some();
-        let zero = ParamError { field: "max_tokens", problem: ParamProblem::Zero };
-        params.validate().and(is_answered.then_some(()).ok_or(zero)).map_err(|error| {
+        let reports_prompt = self.echo == Some(true) || self.prompt_logprobs.is_some();
+        let checked = if reports_prompt { params.validate() } else { params.validate_answer() };
+        checked.map_err(|error| {
             // By the name that the client used.
             let field = match error.field {
                 "max_tokens" if self.max_completion_tokens.is_some() => "max_completion_tokens",
