@@ -1,4 +1,4 @@
-//! What an answer reports of its prompt: its text (`echo`), and how likely its tokens are (`prompt_logprobs`, and `logprobs` of an
+//! The prompt in an answer: its text (`echo`), and how likely its tokens are (`prompt_logprobs`, and `logprobs` of an
 //! echo).
 //!
 //! Never here: the order in which a prompt is scored, which the engine's `scoring` defines.
