@@ -122,9 +122,11 @@ impl SamplingParams {
     /// Most alternatives per token: as many as scoring ranks.
     pub const MAX_TOP_LOGPROBS: u32 = 8;
 
-    /// [`Self::validate`], where at least one token is to be written.
+    /// [`Self::validate`], where something must come of the request: a token, or the scores of the prompt.
     pub fn validate_answer(&self) -> Result<(), ParamError> {
-        at_least_one("max_tokens", Some(self.max_tokens))?;
+        if self.prompt_logprobs.is_none() {
+            at_least_one("max_tokens", Some(self.max_tokens))?;
+        }
         self.validate()
     }
 

@@ -121,7 +121,7 @@ const ROUTE: &str = "embedded";
 
 /// The checks that a route makes of a body.
 fn params_are_valid(params: &SamplingParams) -> Result<(), SubmitError> {
-    params.validate().map_err(|error| RequestError::invalid(error.field, error.to_string()))?;
+    params.validate_answer().map_err(|error| RequestError::invalid(error.field, error.to_string()))?;
     diffulex_engine::check_settings(&params.decoding)
         .map_err(|error| RequestError::invalid("decoding", format!("decoding.{} {}", error.name, error.what)))?;
     Ok(())

@@ -71,7 +71,7 @@ fn scores_equal_those_of_a_plain_loop_over_the_reference_for_each_layout() {
         (text[5], text[11]) = (502, MASK);
         let want = slowly(checkpoint, &text, block_size);
         for device in devices() {
-            let mut engine = engine_of(checkpoint, block_size, &EngineOptions { device: device.clone(), ..options() });
+            let mut engine = engine_of(checkpoint, block_size, &EngineOptions { device, ..options() });
             let got = scores(&mut engine, &text);
             assert_eq!((got.log_probabilities.len(), got.nfe), (18, 18), "{checkpoint}");
             for (position, (got, want)) in got.log_probabilities.iter().zip(&want).enumerate() {

@@ -150,6 +150,12 @@ impl Submission {
             n_choices: 1,
         }
     }
+
+    /// Parameters of answer `choice` to a prompt, whose first answer has `seed`. The answers share the scores of the prompt.
+    fn params_of_choice(&self, seed: u64, choice: u64) -> SamplingParams {
+        let prompt_logprobs = self.sampling_params.prompt_logprobs.filter(|_| choice == 0);
+        SamplingParams { seed: Some(seed.wrapping_add(choice)), prompt_logprobs, ..self.sampling_params.clone() }
+    }
 }
 
 /// Why a request was not accepted.
@@ -269,12 +275,7 @@ impl Frontend {
             let generate = ServingGenerate {
                 rid: rid.clone(),
                 input: ServingInput::ids(ids.clone()),
-                sampling_params: SamplingParams {
-                    seed: Some(seed.wrapping_add(choice)),
-                    // The choices of a prompt share its scores.
-                    prompt_logprobs: submission.sampling_params.prompt_logprobs.filter(|_| choice == 0),
-                    ..submission.sampling_params.clone()
-                },
+                sampling_params: submission.params_of_choice(seed, choice),
                 stream: submission.stream,
                 stream_mode: submission.stream_mode,
                 snapshot: submission.snapshot,

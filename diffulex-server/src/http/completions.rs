@@ -51,7 +51,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
         });
         let framer = CompletionFramer {
             head,
-            echoes: report.echoes.then(|| echoes(&app.frontend, &streams)).unwrap_or_default(),
+            echoes: if report.echoes { echoes(&app.frontend, &streams) } else { Vec::new() },
             frontend: app.frontend.clone(),
             choices: streams
                 .iter()

@@ -259,8 +259,7 @@ impl GenerationBody {
             prompt_logprobs: self.prompt_alternatives()?,
             decoding: self.decoding.take().unwrap_or_default(),
         };
-        let reports_prompt = self.echo == Some(true) || self.prompt_logprobs.is_some();
-        let checked = if reports_prompt { params.validate() } else { params.validate_answer() };
+        let checked = if self.echo == Some(true) { params.validate() } else { params.validate_answer() };
         checked.map_err(|error| {
             // By the name that the client used.
             let field = match error.field {
