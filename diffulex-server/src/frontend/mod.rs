@@ -18,6 +18,7 @@ mod request_state;
 mod routing;
 mod stream;
 mod supervisor;
+mod tokenising;
 mod watched_stream;
 
 use std::collections::{HashMap, VecDeque};
@@ -33,7 +34,7 @@ use tokio::sync::watch;
 use adapters::AdapterRegistry;
 pub use adapters::{AdapterOutcome, AdapterRefusal};
 use admission::Draws;
-pub use admission::{Submission, SubmitError, Tokenising, Truncation};
+pub use admission::{Submission, SubmitError, Truncation};
 pub use contexts::{
     Addition, ContextError, ContextName, ContextOwner, ContextTable, ContextView, MAX_CONTEXT_TTL, NewContext,
 };
@@ -47,6 +48,7 @@ pub use request_state::StreamEvent;
 pub(crate) use request_state::merge_snapshots;
 pub use stream::EventStream;
 pub use supervisor::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
+pub use tokenising::Tokenising;
 pub use watched_stream::{AnswerError, ClientDisconnected, WatchedStream};
 
 use crate::link::CommandSender;
