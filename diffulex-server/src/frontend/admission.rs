@@ -340,7 +340,7 @@ impl Frontend {
         max_tokens: u32,
         card: &ModelCard,
     ) -> Result<Vec<u32>, SubmitError> {
-        let Some(truncation) = truncation else { return self.tokenise(field, input).await };
+        let Some(truncation) = truncation else { return Ok(self.tokenise(field, input).await?) };
         let mut ids = self.tokenise_any(field, input, None, Tokenising::default()).await?;
         truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
         Ok(ids)

@@ -6,7 +6,6 @@ use diffulex_engine::{RequestError, TextModel};
 use diffulex_protocol::{Prompt, ServingInput};
 
 use super::Frontend;
-use super::admission::SubmitError;
 
 /// Text up to this many bytes is tokenised where it arrives. Chosen by us: it takes some 50 µs, a hop to another thread
 /// and back takes 10 to 20.
@@ -30,7 +29,7 @@ impl Default for Tokenising {
 impl Frontend {
     /// Token ids of what the client calls `field`. Long texts leave the caller's thread, and one that can never fit the
     /// model is refused before it is tokenised.
-    pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
+    pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, RequestError> {
         // Unknown while the model loads for the first time, when nothing can be generated either.
         let max_tokens = self.card().map(|card| card.max_model_len as usize);
         self.tokenise_any(field, input, max_tokens, Tokenising::default()).await
@@ -42,7 +41,7 @@ impl Frontend {
         field: &'static str,
         input: ServingInput,
         how: Tokenising,
-    ) -> Result<Vec<u32>, SubmitError> {
+    ) -> Result<Vec<u32>, RequestError> {
         let max_tokens = self.card().map(|card| card.max_model_len as usize);
         self.tokenise_any(field, input, max_tokens, how).await
     }
@@ -53,7 +52,7 @@ impl Frontend {
         input: ServingInput,
         max_tokens: Option<usize>,
         how: Tokenising,
-    ) -> Result<Vec<u32>, SubmitError> {
+    ) -> Result<Vec<u32>, RequestError> {
         let n_bytes: usize = match &input {
             ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
             ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),
@@ -62,11 +61,11 @@ impl Frontend {
             }
         };
         if n_bytes <= INLINE_BYTES {
-            return Ok(tokenise(self.text(), field, input, max_tokens, how)?);
+            return tokenise(self.text(), field, input, max_tokens, how);
         }
         let frontend = self.clone();
         let work = move || tokenise(frontend.text(), field, input, max_tokens, how);
-        Ok(self.long_work().run(work).await.map_err(|error| RequestError::engine(error.to_string()))??)
+        self.long_work().run(work).await.map_err(|error| RequestError::engine(error.to_string()))?
     }
 }
 

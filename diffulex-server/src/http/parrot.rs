@@ -47,7 +47,7 @@ pub(super) fn routes() -> Router<App> {
         .route("/engine_heartbeat", post(engine_heartbeat))
 }
 
-/// What every primitive names. `session_id`, `task_id` and `end_flag` are read and change nothing here.
+/// Names that every primitive has. `session_id`, `task_id` and `end_flag` are read and change nothing here.
 #[derive(Debug, Deserialize)]
 struct Primitive {
     context_id: i64,
