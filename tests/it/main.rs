@@ -33,6 +33,7 @@ mod log_sinks;
 mod lost_engine;
 mod messages;
 mod ollama;
+mod openapi;
 mod parrot;
 mod profile;
 mod responses;

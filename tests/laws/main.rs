@@ -348,6 +348,25 @@ fn product_code_has_no_globals_and_never_sleeps_or_exits() {
     hold("product code", broken);
 }
 
+/// Where routes are added, each with its entry in the OpenAPI document.
+const TABLE_OF_ROUTES: &str = "diffulex-server/src/http/routes.rs";
+
+#[test]
+fn every_route_is_in_the_table() {
+    let adds_route = |tokens: &[String]| {
+        let is_adding = ["route", "route_service", "nest", "nest_service"].contains(&&*tokens[1]);
+        is_adding && tokens[0] == "." && tokens[2] == "("
+    };
+    hold(
+        "routes beside the table",
+        production("diffulex-server")
+            .into_iter()
+            .filter(|source| source.name.starts_with("diffulex-server/src/http") && source.name != TABLE_OF_ROUTES)
+            .filter(|source| source.tokens.windows(3).any(adds_route))
+            .map(|source| source.name),
+    );
+}
+
 /// Lines, comments and inline tests included: about what a reader keeps in mind of one noun. Chosen by us.
 const LONGEST_FILE: usize = 600;
 

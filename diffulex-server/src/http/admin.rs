@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::AdapterSource;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -15,8 +16,8 @@ use super::App;
 use super::body;
 use super::error::ApiError;
 
-#[derive(Debug, Deserialize)]
-struct AbortBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct AbortBody {
     rid: String,
 }
 
@@ -43,8 +44,8 @@ pub(super) async fn flush_cache(State(app): State<App>) -> Result<Response, ApiE
 const MAX_ADAPTER_NAME: usize = 255;
 
 /// vLLM's fields.
-#[derive(Debug, Deserialize)]
-struct LoadAdapterBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct LoadAdapterBody {
     lora_name: String,
     lora_path: String,
 }
@@ -70,8 +71,8 @@ pub(super) async fn load_adapter(State(app): State<App>, request: Request) -> Re
     Ok(Json(json!({"status": "ok", "lora_name": name})).into_response())
 }
 
-#[derive(Debug, Deserialize)]
-struct UnloadAdapterBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct UnloadAdapterBody {
     lora_name: String,
 }
 

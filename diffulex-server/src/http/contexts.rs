@@ -5,12 +5,11 @@
 
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{Path, Request, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use axum::routing::{get, post};
 use diffulex_protocol::{Prompt, ServingInput, StreamMode};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::answer::{self, reply_of};
@@ -20,6 +19,7 @@ use super::guard;
 use super::message::MessageField;
 use super::native::{self, AnswerForm};
 use super::request::{GenerationBody, Order, Reading};
+use super::routes::{EVENT_STREAM, Entry, JSON, Routes};
 use super::{App, asked_model};
 use crate::frontend::{ContextError, ContextName, ContextOwner, ContextView, MAX_CONTEXT_TTL, NewContext, Submission};
 
@@ -31,17 +31,30 @@ const OF_PROMPT: Reading =
 const OF_MESSAGES: Reading = Reading { is_chat: true, ..OF_PROMPT };
 
 /// The routes.
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/contexts", post(create).get(list))
-        .route("/v1/contexts/{id}", get(one).delete(free))
-        .route("/v1/contexts/{id}/fill", post(fill))
-        .route("/v1/contexts/{id}/generate", post(generate))
-        .route("/v1/contexts/{id}/fork", post(fork))
+pub(super) fn routes(routes: Routes) -> Routes {
+    let create_entry = Entry::of("Makes a context").taking::<CreateBody>();
+    routes
+        .post("/v1/contexts", create, answers(create_entry))
+        .get("/v1/contexts", list, Entry::of("All contexts"))
+        .get("/v1/contexts/{id}", one, answers(Entry::of("A context")))
+        .delete("/v1/contexts/{id}", free, answers(Entry::of("Frees a context")))
+        .post("/v1/contexts/{id}/fill", fill, answers(Entry::of("Adds text to a context").taking::<FillBody>()))
+        .post(
+            "/v1/contexts/{id}/generate",
+            generate,
+            answers(Entry::generation::<GenerationBody>("Answers on a context")).answering(&[JSON, EVENT_STREAM]),
+        )
+        .post("/v1/contexts/{id}/fork", fork, answers(Entry::of("Copies a context").taking::<ForkBody>().or_nothing()))
+}
+
+/// With the answers of a native route on contexts.
+pub(super) fn answers(entry: Entry) -> Entry {
+    let of_contexts = [StatusCode::BAD_REQUEST, StatusCode::NOT_FOUND, StatusCode::GONE, StatusCode::NOT_IMPLEMENTED];
+    entry.native().of_engine().with(&of_contexts)
 }
 
 /// Text for a context, in one of three forms.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(super) struct TextBody {
     pub(super) text: Option<String>,
@@ -68,8 +81,9 @@ impl TextBody {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(rename = "ContextCreateBody")]
 struct CreateBody {
     parent_context_id: Option<i64>,
     text: Option<String>,
@@ -128,8 +142,9 @@ async fn free(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap
     Ok(answer::json(&app.frontend.free_context(name(&app, &id, &headers)?)?))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(rename = "ContextFillBody")]
 struct FillBody {
     text: Option<String>,
     token_ids: Option<Vec<u32>>,
@@ -190,8 +205,9 @@ fn order(app: &App, mut body: GenerationBody) -> Result<Order, ApiError> {
     Order::of(app, body, &OF_PROMPT)
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
+#[schemars(rename = "ContextForkBody")]
 struct ForkBody {
     ttl_s: Option<f64>,
 }

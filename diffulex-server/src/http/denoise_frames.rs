@@ -5,6 +5,7 @@
 //! Never here: the pace of frames, what else a route's frame holds.
 
 use diffulex_protocol::{FieldVisitor, ServingBufferSnapshot, SnapshotSpan};
+use schemars::JsonSchema;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -31,7 +32,7 @@ pub(super) enum SnapshotField {
 }
 
 /// `denoise` of a request.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object with max_fps, detail or both")]
 pub(super) struct DenoiseField {
     /// Most frames a second; what comes faster is folded.
@@ -41,7 +42,7 @@ pub(super) struct DenoiseField {
 }
 
 /// The content of a change of a token.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Detail {
     /// Its text.

@@ -8,6 +8,7 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use diffulex_protocol::{Pooling, StreamMode};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -19,6 +20,7 @@ use super::fields::{PromptField, by_name};
 use super::interface::{InterfaceBody, unsupported};
 use super::other_fields::is_empty;
 use super::request::{GenerationBody, Order, Reading};
+use super::schemas;
 use crate::frontend::{Submission, Truncation};
 
 const READING: Reading =
@@ -35,14 +37,17 @@ pub(super) const MAX_INPUTS: usize = 2048;
 const GROUP: usize = 64;
 
 /// Fields of the body.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-struct EmbeddingsFields {
+pub(super) struct EmbeddingsFields {
     input: Option<PromptField>,
     #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<Encoding>")]
     encoding_format: Option<Encoding>,
+    #[schemars(range(min = 1))]
     dimensions: Option<u32>,
     #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<Pooling>")]
     pooling: Option<Pooling>,
     normalize: Option<bool>,
     /// vLLM's type of the numbers.

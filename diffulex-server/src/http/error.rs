@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use diffulex_engine::{RequestError, SettingError};
 use diffulex_protocol::{ErrorCode, ServingError};
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use crate::frontend::{ContextError, EventStream, SubmitError};
 use crate::telemetry::error_label;
@@ -40,6 +41,36 @@ pub(super) enum ErrorForm {
 }
 
 impl ErrorForm {
+    pub(super) const ALL: [Self; 3] = [Self::OpenAi, Self::Anthropic, Self::Ollama];
+
+    /// Its name in the OpenAPI document.
+    pub(super) fn schema_name(self) -> &'static str {
+        match self {
+            Self::OpenAi => "Error",
+            Self::Anthropic => "AnthropicError",
+            Self::Ollama => "OllamaError",
+        }
+    }
+
+    /// Its schema.
+    pub(super) fn schema(self) -> Value {
+        let string = json!({"type": "string"});
+        match self {
+            Self::OpenAi => object(json!({
+                "error": object(json!({
+                    "message": string, "type": string, "param": {"type": ["string", "null"]}, "code": string
+                })),
+                "detail": string,
+            })),
+            Self::Anthropic => object(json!({
+                "type": {"const": "error"},
+                "error": object(json!({"type": string, "message": string})),
+                "request_id": {"type": ["string", "null"]},
+            })),
+            Self::Ollama => object(json!({"error": string})),
+        }
+    }
+
     /// The form of the interface that `path` belongs to, whether or not it is a route.
     pub(super) fn of_path(path: &str) -> Self {
         if path.starts_with("/v1/messages") {
@@ -50,6 +81,12 @@ impl ErrorForm {
             Self::OpenAi
         }
     }
+}
+
+/// The schema of an object that has all of `fields`.
+fn object(fields: Value) -> Value {
+    let names: Vec<&String> = fields.as_object().into_iter().flat_map(Map::keys).collect();
+    json!({"type": "object", "required": names, "properties": fields})
 }
 
 /// Whether the same request may be sent again.

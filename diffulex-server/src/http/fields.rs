@@ -3,9 +3,11 @@
 //!
 //! Never here: what the fields mean.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use diffulex_protocol::Prompt;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -53,6 +55,25 @@ impl From<Prompt> for PromptField {
     }
 }
 
+impl JsonSchema for PromptField {
+    fn schema_name() -> Cow<'static, str> {
+        "PromptField".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        let id = json_schema!({"type": "integer", "minimum": 0, "maximum": u32::MAX});
+        json_schema!({
+            "description": "Text, token ids, or a list of one of them",
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": id},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "array", "items": id}},
+            ],
+        })
+    }
+}
+
 /// The first element of a prompt's list; the others must be of the same kind.
 enum Element {
     Id(u32),
@@ -67,8 +88,18 @@ pub(super) enum ContentField {
     Parts(Vec<ContentPart>),
 }
 
+impl JsonSchema for ContentField {
+    fn schema_name() -> Cow<'static, str> {
+        "ContentField".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Vec<ContentPart>>()]})
+    }
+}
+
 /// A part of a message.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct ContentPart {
     #[serde(rename = "type")]
     pub(super) kind: String,

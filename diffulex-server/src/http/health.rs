@@ -19,6 +19,9 @@ use crate::frontend::{Submission, WorkerStatus};
 use crate::platform::ProcessUsage;
 use crate::telemetry::Served;
 
+/// Prometheus' text.
+pub(super) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
 /// Longest a probe of one token may take. Chosen by us: load balancers give up at about as much.
 const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 
@@ -88,5 +91,5 @@ pub(super) async fn metrics(State(app): State<App>) -> Response {
         worker: app.frontend.worker_pid().and_then(ProcessUsage::of),
     };
     let text = app.telemetry.render(&app.frontend.gauges(), &served);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    ([(header::CONTENT_TYPE, METRICS)], text).into_response()
 }

@@ -3,6 +3,9 @@
 //! In: JSON, read as the interface's own struct. Out: the internal request ([`GenerationBody`]), by chat's names of the fields,
 //! which [`super::error::ApiError::with_names`] turns back into the client's. Never here: what an interface's own fields mean.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -58,6 +61,25 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for InterfaceBody<T> {
         let mut others = OtherFields::keeping(&SHARED);
         let own = T::deserialize(Screened { input, others: &mut others })?;
         Ok(Self { own, shared: others.take_kept(), others })
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for InterfaceBody<T> {
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = T::json_schema(generator);
+        let shared = GenerationBody::json_schema(generator);
+        let shared = shared.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let shared = shared.filter(|(name, _)| SHARED.contains(&name.as_str()));
+        if let Some(Value::Object(fields)) = schema.get_mut("properties") {
+            for (name, field) in shared {
+                fields.entry(name).or_insert_with(|| field.clone());
+            }
+        }
+        schema
     }
 }
 

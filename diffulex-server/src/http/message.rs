@@ -3,6 +3,7 @@
 //! Never here: chat templates, other fields of a request.
 
 use diffulex_protocol::ChatMessage;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use super::fields::{ContentField, ContentPart};
 use super::other_fields::is_empty;
 
 /// One message as clients write it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct MessageField {
     pub(super) role: String,
     #[serde(default)]

@@ -3,7 +3,7 @@
 //! Every event has a name, as Anthropic's clients drop those without. In mode `denoise`, events `diffulex_denoise` are between,
 //! which those clients ignore. Never here: tools.
 
-mod input;
+pub(super) mod input;
 
 use axum::extract::{Request, State};
 use axum::response::Response;

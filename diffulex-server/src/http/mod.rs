@@ -25,6 +25,7 @@ mod messages;
 mod models;
 mod native;
 mod ollama;
+mod openapi;
 mod other_fields;
 mod parrot;
 mod playground;
@@ -33,12 +34,15 @@ mod prompt_report;
 mod refusals;
 mod request;
 mod responses;
+mod routes;
+mod schemas;
 mod speech;
 mod sse;
 mod stages;
 mod streamed_usage;
 mod tokenize;
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,7 +52,6 @@ use axum::http::header::InvalidHeaderValue;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
 
@@ -57,12 +60,21 @@ use diffulex_protocol::SamplingParams;
 use crate::frontend::Frontend;
 use crate::parrot_engine::EngineRegistry;
 use crate::telemetry::Telemetry;
+use admin::{AbortBody, LoadAdapterBody, UnloadAdapterBody};
 pub use body::BodyLimits;
 use budget::BodyBudget;
+use embeddings::EmbeddingsFields;
 use error::ApiError;
+use interface::InterfaceBody;
 pub use lifespan::{HttpApp, create_app};
+use messages::input::MessagesFields;
+use openapi::Documents;
 use other_fields::IgnoredFieldLog;
-use speech::SpeechUpstream;
+use request::GenerationBody;
+use responses::input::ResponsesFields;
+use routes::{EVENT_STREAM, Entry, JSON, Routes};
+use speech::{SpeechBody, SpeechUpstream};
+use tokenize::{DetokenizeBody, TokenizeBody};
 
 /// Settings of the routes.
 #[derive(Clone, Debug)]
@@ -113,6 +125,9 @@ pub struct AppState {
     speech: Option<SpeechUpstream>,
     ignored_fields: IgnoredFieldLog,
     engines: Mutex<EngineRegistry>,
+    /// Paths that ask for no key.
+    open_paths: BTreeSet<&'static str>,
+    documents: Documents,
 }
 
 impl AppState {
@@ -156,39 +171,19 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
-    let (ignored_fields, engines) = (IgnoredFieldLog::default(), Mutex::default());
-    let app = App(Arc::new(AppState { frontend, telemetry, options, bodies, speech, ignored_fields, engines }));
-    let profile = if app.options.serves_profiles { profile::routes() } else { Router::new() };
-    let router = Router::new()
-        .route("/generate", post(generate::generate))
-        .route("/v1/chat/completions", post(chat::chat_completions))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/v1/audio/speech", post(speech::speech))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/messages", post(messages::messages))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .route("/version", get(models::version))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/tokenizer_info", get(tokenize::info))
-        .route("/health", get(health::health))
-        .route("/ready", get(health::ready))
-        .route("/health_generate", get(health::health_generate))
-        .route("/metrics", get(health::metrics))
-        .route("/abort_request", post(admin::abort_request))
-        .route("/flush_cache", post(admin::flush_cache))
-        .route("/v1/load_lora_adapter", post(admin::load_adapter))
-        .route("/v1/unload_lora_adapter", post(admin::unload_adapter))
-        .merge(profile)
-        .merge(contexts::routes())
-        .merge(parrot::routes())
-        .merge(ollama::routes())
-        .merge(playground::routes())
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(wrong_method);
+    let (router, table) = table(options.serves_profiles).into_parts();
+    let app = App(Arc::new(AppState {
+        frontend,
+        telemetry,
+        bodies,
+        speech,
+        ignored_fields: IgnoredFieldLog::default(),
+        engines: Mutex::default(),
+        open_paths: table.iter().filter(|route| route.entry.is_open).map(|route| route.path).collect(),
+        documents: Documents::of(&table, options.api_key.is_some()),
+        options,
+    }));
+    let router = router.fallback(unknown_route).method_not_allowed_fallback(wrong_method);
     // Tuples, outermost first: each call of `layer` costs every request allocations.
     let admission = middleware::from_fn_with_state(app.clone(), admit);
     let router = match cors {
@@ -203,6 +198,96 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         middleware::from_fn_with_state(Arc::default(), refusals::report),
         middleware::map_request(async |request: Request| body::read_away_rest(request)),
     )))
+}
+
+/// The table of routes.
+fn table(has_profiles: bool) -> Routes {
+    let not_found = [StatusCode::NOT_FOUND];
+    let streaming = |entry: Entry| entry.answering(&[JSON, EVENT_STREAM]);
+    let routes = Routes::default()
+        .post(
+            "/generate",
+            generate::generate,
+            streaming(contexts::answers(Entry::generation::<parrot::GenerateBody>("Completes a prompt, or a context"))),
+        )
+        .post(
+            "/v1/chat/completions",
+            chat::chat_completions,
+            streaming(Entry::generation::<GenerationBody>("OpenAI's chat").requiring(&["messages"])),
+        )
+        .post(
+            "/v1/completions",
+            completions::completions,
+            streaming(Entry::generation::<GenerationBody>("OpenAI's completions").requiring(&["prompt"])),
+        )
+        .post(
+            "/v1/embeddings",
+            embeddings::embeddings,
+            Entry::generation::<InterfaceBody<EmbeddingsFields>>("OpenAI's embeddings").requiring(&["input"]),
+        )
+        .post(
+            "/v1/audio/speech",
+            speech::speech,
+            Entry::of("Passes speech on to --speech-upstream, whose answer may have any other status, too")
+                .taking::<SpeechBody>()
+                .with(&[StatusCode::NOT_IMPLEMENTED, StatusCode::BAD_GATEWAY]),
+        )
+        .post(
+            "/v1/responses",
+            responses::responses,
+            streaming(Entry::generation::<InterfaceBody<ResponsesFields>>("OpenAI's responses").requiring(&["input"])),
+        )
+        .post(
+            "/v1/messages",
+            messages::messages,
+            streaming(
+                Entry::generation::<InterfaceBody<MessagesFields>>("Anthropic's messages")
+                    .requiring(&["messages", "max_tokens"]),
+            ),
+        )
+        .post(
+            "/v1/messages/count_tokens",
+            messages::count_tokens,
+            Entry::of("Counts the tokens of a conversation")
+                .taking::<InterfaceBody<MessagesFields>>()
+                .requiring(&["messages"])
+                .with(&not_found),
+        )
+        .get("/v1/models", models::list, Entry::of("The model and its adapters"))
+        .get("/v1/models/{*id}", models::one, Entry::of("The model or an adapter").with(&not_found))
+        .get("/version", models::version, Entry::of("The server's version"))
+        .post(
+            "/tokenize",
+            tokenize::tokenize,
+            Entry::of("Text or messages to token ids").taking::<TokenizeBody>().native().with(&not_found),
+        )
+        .post("/detokenize", tokenize::detokenize, Entry::of("Token ids to text").taking::<DetokenizeBody>().native());
+    let info = Entry::of("Special tokens and the chat template");
+    let routes = operations(routes).get("/tokenizer_info", tokenize::info, info);
+    let routes = parrot::routes(contexts::routes(routes));
+    let routes = if has_profiles { profile::routes(routes) } else { routes };
+    playground::routes(ollama::routes(routes))
+        .get("/openapi.json", openapi::openapi, Entry::of("This document").open())
+        .get("/docs", openapi::docs, Entry::of("This document as a page").answering(&[openapi::HTML]).open())
+}
+
+/// Adds the routes of who runs the server.
+fn operations(routes: Routes) -> Routes {
+    let unavailable = [StatusCode::SERVICE_UNAVAILABLE];
+    let health = Entry::of("Health, 503 if the engine is dead or stuck").with(&unavailable).open().reporting();
+    let ready = Entry::of("200 while requests are accepted").with(&unavailable).open().reporting();
+    let abort = Entry::of("Ends a request").taking::<AbortBody>().native().with(&[StatusCode::NOT_FOUND]);
+    let load = Entry::of("Loads an adapter").taking::<LoadAdapterBody>().of_engine();
+    let unload = Entry::of("Unloads an adapter").taking::<UnloadAdapterBody>().of_engine();
+    routes
+        .get("/health", health::health, health)
+        .get("/ready", health::ready, ready)
+        .get("/health_generate", health::health_generate, Entry::of("Generates one token").of_engine())
+        .get("/metrics", health::metrics, Entry::of("Metrics for Prometheus").answering(&[health::METRICS]))
+        .post("/abort_request", admin::abort_request, abort)
+        .post("/flush_cache", admin::flush_cache, Entry::of("Empties the prefix cache").with(&unavailable))
+        .post("/v1/load_lora_adapter", admin::load_adapter, load)
+        .post("/v1/unload_lora_adapter", admin::unload_adapter, unload.with(&[StatusCode::NOT_FOUND]))
 }
 
 /// The model or adapter that a request names.
@@ -242,9 +327,7 @@ async fn wrong_method(request: Request) -> ApiError {
 /// Admits calls: all to probes and the page; to the other routes those with the key or, if there is no key, those that are not
 /// from a page of another origin.
 async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
-    let path = request.uri().path();
-    let is_open = matches!(path, "/health" | "/ready") || playground::is_asset(path);
-    if !is_open {
+    if !app.open_paths.contains(request.uri().path()) {
         match &app.options.api_key {
             Some(key) => guard::check_key(request.headers(), key)?,
             None => guard::check_caller(&request, &app.options)?,

@@ -7,13 +7,16 @@ mod catalog;
 mod embedding;
 mod generation;
 
-use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::routing::{any, get, post};
 
 use super::App;
 use super::error::ApiError;
+use super::interface::InterfaceBody;
+use super::routes::{Entry, JSON, LINES, Routes};
+use catalog::ShowBody;
+use embedding::{EmbedFields, EmbeddingsFields};
+use generation::OllamaFields;
 
 /// The version of Ollama whose API this is. Clients ask for at least 0.6.4 (editors) and 0.35.0 (`/api/ps`' context length).
 const VERSION: &str = "0.35.0";
@@ -22,18 +25,42 @@ const VERSION: &str = "0.35.0";
 const DEFAULT_TAG: &str = ":latest";
 
 /// Every route under `/api/`.
-pub(super) fn routes() -> Router<App> {
-    let router = Router::new()
-        .route("/api/chat", post(generation::chat))
-        .route("/api/generate", post(generation::generate))
-        .route("/api/embed", post(embedding::embed))
-        .route("/api/embeddings", post(embedding::embeddings))
-        .route("/api/tags", get(catalog::tags))
-        .route("/api/show", post(catalog::show))
-        .route("/api/ps", get(catalog::running))
-        .route("/api/version", get(catalog::version));
+pub(super) fn routes(routes: Routes) -> Routes {
+    let answers = |entry: Entry| entry.answering(&[LINES, JSON]);
+    let routes = routes
+        .post(
+            "/api/chat",
+            generation::chat,
+            answers(Entry::generation::<InterfaceBody<OllamaFields>>("Ollama's chat").requiring(&["model"])),
+        )
+        .post(
+            "/api/generate",
+            generation::generate,
+            answers(Entry::generation::<InterfaceBody<OllamaFields>>("Ollama's completion").requiring(&["model"])),
+        )
+        .post(
+            "/api/embed",
+            embedding::embed,
+            Entry::generation::<InterfaceBody<EmbedFields>>("Ollama's embeddings").requiring(&["model"]),
+        )
+        .post(
+            "/api/embeddings",
+            embedding::embeddings,
+            Entry::generation::<InterfaceBody<EmbeddingsFields>>("Ollama's older embeddings").requiring(&["model"]),
+        )
+        .get("/api/tags", catalog::tags, Entry::of("The model and its adapters, as Ollama lists them"))
+        .post(
+            "/api/show",
+            catalog::show,
+            Entry::of("A model, as Ollama shows it").taking::<ShowBody>().with(&[StatusCode::NOT_FOUND]),
+        )
+        .get("/api/ps", catalog::running, Entry::of("Loaded models, as Ollama lists them"))
+        .get("/api/version", catalog::version, Entry::of("The version of Ollama's API"));
     let registry = ["/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs/{digest}"];
-    registry.iter().fold(router, |router, path| router.route(path, any(no_registry)))
+    registry.iter().fold(routes, |routes, path| {
+        let entry = Entry::of("Not supported: this server serves the model that it was started with");
+        routes.any(path, no_registry, entry.never_ok().with(&[StatusCode::NOT_IMPLEMENTED]))
+    })
 }
 
 async fn no_registry(request: Request) -> ApiError {

@@ -3,15 +3,15 @@
 //! A client of Parrot's engines names a context by an id of its own; a primitive on an unknown one makes it, from its parent if it has
 //! one. Never here: the rules of contexts, what a controller does with engines.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
-use axum::routing::post;
 use diffulex_protocol::{Prompt, StreamMode};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
@@ -23,6 +23,7 @@ use super::error::ApiError;
 use super::native::{self, AnswerForm, end_token};
 use super::other_fields::OtherFields;
 use super::request::{GenerationBody, Order, Reading};
+use super::routes::{BYTES, Entry, Routes};
 use super::sse::{self, Framer, Frames, StreamForm};
 use crate::frontend::{ContextError, ContextName, ContextOwner, NewContext, StreamEvent};
 use crate::parrot_engine::EngineRuntimeInfo;
@@ -36,19 +37,31 @@ const READING: Reading =
     Reading { route: "/generate", is_chat: false, stream_mode: StreamMode::Denoise, takes_choices: false };
 
 /// The routes, without `/generate`, which is also the native one.
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/fill", post(fill))
-        .route("/generate_stream", post(generate_stream))
-        .route("/free_context", post(free_context))
-        .route("/ping", post(ping))
-        .route("/ping_engine", post(ping))
-        .route("/register_engine", post(register_engine))
-        .route("/engine_heartbeat", post(engine_heartbeat))
+pub(super) fn routes(routes: Routes) -> Routes {
+    let answers = contexts::answers;
+    let ping_entry = || answers(Entry::of("Whether the engine is there").taking::<PingBody>().or_nothing());
+    routes
+        .post("/fill", fill, answers(Entry::of("Adds text to a context of Parrot's").taking::<FillBody>()))
+        .post(
+            "/generate_stream",
+            generate_stream,
+            answers(Entry::generation::<GenerateBody>("Token ids, as Parrot's engines stream them"))
+                .answering(&[BYTES]),
+        )
+        .post("/free_context", free_context, answers(Entry::of("Frees a context of Parrot's").taking::<FreeBody>()))
+        .post("/ping", ping, ping_entry())
+        .post("/ping_engine", ping, ping_entry())
+        .post("/register_engine", register_engine, answers(Entry::of("Registers an engine").taking::<RegisterBody>()))
+        .post(
+            "/engine_heartbeat",
+            engine_heartbeat,
+            answers(Entry::of("A registered engine is alive").taking::<HeartbeatBody>()),
+        )
 }
 
 /// Names that every primitive has. `session_id`, `task_id` and `end_flag` are read and change nothing here.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ParrotPrimitive")]
 struct Primitive {
     context_id: i64,
     #[serde(default = "none")]
@@ -81,7 +94,8 @@ impl Primitive {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ParrotFillBody")]
 struct FillBody {
     #[serde(flatten)]
     primitive: Primitive,
@@ -108,6 +122,16 @@ pub(super) struct GenerateBody {
     body: GenerationBody,
     /// Fields of a primitive, if there is a `context_id`.
     primitive: Option<Map<String, Value>>,
+}
+
+impl JsonSchema for GenerateBody {
+    fn schema_name() -> Cow<'static, str> {
+        "GenerateBody".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        GenerationBody::json_schema(generator)
+    }
 }
 
 impl<'de> Deserialize<'de> for GenerateBody {
@@ -273,7 +297,8 @@ impl Framer for TokenFramer {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ParrotFreeBody")]
 struct FreeBody {
     context_id: i64,
 }
@@ -292,8 +317,9 @@ async fn free_context(State(app): State<App>, request: Request) -> Result<Respon
     Ok(answer::json(&json!({"context_len": context_len})))
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
+#[schemars(rename = "ParrotPingBody")]
 struct PingBody {
     engine_id: Option<i64>,
 }
@@ -317,12 +343,14 @@ fn unknown_engine(status: StatusCode, id: u64) -> ApiError {
         .with_param("engine_id")
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ParrotRegisterBody")]
 struct RegisterBody {
     engine_config: EngineConfigBody,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ParrotEngineConfigBody")]
 struct EngineConfigBody {
     engine_name: String,
 }
@@ -344,7 +372,8 @@ async fn register_engine(State(app): State<App>, request: Request) -> Result<Res
     Ok(answer::json(&json!({"engine_id": id})))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "ParrotHeartbeatBody")]
 struct HeartbeatBody {
     engine_id: u64,
     engine_name: String,

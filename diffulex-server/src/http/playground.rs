@@ -2,12 +2,10 @@
 //!
 //! Never here: the page itself, which lies in `web/`.
 
-use axum::Router;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
 
-use super::App;
+use super::routes::{Entry, Routes};
 
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 
@@ -36,15 +34,12 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; base-uri 'none'; form
      require-trusted-types-for 'script'; trusted-types 'none'";
 
 /// The page's routes.
-pub(super) fn routes() -> Router<App> {
-    ASSETS.iter().fold(Router::new(), |router, (path, content_type, content)| {
-        router.route(path, get(async move || asset(content_type, content)))
+/// A browser loads them before it can send a key.
+pub(super) fn routes(routes: Routes) -> Routes {
+    ASSETS.iter().fold(routes, |routes, (path, content_type, content)| {
+        let entry = Entry::of("A file of the playground").answering(&[content_type]).open();
+        routes.get(path, async move || asset(content_type, content), entry)
     })
-}
-
-/// True for what a browser loads before it can send a key.
-pub(super) fn is_asset(path: &str) -> bool {
-    ASSETS.iter().any(|(known, _, _)| *known == path)
 }
 
 fn asset(content_type: &'static str, content: &'static [u8]) -> Response {

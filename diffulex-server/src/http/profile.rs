@@ -3,30 +3,35 @@
 //! The first pair records a trace and the events of requests, the second the events alone. Mounted by `serve` only. Never here:
 //! recording.
 
+use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
-use axum::{Json, Router};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::App;
 use super::body::{self, Dialect};
 use super::error::ApiError;
+use super::routes::{Entry, Routes};
 use crate::frontend::{ProfileEnd, ProfileError, ProfileOrder};
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/start_profile", post(|State(app), request| start(app, request, true)))
-        .route("/start_request_profile", post(|State(app), request| start(app, request, false)))
-        .route("/stop_profile", post(stop))
-        .route("/stop_request_profile", post(stop))
+pub(super) fn routes(routes: Routes) -> Routes {
+    let starts = |summary| Entry::of(summary).taking::<StartBody>().or_nothing().native().of_engine();
+    let stops = |summary| Entry::of(summary).taking::<StopBody>().or_nothing().native().of_engine();
+    let start_all = |State(app), request| start(app, request, true);
+    let start_requests = |State(app), request| start(app, request, false);
+    routes
+        .post("/start_profile", start_all, starts("Starts to record a trace and the events of requests"))
+        .post("/start_request_profile", start_requests, starts("Starts to record the events of requests"))
+        .post("/stop_profile", stop, stops("Ends what is recorded and writes the files"))
+        .post("/stop_request_profile", stop, stops("As /stop_profile"))
 }
 
 /// Both bodies; Diffulex's name of a run is `profile_prefix`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct StartBody {
     profile_prefix: Option<String>,
@@ -36,10 +41,11 @@ struct StartBody {
     /// Whether traces are wanted; in SGLang-Omni they are torch's.
     enable_torch: Option<bool>,
     /// Options of torch's profiler.
+    #[schemars(with = "Option<Value>")]
     config: Option<IgnoredAny>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct StopBody {
     run_id: Option<String>,

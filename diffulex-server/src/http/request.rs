@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use diffulex_protocol::{ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, StreamMode};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
 use super::error::ApiError;
@@ -14,6 +16,7 @@ use super::fields::{PromptField, by_name};
 use super::message::MessageField;
 use super::other_fields::{IgnoredFieldLog, OtherFields, Screened};
 use super::prompt_report::PromptReport;
+use super::schemas;
 use super::stages::{StageParams, StageSampling};
 use super::streamed_usage::UsageChunks;
 use super::{App, AskedModel, asked_model};
@@ -29,8 +32,9 @@ const MAX_REQUEST_ID_BYTES: usize = 64;
 const NO_REASONING: [&str; 2] = ["none", "minimal"];
 
 /// Everything a client may send to a generation route.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, remote = "Self", expecting = "a JSON object")]
+#[schemars(rename = "GenerationBody")]
 pub(super) struct GenerationBody {
     /// The model's name.
     pub(super) model: Option<String>,
@@ -44,22 +48,26 @@ pub(super) struct GenerationBody {
     stream: Option<bool>,
     /// Which progress.
     #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<StreamMode>")]
     stream_mode: Option<StreamMode>,
     /// OpenAI's options of a stream.
     stream_options: Option<StreamOptions>,
     /// How much a snapshot covers.
     #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<SnapshotField>")]
     snapshot: Option<SnapshotField>,
     /// The pace and detail of denoise frames.
     denoise: Option<DenoiseField>,
     /// The client's own tag.
     user: Option<String>,
     /// Answers wanted.
+    #[schemars(range(min = 1, max = MAX_CHOICES))]
     pub(super) n: Option<u32>,
     /// `true` or completions' number of alternatives.
     logprobs: Option<LogprobsField>,
 
     /// With `logprobs`: alternatives per token.
+    #[schemars(range(min = 0, max = SamplingParams::MAX_TOP_LOGPROBS))]
     top_logprobs: Option<u32>,
     /// The prompt before the answer (completions).
     echo: Option<bool>,
@@ -78,23 +86,34 @@ pub(super) struct GenerationBody {
     /// Settings of single stages.
     stage_params: Option<StageParams>,
 
+    #[schemars(range(min = 1))]
     pub(super) max_tokens: Option<u32>,
+    #[schemars(range(min = 1))]
     max_completion_tokens: Option<u32>,
     min_tokens: Option<u32>,
+    #[schemars(range(min = -SamplingParams::MAX_PENALTY, max = SamplingParams::MAX_PENALTY))]
     pub(super) presence_penalty: Option<f32>,
+    #[schemars(range(min = -SamplingParams::MAX_PENALTY, max = SamplingParams::MAX_PENALTY))]
     pub(super) frequency_penalty: Option<f32>,
+    #[schemars(range(min = SamplingParams::REPETITION_PENALTIES.0, max = SamplingParams::REPETITION_PENALTIES.1))]
     pub(super) repetition_penalty: Option<f32>,
     pub(super) logit_bias: Option<BTreeMap<u32, f32>>,
+    #[schemars(range(min = 0, max = SamplingParams::MAX_TEMPERATURE))]
     pub(super) temperature: Option<f32>,
+    #[schemars(range(min = 0, max = 1))]
     pub(super) top_p: Option<f32>,
     top_k: Option<i64>,
+    #[schemars(range(min = 0, max = 1))]
     min_p: Option<f32>,
     seed: Option<SeedField>,
     stop: Option<StopField>,
     pub(super) stop_token_ids: Option<Vec<u32>>,
     pub(super) ignore_eos: Option<bool>,
+    #[schemars(range(min = 1))]
     max_nfe: Option<u32>,
+    #[schemars(range(min = 1))]
     max_repetition_run: Option<u32>,
+    #[schemars(with = "Option<BTreeMap<String, Value>>")]
     decoding: Option<DecodingSettings>,
 
     /// Everything else.
@@ -136,7 +155,7 @@ pub(super) struct Order {
 }
 
 /// `seed` as OpenAI's signed integer or as ours.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "an integer of 64 bits, signed or not")]
 enum SeedField {
     Unsigned(u64),
@@ -144,7 +163,7 @@ enum SeedField {
 }
 
 /// `stop` as one string or several.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "stop must be a string or a list of strings")]
 enum StopField {
     One(String),
@@ -152,7 +171,7 @@ enum StopField {
 }
 
 /// `logprobs` as chat (a flag) or completions (a number) writes it.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "logprobs must be true, false or a number")]
 enum LogprobsField {
     /// Chat's.
@@ -162,7 +181,7 @@ enum LogprobsField {
 }
 
 /// OpenAI's `stream_options`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default)]
 struct StreamOptions {
     /// A last chunk with the usage.

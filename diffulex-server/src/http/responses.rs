@@ -4,7 +4,7 @@
 //! change. In mode `denoise`, a delta also carries the snapshot in `diffulex`, and its text may be empty: the npm client's
 //! helper throws at an event of a type that it does not know. Never here: storage.
 
-mod input;
+pub(super) mod input;
 
 use axum::extract::{Request, State};
 use axum::response::Response;

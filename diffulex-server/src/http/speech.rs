@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -61,8 +62,8 @@ impl SpeechUpstream {
 }
 
 /// The fields of a body that can be wrong.
-#[derive(Debug, Deserialize)]
-struct SpeechBody {
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(super) struct SpeechBody {
     input: String,
     #[serde(default)]
     response_format: Option<String>,

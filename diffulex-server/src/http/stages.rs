@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use diffulex_protocol::DecodingSettings;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -21,12 +22,12 @@ const FIXED: [(&str, &[(&str, bool)]); 2] = [
 const DENOISE: &str = "denoise";
 
 /// Sampling by stage.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub(super) struct StageSampling(BTreeMap<String, Map<String, Value>>);
 
 /// Settings by stage.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub(super) struct StageParams(BTreeMap<String, Map<String, Value>>);
 

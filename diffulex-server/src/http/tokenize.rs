@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use diffulex_engine::{SpecialTokens, check_ids};
 use diffulex_protocol::{Prompt, ServingInput};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;
 
@@ -21,9 +22,10 @@ use super::{App, asked_model};
 use crate::frontend::Tokenising;
 
 /// The body of `/tokenize`, with vLLM's fields.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, remote = "Self", expecting = "a JSON object")]
-struct TokenizeBody {
+#[schemars(rename = "TokenizeBody")]
+pub(super) struct TokenizeBody {
     model: Option<String>,
     prompt: Option<PromptField>,
     /// A conversation, rendered with the model's template.
@@ -112,8 +114,8 @@ pub(super) async fn info(State(app): State<App>) -> Response {
     .into_response()
 }
 
-#[derive(Deserialize)]
-struct DetokenizeBody {
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct DetokenizeBody {
     tokens: Vec<u32>,
 }
 

@@ -3,6 +3,7 @@
 //! Never here: the answer.
 
 use diffulex_protocol::{ServingInput, StreamMode};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -22,9 +23,9 @@ const READING: Reading =
 pub(super) const NAMES: [(&str, &str); 1] = [("stop", "stop_sequences")];
 
 /// The interface's own fields.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-pub(super) struct MessagesFields {
+pub(in crate::http) struct MessagesFields {
     messages: Option<Vec<Turn>>,
     system: Option<ContentField>,
     max_tokens: Option<u32>,
@@ -38,13 +39,13 @@ pub(super) struct MessagesFields {
     context_management: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Turn {
     role: String,
     content: Option<ContentField>,

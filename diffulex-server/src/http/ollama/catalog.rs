@@ -8,6 +8,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use diffulex_protocol::ModelCard;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -49,9 +50,9 @@ struct Running {
     context_length: u32,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-struct ShowBody {
+pub(super) struct ShowBody {
     model: Option<String>,
     /// The field's older name.
     name: Option<String>,

@@ -7,6 +7,7 @@ use std::time::Instant;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use diffulex_protocol::{Pooling, StreamMode};
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -19,6 +20,7 @@ use crate::http::error::ApiError;
 use crate::http::fields::{PromptField, by_name};
 use crate::http::interface::InterfaceBody;
 use crate::http::request::Reading;
+use crate::http::schemas;
 use crate::http::{App, asked_model};
 
 const EMBED: Reading =
@@ -26,13 +28,14 @@ const EMBED: Reading =
 const EMBEDDINGS: Reading = Reading { route: "/api/embeddings", ..EMBED };
 
 /// Fields of `/api/embed`.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-struct EmbedFields {
+pub(super) struct EmbedFields {
     input: Option<PromptField>,
     truncate: Option<bool>,
     dimensions: Option<u32>,
     #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<Pooling>")]
     pooling: Option<Pooling>,
     normalize: Option<bool>,
     /// Accepted: no option of a generation changes an embedding.
@@ -44,11 +47,13 @@ struct EmbedFields {
 }
 
 /// Fields of `/api/embeddings`.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-struct EmbeddingsFields {
+#[schemars(rename = "OllamaEmbeddingsFields")]
+pub(super) struct EmbeddingsFields {
     prompt: Option<String>,
     #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<Pooling>")]
     pooling: Option<Pooling>,
     #[serde(rename = "options")]
     _options: Option<Value>,

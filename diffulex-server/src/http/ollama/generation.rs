@@ -9,6 +9,7 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use diffulex_protocol::{ServingBufferSnapshot, ServingReply, StreamMode};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -38,9 +39,9 @@ const NAMES: [(&str, &str); 2] =
     [("max_tokens", "options.num_predict"), ("repetition_penalty", "options.repeat_penalty")];
 
 /// Fields of `/api/chat` and `/api/generate` alike, and those of either.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-struct OllamaFields {
+pub(super) struct OllamaFields {
     options: Option<InterfaceBody<OllamaOptions>>,
     format: Option<Value>,
     think: Option<Value>,
@@ -61,14 +62,14 @@ struct OllamaFields {
 }
 
 /// Options with names of Ollama's own; the others are the shared fields.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "an object")]
 struct OllamaOptions {
     num_predict: Option<i64>,
     repeat_penalty: Option<f32>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a message")]
 struct OllamaMessage {
     role: String,

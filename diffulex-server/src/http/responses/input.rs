@@ -2,8 +2,11 @@
 //!
 //! Never here: the answer.
 
+use std::borrow::Cow;
+
 use axum::http::StatusCode;
 use diffulex_protocol::StreamMode;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Map, Value};
@@ -33,9 +36,9 @@ const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
 const NO_EFFORT: [&str; 2] = ["none", "minimal"];
 
 /// The interface's own fields.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
-pub(super) struct ResponsesFields {
+pub(in crate::http) struct ResponsesFields {
     input: Option<InputField>,
     instructions: Option<String>,
     max_output_tokens: Option<u32>,
@@ -55,20 +58,20 @@ pub(super) struct ResponsesFields {
     prompt: Option<Value>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "an object")]
 struct TextSettings {
     format: Option<TextFormat>,
     verbosity: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct TextFormat {
     #[serde(rename = "type")]
     kind: String,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "an object")]
 struct Reasoning {
     effort: Option<String>,
@@ -80,8 +83,18 @@ enum InputField {
     Items(Vec<Item>),
 }
 
+impl JsonSchema for InputField {
+    fn schema_name() -> Cow<'static, str> {
+        "InputField".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Vec<Item>>()]})
+    }
+}
+
 /// An item of the conversation. A message may leave out its type.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct Item {
     #[serde(rename = "type")]
     kind: Option<String>,
