@@ -94,6 +94,11 @@ class OpenAIEmbeddingsContract(EmbeddingContract, unittest.TestCase):
 class OllamaEmbedContract(CuttingEmbeddingContract, unittest.TestCase):
     calls = OllamaEmbed
 
+    def test_wrong_key(self):
+        # LiteLLM sends no key at all with embeddings of Ollama: the table has a no.
+        status, _ = self.failure(lambda: self.calls(self.guarded.url, self.guarded.model, "wrong").vectors(["hi"]))
+        self.assertEqual(status, 401)
+
 
 class OpenAIContract(Contract, unittest.TestCase):
     calls = OpenAI
