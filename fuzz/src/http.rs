@@ -25,11 +25,10 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 /// Routes with a body. Of all other first bytes the rest is a path.
-const POST: [&str; 18] = [
+const POST: [&str; 23] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
-    "/v1/audio/speech",
     "/tokenize",
     "/detokenize",
     "/abort_request",
@@ -38,12 +37,18 @@ const POST: [&str; 18] = [
     "/v1/unload_lora_adapter",
     "/start_profile",
     "/stop_profile",
+    "/v1/audio/speech",
     "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/api/chat",
     "/api/generate",
     "/api/show",
+    "/v1/embeddings",
+    "/api/embed",
+    "/api/embeddings",
+    "/start_request_profile",
+    "/stop_request_profile",
 ];
 
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::DELETE];
@@ -57,6 +62,9 @@ const ERRORS: [ErrorCode; 6] = [
     ErrorCode::ShuttingDown,
     ErrorCode::Timeout,
 ];
+
+/// Width of the model that is not there.
+const WIDTH: usize = 8;
 
 /// More than any answer takes.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
@@ -254,6 +262,7 @@ impl WorkerStarter for Script {
             mask_token_id: Some(500),
             max_model_len: 1024,
             vocab_size: 512,
+            hidden_size: WIDTH as u32,
             ..ModelCard::default()
         };
         let ready =
@@ -342,6 +351,7 @@ fn answer(request: &ServingGenerate, answer: u8) -> Vec<ServingEvent> {
         token_ids,
         nfe: 4,
         prompt_tokens: 4,
+        embedding: if request.embed.is_some() { vec![0.5; WIDTH] } else { Vec::new() },
         seed: request.sampling_params.seed,
         ..ServingReply::new(rid, reasons[usize::from(answer) % reasons.len()])
     })));
