@@ -96,6 +96,10 @@ fn wrong_fields_are_refused_by_the_clients_names() {
         assert_eq!((answer.status, &error["param"]), (400, &json!(param)), "{message}");
         assert!(message.contains(words), "{message}");
     }
+    // Among more than are in flight at once.
+    let many: Vec<&str> = std::iter::repeat_n("a", 70).chain([""]).collect();
+    let empty = server.post("/v1/embeddings", &json!({"input": many})).json();
+    assert!(empty["error"]["message"].as_str().unwrap().contains("(input[70])"), "{empty}");
     let long = server.post("/v1/embeddings", &json!({"input": ["a", long]})).json();
     assert_eq!(long["error"]["code"], "context_length_exceeded");
     // Cut where it is asked for: the last two tokens.
