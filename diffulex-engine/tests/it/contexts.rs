@@ -176,8 +176,8 @@ fn a_request_for_no_answer_leaves_its_context_held() {
     let mut engine = engine(&options());
     let document = prompt(1, 24);
     fill(&mut engine, 1, &document);
-    let reply = generate(&mut engine, 1, &document, &greedy(0));
-    assert_eq!((reply.token_ids.len(), reply.nfe, reply.context.unwrap().held), (0, 0, 24));
+    let reply = generate(&mut engine, 1, &document, &SamplingParams { prompt_logprobs: Some(0), ..greedy(0) });
+    assert_eq!((reply.token_ids.len(), reply.context.unwrap().held), (0, 24));
     assert_eq!(engine.stats().context_pages, 3);
 }
 
