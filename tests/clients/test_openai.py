@@ -8,9 +8,9 @@ import re
 import unittest
 import urllib.request
 
-import openai
-from contract import Calls, Contract, EmbeddingCalls, EmbeddingContract, Server
-from openai import APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
+from contract import Calls, Contract, EmbeddingCalls, EmbeddingContract, Server, optional
+
+openai = optional("openai")
 
 
 class OpenAICalls(Calls):
@@ -18,7 +18,7 @@ class OpenAICalls(Calls):
 
     def __init__(self, url, model, key):
         super().__init__(url, model, key)
-        self.openai = OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+        self.openai = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
 
     def status_and_message(self, error):
         return error.status_code, str(error)
@@ -64,7 +64,7 @@ class Embeddings(EmbeddingCalls):
 
     def __init__(self, url, model, key):
         super().__init__(url, model, key)
-        self.openai = OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+        self.openai = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
 
     def vectors(self, texts, **more):
         # Asks for base64 where no format is given.
@@ -109,7 +109,7 @@ class OpenAIClient(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = Server()
-        cls.client = OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
+        cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
         cls.model = cls.client.models.list().data[0].id
 
     @classmethod
@@ -174,15 +174,15 @@ class OpenAIClient(unittest.TestCase):
         self.assertEqual((short.choices[0].finish_reason, short.usage.completion_tokens), ("length", 3))
 
     def test_errors_are_the_clients_own_types(self):
-        with self.assertRaises(NotFoundError):
+        with self.assertRaises(openai.NotFoundError):
             self.client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "hi"}])
-        with self.assertRaises(BadRequestError) as refused:
+        with self.assertRaises(openai.BadRequestError) as refused:
             self.ask("hi", max_tokens=0)
         self.assertIn("max_tokens", str(refused.exception))
-        with self.assertRaises(BadRequestError) as refused:
+        with self.assertRaises(openai.BadRequestError) as refused:
             self.ask("hi", logit_bias={"5": 101})
         self.assertIn("logit_bias", str(refused.exception))
-        with self.assertRaises(APIStatusError):
+        with self.assertRaises(openai.APIStatusError):
             self.ask("word " * 5000)
 
     def test_many_at_once_get_what_each_gets_alone(self):
@@ -192,7 +192,7 @@ class OpenAIClient(unittest.TestCase):
         alone = [self.ask(prompt, max_tokens=24).choices[0].message.content for prompt in prompts]
 
         async def together():
-            async with AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
                 replies = await asyncio.gather(
                     *(
                         client.chat.completions.create(
