@@ -19,7 +19,11 @@ OLLAMA = {"num_predict": 48, "temperature": 0}
 CASES = {
     "/generate": ("/generate", {"prompt": QUESTION, **PLAIN}, None),
     "chat": ("/v1/chat/completions", {"messages": MESSAGES, **PLAIN}, None),
-    "/generate, stream": ("/generate", {"prompt": QUESTION, "stream": True, **PLAIN}, b'"delta"'),
+    "/generate, stream": (
+        "/generate",
+        {"prompt": QUESTION, "stream": True, "stream_mode": "block_append", **PLAIN},
+        b'"event": "append"',
+    ),
     "chat, stream": ("/v1/chat/completions", {"messages": MESSAGES, "stream": True, **PLAIN}, b'"content"'),
     "responses, stream": (
         "/v1/responses",
@@ -27,7 +31,7 @@ CASES = {
         b"event: response.output_text.delta",
     ),
     "messages, stream": ("/v1/messages", {"messages": MESSAGES, "stream": True, **PLAIN}, b"event: content_block_delta"),
-    "/api/chat, stream": ("/api/chat", {"messages": MESSAGES, "options": OLLAMA}, b'"content"'),
+    "/api/chat, stream": ("/api/chat", {"model": "diffulex-demo", "messages": MESSAGES, "options": OLLAMA}, b'"content"'),
 }
 
 
@@ -46,6 +50,8 @@ class Server:
     def ask(self, path, body):
         self.connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         answer = self.connection.getresponse()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {answer.read()}")
         return answer.read()
 
     def serves(self, path):
