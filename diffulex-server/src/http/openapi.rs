@@ -164,7 +164,7 @@ fn page(document: &Value) -> String {
 }
 
 const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Diffulex: HTTP API</title>\
-     <style>body{font:16px/1.4 system-ui,sans-serif;max-width:60rem;margin:auto;padding:1rem}table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:.2rem 1rem .2rem 0}</style></head><body><main><h1>HTTP API</h1>\
+     <style>body{font:16px/1.4 system-ui,sans-serif;max-width:60rem;margin:auto;padding:1rem}table{border-collapse:collapse}th,td{text-align:left;vertical-align:top;padding:.2rem 1rem .2rem 0}code,td,h2{overflow-wrap:anywhere}</style></head><body><main><h1>HTTP API</h1>\
      <p>The same as <a href=\"/openapi.json\">OpenAPI document</a>.</p>\n";
 
 fn push_fields(page: &mut String, document: &Value, schema: &Value) {
