@@ -108,7 +108,7 @@ impl Admission<'_> {
         let place = if fills {
             self.filling(&strategy, prompt)?
         } else if is_only_read {
-            self.alone(prompt)?
+            self.behind(prompt, Vec::new(), 0)?
         } else if request.masked.is_empty() {
             self.behind(prompt, suffix, params.max_tokens as usize)?
         } else {
@@ -182,30 +182,15 @@ impl Admission<'_> {
         Ok(ids)
     }
 
-    /// No answer, after the part of `prompt` whose K/V are final without one.
-    fn filling(&self, strategy: &Strategy, mut prompt: Vec<u32>) -> Result<Place, RequestError> {
-        // The same limits as of a request that goes on from here.
-        let Place { prompt: checked, .. } = self.behind(std::mem::take(&mut prompt), Vec::new(), 1)?;
-        prompt = checked;
+    /// The part of `prompt` whose K/V are final before an answer, with the limits of a request that goes on from there.
+    fn filling(&self, strategy: &Strategy, prompt: Vec<u32>) -> Result<Place, RequestError> {
+        let mut place = self.behind(prompt, Vec::new(), 1)?;
         let declared = strategy.declared();
         if declared.layout == Layout::BlockCausal {
-            prompt.truncate(prompt.len() / declared.block_size * declared.block_size);
+            place.prompt.truncate(place.prompt.len() / declared.block_size * declared.block_size);
         }
-        let limits = Limits { end: prompt.len(), reason: FinishReason::MaxNewTokensReached };
-        Ok(Place { prompt, limits, given: Vec::new(), suffix: Vec::new() })
-    }
-
-    /// No answer.
-    fn alone(&self, prompt: Vec<u32>) -> Result<Place, RequestError> {
-        let (n, max_model_len) = (prompt.len(), self.config.max_model_len);
-        if n == 0 {
-            return Err(RequestError::invalid("prompt", "prompt is empty"));
-        }
-        if n > max_model_len {
-            return Err(RequestError::context_length("prompt", max_model_len, format!("{n} tokens")));
-        }
-        let limits = Limits { end: n, reason: FinishReason::MaxNewTokensReached };
-        Ok(Place { prompt, limits, given: Vec::new(), suffix: Vec::new() })
+        place.limits = Limits { end: place.prompt.len(), reason: FinishReason::MaxNewTokensReached };
+        Ok(place)
     }
 
     /// The answer between `prompt` and `suffix`.
