@@ -85,6 +85,15 @@ impl ServingEvent {
         }
     }
 
+    /// The number of a chunk of text: a delta or a snapshot.
+    pub fn chunk_id(&self) -> Option<u32> {
+        match self {
+            Self::Delta(delta) => Some(delta.seq),
+            Self::BufferSnapshot(snapshot) => Some(snapshot.seq),
+            _ => None,
+        }
+    }
+
     /// True for the one event that ends a request.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Reply(_) | Self::Error(_))

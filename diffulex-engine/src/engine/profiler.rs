@@ -116,23 +116,13 @@ impl Profiler {
             return;
         }
         for event in events {
-            let (rid, seq) = match event {
-                ServingEvent::Delta(delta) => (&delta.rid, Some(delta.seq)),
-                ServingEvent::BufferSnapshot(snapshot) => (&snapshot.rid, Some(snapshot.seq)),
-                ServingEvent::Reply(reply) => (&reply.rid, None),
-                _ => continue,
-            };
-            match seq {
-                Some(seq) => self.event(
-                    Stage::Detokenizer,
-                    "stage_stream_chunk_sent",
-                    rid,
-                    || json!({"to_stage": "frontend", "chunk_id": seq, "modality": "text"}),
-                ),
-                None => {
-                    self.event(Stage::Detokenizer, "stage_complete", rid, || json!({"terminal": true}));
-                    self.event(Stage::Detokenizer, "stage_hop_sent", rid, || json!({"to_stage": "frontend"}));
-                }
+            let Some(rid) = event.request_id() else { continue };
+            if let Some(chunk_id) = event.chunk_id() {
+                let details = || json!({"to_stage": "frontend", "chunk_id": chunk_id, "modality": "text"});
+                self.event(Stage::Detokenizer, "stage_stream_chunk_sent", rid, details);
+            } else if let ServingEvent::Reply(_) = event {
+                self.event(Stage::Detokenizer, "stage_complete", rid, || json!({"terminal": true}));
+                self.event(Stage::Detokenizer, "stage_hop_sent", rid, || json!({"to_stage": "frontend"}));
             }
         }
     }

@@ -167,19 +167,12 @@ impl Profiler {
     /// The events of a batch are here.
     pub(super) fn received(&self, batch: &EventBatch) {
         for event in &batch.events {
-            let (rid, seq) = match event {
-                ServingEvent::Delta(delta) => (&delta.rid, Some(delta.seq)),
-                ServingEvent::BufferSnapshot(snapshot) => (&snapshot.rid, Some(snapshot.seq)),
-                ServingEvent::Reply(reply) => (&reply.rid, None),
-                _ => continue,
-            };
-            match seq {
-                Some(seq) => self.event(
-                    "stage_stream_chunk_received",
-                    rid,
-                    || json!({"from_stage": "detokenizer", "chunk_id": seq, "modality": "text"}),
-                ),
-                None => self.event("stage_input_received", rid, || json!({"from_stage": "detokenizer"})),
+            let Some(rid) = event.request_id() else { continue };
+            if let Some(chunk_id) = event.chunk_id() {
+                let details = || json!({"from_stage": "detokenizer", "chunk_id": chunk_id, "modality": "text"});
+                self.event("stage_stream_chunk_received", rid, details);
+            } else if let ServingEvent::Reply(_) = event {
+                self.event("stage_input_received", rid, || json!({"from_stage": "detokenizer"}));
             }
         }
     }
