@@ -82,7 +82,7 @@ struct Summary {
 
 /// Answers every line that is not answered yet. Fails (exit status 1) if a line of this run has no answer.
 pub fn batch(args: &BatchArgs) -> Result<ExitCode, BatchError> {
-    let _log = log::init(&args.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
+    let _log = log::init(&args.local.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
     let started = Instant::now();
     let summary = launch::runtime()?.block_on(run(args))?;
     let Summary { answered, failed, unreadable, skipped } = summary;
@@ -140,12 +140,12 @@ fn progress_bar(n_lines: u64) -> ProgressBar {
 
 /// The routes over an engine of this process.
 async fn routes_of(args: &BatchArgs) -> Result<(EngineLoop, Router), BatchError> {
-    let path = args.engine.model.as_deref();
+    let path = args.local.engine.model.as_deref();
     let files = demo::model_files(path).map_err(LaunchError::from)?;
-    let options = engine_options(&args.engine).map_err(LaunchError::from)?;
+    let options = engine_options(&args.local.engine).map_err(LaunchError::from)?;
     let text = TextModel::load(&files).map_err(LaunchError::from)?;
     let config = ServerConfig {
-        model: args.engine.model.clone(),
+        model: args.local.engine.model.clone(),
         // One batch waits while another runs: more would only take memory.
         max_queued_requests: options.max_num_reqs,
         engine: options.clone(),

@@ -54,12 +54,9 @@ pub struct GenerateArgs {
     /// Of the answer.
     #[command(flatten)]
     pub answers: AnswerFlags,
-    /// Log level: error, warn, info, debug, trace, or a filter.
-    #[arg(long, default_value = "warn", value_name = "LEVEL")]
-    pub log_level: String,
-    /// Of the model and the engine.
-    #[command(flatten, next_help_heading = "Model and engine")]
-    pub engine: EngineFlags,
+    /// Of the model that runs in this process.
+    #[command(flatten)]
+    pub local: LocalFlags,
 }
 
 /// Everything `shell` takes.
@@ -68,6 +65,14 @@ pub struct ShellArgs {
     /// Of the answers.
     #[command(flatten)]
     pub answers: AnswerFlags,
+    /// Of the model that runs in this process.
+    #[command(flatten)]
+    pub local: LocalFlags,
+}
+
+/// Flags of a model that runs in the process of the command.
+#[derive(Clone, Debug, Args)]
+pub struct LocalFlags {
     /// Log level: error, warn, info, debug, trace, or a filter.
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     pub log_level: String,
@@ -102,12 +107,9 @@ pub struct BatchArgs {
     /// File for the answers. One that an interrupted run has left is continued.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Log level: error, warn, info, debug, trace, or a filter.
-    #[arg(long, default_value = "warn", value_name = "LEVEL")]
-    pub log_level: String,
-    /// Of the model and the engine.
-    #[command(flatten, next_help_heading = "Model and engine")]
-    pub engine: EngineFlags,
+    /// Of the model that runs in this process.
+    #[command(flatten)]
+    pub local: LocalFlags,
 }
 
 /// Everything `worker` takes. Without `--listen`, it takes its orders from the server that starts it.

@@ -29,7 +29,7 @@ impl From<LaunchError> for GenerateError {
 
 /// Writes one answer.
 pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
-    let _log = log::init(&args.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
+    let _log = log::init(&args.local.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
     let prompt = prompt_of(args)?;
     launch::runtime()?.block_on(run(args, prompt))
 }
@@ -40,7 +40,7 @@ async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
     } else {
         ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: prompt }] }
     };
-    let model = LocalModel::start(&args.engine, &args.answers).await?;
+    let model = LocalModel::start(&args.local.engine, &args.answers).await?;
     model.answer("generate", input, args.raw, model.best_display()).await?;
     model.stop().await;
     Ok(())

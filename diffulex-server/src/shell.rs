@@ -47,12 +47,12 @@ impl<'a> Line<'a> {
 
 /// Chats until the input ends or `/exit`.
 pub fn shell(args: &ShellArgs) -> Result<(), LocalModelError> {
-    let _log = log::init(&args.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
+    let _log = log::init(&args.local.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
     launch::runtime()?.block_on(run(args))
 }
 
 async fn run(args: &ShellArgs) -> Result<(), LocalModelError> {
-    let model = LocalModel::start(&args.engine, &args.answers).await?;
+    let model = LocalModel::start(&args.local.engine, &args.answers).await?;
     let is_interactive = std::io::stdin().is_terminal();
     let mut display = model.best_display();
     let mut chat: Vec<ChatMessage> = Vec::new();
