@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 
 use diffulex_protocol::Prompt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -81,20 +82,27 @@ enum Element {
     Ids(Vec<u32>),
 }
 
-/// A message's text, whole or in parts.
+/// A text, or a list of what `T` is.
 #[derive(Debug)]
-pub(super) enum ContentField {
+pub(super) enum TextOr<T> {
     Text(String),
-    Parts(Vec<ContentPart>),
+    List(Vec<T>),
 }
 
-impl JsonSchema for ContentField {
+/// A message's text, whole or in parts.
+pub(super) type ContentField = TextOr<ContentPart>;
+
+impl<T: JsonSchema> JsonSchema for TextOr<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
     fn schema_name() -> Cow<'static, str> {
-        "ContentField".into()
+        format!("TextOr{}", T::schema_name()).into()
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Vec<ContentPart>>()]})
+        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Vec<T>>()]})
     }
 }
 
@@ -182,30 +190,30 @@ impl<'de> Visitor<'de> for ElementVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for ContentField {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for TextOr<T> {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        input.deserialize_any(ContentVisitor)
+        input.deserialize_any(TextOrVisitor(PhantomData))
     }
 }
 
-struct ContentVisitor;
+struct TextOrVisitor<T>(PhantomData<T>);
 
-impl<'de> Visitor<'de> for ContentVisitor {
-    type Value = ContentField;
+impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
+    type Value = TextOr<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a string, null or a list of parts")
+        formatter.write_str("a string or a list of objects")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<ContentField, E> {
-        Ok(ContentField::Text(text.to_owned()))
+    fn visit_str<E: Error>(self, text: &str) -> Result<TextOr<T>, E> {
+        Ok(TextOr::Text(text.to_owned()))
     }
 
-    fn visit_string<E: Error>(self, text: String) -> Result<ContentField, E> {
-        Ok(ContentField::Text(text))
+    fn visit_string<E: Error>(self, text: String) -> Result<TextOr<T>, E> {
+        Ok(TextOr::Text(text))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<ContentField, A::Error> {
-        Vec::deserialize(SeqAccessDeserializer::new(list)).map(ContentField::Parts)
+    fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<TextOr<T>, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::List)
     }
 }

@@ -120,7 +120,7 @@ impl<T> InterfaceBody<T> {
 pub(super) fn text_of(field: &str, content: ContentField, kinds: &[&str]) -> Result<String, ApiError> {
     let parts = match content {
         ContentField::Text(text) => return Ok(text),
-        ContentField::Parts(parts) => parts,
+        ContentField::List(parts) => parts,
     };
     let texts = parts.into_iter().enumerate().map(|(index, ContentPart { kind, text })| match text {
         Some(text) if kinds.contains(&kind.as_str()) => Ok(text),

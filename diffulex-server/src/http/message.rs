@@ -42,7 +42,7 @@ impl MessageField {
         }
         let content = match self.content {
             Some(ContentField::Text(text)) => text,
-            Some(ContentField::Parts(parts)) => {
+            Some(ContentField::List(parts)) => {
                 let texts = parts.into_iter().map(|part| part.into_text(index));
                 texts.collect::<Result<Vec<_>, _>>()?.join("")
             }

@@ -2,19 +2,16 @@
 //!
 //! Never here: the answer.
 
-use std::borrow::Cow;
-
 use axum::http::StatusCode;
 use diffulex_protocol::StreamMode;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::Settings;
 use crate::http::App;
 use crate::http::error::ApiError;
-use crate::http::fields::ContentField;
+use crate::http::fields::{ContentField, TextOr};
 use crate::http::interface::{InterfaceBody, message, text_of, unsupported};
 use crate::http::message::MessageField;
 use crate::http::other_fields::is_empty;
@@ -39,7 +36,8 @@ const NO_EFFORT: [&str; 2] = ["none", "minimal"];
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
 pub(in crate::http) struct ResponsesFields {
-    input: Option<InputField>,
+    /// A text of the user, or items.
+    input: Option<TextOr<Item>>,
     instructions: Option<String>,
     max_output_tokens: Option<u32>,
     text: Option<TextSettings>,
@@ -77,22 +75,6 @@ struct Reasoning {
     effort: Option<String>,
 }
 
-/// `input`: a text of the user, or items.
-enum InputField {
-    Text(String),
-    Items(Vec<Item>),
-}
-
-impl JsonSchema for InputField {
-    fn schema_name() -> Cow<'static, str> {
-        "InputField".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Vec<Item>>()]})
-    }
-}
-
 /// An item of the conversation. A message may leave out its type.
 #[derive(Deserialize, JsonSchema)]
 struct Item {
@@ -100,34 +82,6 @@ struct Item {
     kind: Option<String>,
     role: Option<String>,
     content: Option<ContentField>,
-}
-
-impl<'de> Deserialize<'de> for InputField {
-    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        input.deserialize_any(InputVisitor)
-    }
-}
-
-struct InputVisitor;
-
-impl<'de> Visitor<'de> for InputVisitor {
-    type Value = InputField;
-
-    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("a string or a list of items")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<InputField, E> {
-        Ok(InputField::Text(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<InputField, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = list.next_element()? {
-            items.push(item);
-        }
-        Ok(InputField::Items(items))
-    }
 }
 
 /// The order that `body` is, and what the answer repeats of it.
@@ -139,11 +93,11 @@ pub(super) fn order(app: &App, mut body: InterfaceBody<ResponsesFields>) -> Resu
     }
     match body.own.input.take() {
         None => return Err(ApiError::invalid("input", "input is required: a string or a list of items")),
-        Some(InputField::Text(text)) => messages.push(message("user", text)),
-        Some(InputField::Items(items)) if items.is_empty() => {
+        Some(TextOr::Text(text)) => messages.push(message("user", text)),
+        Some(TextOr::List(items)) if items.is_empty() => {
             return Err(ApiError::invalid("input", "input must not be empty"));
         }
-        Some(InputField::Items(items)) => {
+        Some(TextOr::List(items)) => {
             for (index, item) in items.into_iter().enumerate() {
                 messages.push(item.into_message(index)?);
             }
