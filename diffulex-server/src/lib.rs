@@ -27,6 +27,7 @@ pub mod local_model;
 pub mod log;
 pub mod long_work;
 pub mod one_shot;
+mod outbound;
 pub mod panics;
 pub mod parrot_engine;
 mod platform;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::frontend::{Frontend, WorkerStatus};
+use crate::outbound;
 use crate::parrot_engine::{EngineRuntimeInfo, engine_config};
 
 /// Pauses between attempts to register; the last one repeats. Chosen by us.
@@ -54,11 +55,7 @@ pub struct Announced {
 
 /// Announces the server of `frontend` until its worker is stopped for good.
 pub async fn keep_registered(announced: Announced, frontend: Frontend) -> Result<(), reqwest::Error> {
-    let client = reqwest::Client::builder()
-        .timeout(CALL_TIMEOUT)
-        .redirect(reqwest::redirect::Policy::none())
-        .no_proxy()
-        .build()?;
+    let client = outbound::client().timeout(CALL_TIMEOUT).build()?;
     if frontend.ready().await.is_err() {
         return Ok(());
     }

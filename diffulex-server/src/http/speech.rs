@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::App;
 use super::body::{self, Dialect};
 use super::error::ApiError;
+use crate::outbound;
 
 /// OpenAI's formats.
 const FORMATS: [&str; 6] = ["mp3", "opus", "aac", "flac", "wav", "pcm"];
@@ -36,11 +37,7 @@ pub(super) struct SpeechUpstream {
 impl SpeechUpstream {
     /// The server at `base`, such as `http://127.0.0.1:8880`.
     pub(super) fn new(base: &str) -> Result<Self, reqwest::Error> {
-        let client = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::none())
-            .no_proxy()
-            .build()?;
+        let client = outbound::client().connect_timeout(CONNECT_TIMEOUT).build()?;
         Ok(Self { client, url: format!("{}/v1/audio/speech", base.trim_end_matches('/')) })
     }
 
