@@ -246,7 +246,8 @@ fn routed<O: Ops>(ops: &O, x: &[f32], n_in: usize, n_out: usize, seed: u64) -> V
         bias: match seed % 3 {
             0 => ExpertBias::Absent,
             1 => ExpertBias::Choice(bias),
-            _ => ExpertBias::ChoiceAndWeight(bias),
+            // Weights of both signs may nearly cancel, and dividing by their sum then makes rounding errors large.
+            _ => ExpertBias::ChoiceAndWeight(bias.into_iter().map(f32::abs).collect()),
         },
         groups: seed.is_multiple_of(5).then_some(ExpertGroups { n_groups: 4, n_kept: 2 }),
         renormalise: seed.is_multiple_of(2),
