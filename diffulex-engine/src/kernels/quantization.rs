@@ -43,8 +43,13 @@ pub fn scale_int8(values: &[f32]) -> f32 {
             lanes[lane] = lanes[lane].max(vector[lane].abs().to_bits());
         }
     }
-    let rest = rest.iter().map(|value| value.abs().to_bits());
-    f32::from_bits(rest.chain(lanes).fold(0, u32::max)) / MAX_INT8
+    scale_of_magnitudes(rest.iter().map(|value| value.abs().to_bits()).chain(lanes))
+}
+
+/// The int8 scale of values whose magnitudes have these bits.
+#[inline(always)]
+pub fn scale_of_magnitudes(bits: impl Iterator<Item = u32>) -> f32 {
+    f32::from_bits(bits.fold(0, u32::max)) / MAX_INT8
 }
 
 /// The reciprocal of `scale`; 0 if all values are 0.

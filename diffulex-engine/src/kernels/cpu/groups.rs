@@ -4,6 +4,7 @@
 //! and how it has its scale: as a number of its own, or as a small factor of a number that some groups share, which is how
 //! GGUF's blocks have it and takes a fifth of the memory.
 
+use super::aligned::Aligned;
 use super::panels::{BYTES, PANEL, QUAD, pack_rows};
 use super::threads::Pool;
 use super::vector::Vector;
@@ -72,7 +73,7 @@ impl Form {
 pub(super) struct Integers {
     pub(super) form: Form,
     /// `[n_panels][n_vectors][PANEL]` quads of bytes, or of halves of bytes.
-    pub(super) words: Vec<[u8; BYTES]>,
+    pub(super) words: Aligned<[u8; BYTES]>,
     pub(super) scales: Multiples,
     /// Empty where the form has none.
     pub(super) offsets: Multiples,
@@ -82,9 +83,9 @@ pub(super) struct Integers {
 #[derive(Default)]
 pub(super) struct Multiples {
     /// `[n_panels][n_groups / groups_per_unit][PANEL]`.
-    units: Vec<[f32; PANEL]>,
+    units: Aligned<[f32; PANEL]>,
     /// `[n_panels][n_groups][PANEL]`; empty where no groups share a unit.
-    factors: Vec<[i8; PANEL]>,
+    factors: Aligned<[i8; PANEL]>,
 }
 
 impl Multiples {
@@ -118,7 +119,7 @@ impl Integers {
     /// Rounds to int8.
     pub(super) fn int8(pool: &Pool, data: WeightData<'_>, n_out: usize, n_in: usize) -> Self {
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
-        let units = pack_rows(pool, n_out, 1, [0.0; PANEL], |out, lane, scales| {
+        let units = pack_rows(pool, n_out, 1, |out, lane, scales: &mut [[f32; PANEL]]| {
             scales[0][lane] = scale_int8(&row(out));
         });
         let words = Self::pack(pool, Form::Int8, n_out, n_in, |out, lane| {
@@ -132,7 +133,7 @@ impl Integers {
     pub(super) fn int4(pool: &Pool, data: WeightData<'_>, n_out: usize, n_in: usize) -> Self {
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
         let n_groups = n_in.div_ceil(GROUP);
-        let units = pack_rows(pool, n_out, n_groups, [0.0; PANEL], |out, lane, scales| {
+        let units = pack_rows(pool, n_out, n_groups, |out, lane, scales: &mut [[f32; PANEL]]| {
             for (scale, group) in scales.iter_mut().zip(row(out).chunks(GROUP)) {
                 scale[lane] = scale_int4(group);
             }
@@ -157,7 +158,7 @@ impl Integers {
         let words =
             Self::pack(pool, form, n_out, n_in, |out, _| row(out).flat_map(|block| kind.values(block)).collect());
         let units = |of: fn(&[u8], BlockType) -> f32| {
-            pack_rows(pool, n_out, blocks_per_row, [0.0; PANEL], |out, lane, units| {
+            pack_rows(pool, n_out, blocks_per_row, |out, lane, units: &mut [[f32; PANEL]]| {
                 for (unit, block) in units.iter_mut().zip(row(out)) {
                     unit[lane] = of(block, kind);
                 }
@@ -166,9 +167,9 @@ impl Integers {
         let n_shared = form.groups_per_unit();
         let factors = |of: fn(&[u8], BlockType) -> [i8; BlockType::MOST_GROUPS]| {
             if n_shared == 1 {
-                return Vec::new();
+                return Aligned::default();
             }
-            pack_rows(pool, n_out, blocks_per_row * n_shared, [0; PANEL], |out, lane, factors| {
+            pack_rows(pool, n_out, blocks_per_row * n_shared, |out, lane, factors: &mut [[i8; PANEL]]| {
                 for (factors, block) in factors.chunks_exact_mut(n_shared).zip(row(out)) {
                     for (factor, given) in factors.iter_mut().zip(of(block, kind)) {
                         factor[lane] = given;
@@ -198,9 +199,9 @@ impl Integers {
         n_out: usize,
         n_in: usize,
         integers: impl Fn(usize, usize) -> Vec<i8> + Sync,
-    ) -> Vec<[u8; BYTES]> {
+    ) -> Aligned<[u8; BYTES]> {
         let n_vectors = form.n_quads(n_in) / form.quads_per_vector();
-        pack_rows(pool, n_out, n_vectors, [0; BYTES], |out, lane, vectors| {
+        pack_rows(pool, n_out, n_vectors, |out, lane, vectors: &mut [[u8; BYTES]]| {
             for (quad, values) in integers(out, lane).chunks(QUAD).enumerate() {
                 let (vector, shift) = form.place(quad);
                 for (byte, value) in vectors[vector][lane * QUAD..].iter_mut().zip(values) {

@@ -2,11 +2,11 @@
 //!
 //! The sum of a row's integers does not depend on other rows, threads or instructions.
 
-use std::array::from_fn;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::groups::{Form, Integers};
+use super::lines::{LINE, Lines, RowLines};
 use super::output::Output;
 use super::panels::{BYTES, PANEL, QUAD};
 use super::threads::Pool;
@@ -14,13 +14,12 @@ use super::tiles::{self, Tiles};
 use super::vector::{Vector, for_each_instruction_set};
 use super::{Rows, Simd};
 use crate::kernels::BlockType;
-use crate::kernels::quantization::{inverse, nearest, scale_int8};
+use crate::kernels::quantization::{inverse, scale_of_magnitudes};
 
-/// Rows made ready: of each, its quads of int8; for each group, where a sum begins so that weights stored unsigned need
-/// no correction, or, for weights with offsets, what these are multiplied with; its scale. Integers stand in the bits of
-/// f32, so that their memory is used again, too.
+/// Rows made ready: of each, its quads of int8; then for each group, where a sum begins so that weights stored unsigned need
+/// no correction, or, for weights with offsets, what these are multiplied with; then its scale.
 pub(super) struct IntegerRows {
-    words: Rows,
+    lines: Lines,
     n_quads: usize,
     n_groups: usize,
     pub(super) form: Form,
@@ -30,9 +29,9 @@ impl IntegerRows {
     pub(super) fn new(pool: &Pool, simd: Simd, x: &Rows, form: Form) -> Self {
         let n_quads = form.n_quads(x.width());
         let n_groups = n_quads.div_ceil(form.quads_per_group(n_quads));
-        let mut words = x.scratch(x.n_rows(), n_quads + n_groups + 1);
-        words.each(pool, |row, words| quantize(simd, x.row(row), words, n_quads, form));
-        Self { words, n_quads, n_groups, form }
+        let n_lines = n_quads.div_ceil(LINE) + (n_groups + 1).div_ceil(LINE);
+        let lines = Lines::of(pool, x, n_lines, |row, lines| quantize(simd, row, lines, n_quads, form));
+        Self { lines, n_quads, n_groups, form }
     }
 
     /// Vectors of weights that a row meets in each panel.
@@ -40,67 +39,110 @@ impl IntegerRows {
     fn n_vectors(&self, form: Form) -> usize {
         self.n_quads / form.quads_per_vector()
     }
+
+    /// Where the integer sums of a row's group begin, or what its offsets are multiplied with.
+    #[inline(always)]
+    fn start(&self, row: usize, group: usize) -> i32 {
+        self.lines.word(row, self.n_quads.next_multiple_of(LINE) + group).to_bits() as i32
+    }
+
+    #[inline(always)]
+    fn scale(&self, row: usize) -> f32 {
+        self.lines.word(row, self.n_quads.next_multiple_of(LINE) + self.n_groups)
+    }
 }
 
 for_each_instruction_set! {
     /// One row of [`IntegerRows`].
-    fn quantize => quantize_body(row: &[f32], words: &mut [f32], n_quads: usize, form: Form)
+    fn quantize => quantize_body(row: &[f32], lines: RowLines, n_quads: usize, form: Form)
 }
 
 #[inline(always)]
-unsafe fn quantize_body<V: Vector>(row: &[f32], words: &mut [f32], n_quads: usize, form: Form) {
-    let scale = scale_int8(row);
+unsafe fn quantize_body<V: Vector>(row: &[f32], mut lines: RowLines, n_quads: usize, form: Form) {
+    /// Vectors of values in a line of quads.
+    const VECTORS: usize = LINE * QUAD / PANEL;
+
+    // SAFETY: passed on from the caller.
+    let scale = unsafe { scale_of::<V>(row) };
     let inverse = inverse(scale);
+    let quads_per_group = form.quads_per_group(n_quads);
+    let mut ends = Words { line: n_quads.div_ceil(LINE), words: [0.0; LINE], n_words: 0 };
     // Neither what is no number nor infinity is an integer; nor is what a scale too small to be inverted would make.
     if !inverse.is_finite() || !scale.is_finite() {
-        words.fill(0.0);
-        if let Some(place) = words.last_mut() {
-            *place = if scale.is_finite() { 0.0 } else { f32::NAN };
-        }
-        return;
+        (0..ends.line).for_each(|line| lines.set(line, [0.0; LINE]));
+        (0..n_quads.div_ceil(quads_per_group)).for_each(|_| ends.push(&mut lines, 0.0));
+        ends.push(&mut lines, if scale.is_finite() { 0.0 } else { f32::NAN });
+        return ends.flush(&mut lines);
     }
 
-    let (quads, ends) = words.split_at_mut(n_quads);
-    let (starts, scale_place) = ends.split_at_mut(ends.len() - 1);
-    scale_place[0] = scale;
-    let quads_per_group = form.quads_per_group(n_quads);
-    let mut groups = row.chunks(QUAD * quads_per_group);
-    for (start, quads) in starts.iter_mut().zip(quads.chunks_mut(quads_per_group)) {
-        let mut sums = [0i32; PANEL];
-        let values = groups.next().unwrap_or_default();
-        let (vectors, last) = values.as_chunks::<PANEL>();
-        let (whole, rest) = quads.split_at_mut(vectors.len() * (PANEL / QUAD));
-        for (vector, words) in vectors.iter().zip(whole.as_chunks_mut().0) {
-            *words = quantize_vector(vector, inverse, &mut sums);
-        }
-        // Where a row or a group ends inside a vector: less than one, and zeros up to a whole vector of weights.
-        if !rest.is_empty() {
-            let mut vector = [0.0; PANEL];
-            vector[..last.len()].copy_from_slice(last);
-            let words = quantize_vector(&vector, inverse, &mut sums);
-            rest.copy_from_slice(&words[..rest.len()]);
-        }
+    let vectors_per_group = quads_per_group.div_ceil(PANEL / QUAD);
+    let mut sums = [0i32; PANEL];
+    let mut n_left = vectors_per_group;
+    let start_of = |sums: [i32; PANEL]| {
         let sum = sums.iter().sum::<i32>();
-        let sum = if form.has_offsets() { sum } else { -form.zero() * sum };
-        *start = f32::from_bits(sum as u32);
+        f32::from_bits(if form.has_offsets() { sum } else { -form.zero() * sum } as u32)
+    };
+    for (line, values) in row.chunks(LINE * QUAD).enumerate() {
+        let (vectors, rest) = values.as_chunks::<PANEL>();
+        // Where a row ends inside a vector, zeros fill it.
+        let mut last = [0.0; PANEL];
+        last[..rest.len()].copy_from_slice(rest);
+        let vectors = vectors.iter().chain((!rest.is_empty()).then_some(&last));
+        let mut bytes = [[0; PANEL]; VECTORS];
+        for (bytes, vector) in bytes.iter_mut().zip(vectors) {
+            // SAFETY: passed on from the caller.
+            *bytes = unsafe { V::quantize(vector, inverse, &mut sums) };
+            n_left -= 1;
+            if n_left == 0 {
+                ends.push(&mut lines, start_of(std::mem::take(&mut sums)));
+                n_left = vectors_per_group;
+            }
+        }
+        lines.set(line, bytemuck::cast(bytes));
+    }
+    if n_left < vectors_per_group {
+        ends.push(&mut lines, start_of(sums));
+    }
+    ends.push(&mut lines, scale);
+    ends.flush(&mut lines);
+}
+
+/// Words that are written one after another, a line at a time.
+struct Words {
+    line: usize,
+    words: [f32; LINE],
+    n_words: usize,
+}
+
+impl Words {
+    #[inline(always)]
+    fn push(&mut self, lines: &mut RowLines, word: f32) {
+        self.words[self.n_words] = word;
+        self.n_words += 1;
+        if self.n_words == LINE {
+            lines.set(self.line, self.words);
+            (self.line, self.n_words) = (self.line + 1, 0);
+        }
+    }
+
+    #[inline(always)]
+    fn flush(self, lines: &mut RowLines) {
+        if self.n_words > 0 {
+            lines.set(self.line, self.words);
+        }
     }
 }
 
-/// The quads of some values of a row, which are added to `sums`. Written so that the compiler turns it into vectors.
+/// [`scale_int8`], in vectors.
 #[inline(always)]
-fn quantize_vector(vector: &[f32; PANEL], inverse: f32, sums: &mut [i32; PANEL]) -> [f32; PANEL / QUAD] {
-    let mut bytes = [0u8; PANEL];
-    for lane in 0..PANEL {
-        // The rounded inverse takes nothing beyond 127.4.
-        let value = nearest(vector[lane] * inverse);
-        sums[lane] += value;
-        bytes[lane] = value as u8;
+unsafe fn scale_of<V: Vector>(row: &[f32]) -> f32 {
+    let (vectors, rest) = row.as_chunks::<PANEL>();
+    let mut largest = [0; PANEL];
+    for vector in vectors {
+        // SAFETY: passed on from the caller.
+        unsafe { V::magnitudes(vector, &mut largest) };
     }
-    let mut words = [0.0; PANEL / QUAD];
-    for (word, quad) in words.iter_mut().zip(bytes.as_chunks::<QUAD>().0) {
-        *word = f32::from_bits(u32::from_le_bytes(*quad));
-    }
-    words
+    scale_of_magnitudes(rest.iter().map(|value| value.abs().to_bits()).chain(largest))
 }
 
 /// All rows times the panels `start..end`, which belong to the caller's task.
@@ -180,7 +222,7 @@ macro_rules! product_of {
             let products = Products::<$name> { rows, weight, output, unpack: PhantomData };
             // SAFETY: passed on from the caller.
             unsafe {
-                tiles::product::<V, _>(&$tiles(products), rows.words.n_rows(), rows.n_vectors($form), start, end)
+                tiles::product::<V, _>(&$tiles(products), rows.lines.n_rows(), rows.n_vectors($form), start, end)
             };
         }
     };
@@ -201,7 +243,8 @@ struct Products<'a, U> {
 }
 
 impl<U> Products<'_, U> {
-    /// Adds the products of some vectors of `P` panels to the sums of `R` rows. See [`Tiles::add`].
+    /// Adds the products of some vectors of `P` panels, which meet one line of each row, to the sums of `R` rows. See
+    /// [`Tiles::add`].
     #[inline(always)]
     unsafe fn dots<V: Vector, const R: usize, const P: usize>(
         &self,
@@ -216,12 +259,14 @@ impl<U> Products<'_, U> {
     {
         let quads_per_vector = U::FORM.quads_per_vector();
         let n_vectors = self.rows.n_vectors(U::FORM);
-        let inputs: [&[f32]; R] = from_fn(|r| &self.rows.words.row(row + r)[..self.rows.n_quads]);
+        let (line, first) = (vectors.start * quads_per_vector / LINE, vectors.start * quads_per_vector % LINE);
+        let inputs = self.rows.lines.line(row, R, line);
         let panels = &self.weight.words[panel * n_vectors..(panel + P) * n_vectors];
-        assert!(vectors.end <= n_vectors);
+        assert!(vectors.end <= n_vectors && first + vectors.len() * quads_per_vector <= LINE);
+        let mut words = inputs.as_ptr().cast::<f32>().wrapping_add(first);
         for vector in vectors {
-            // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors of weights, and `n_quads` words of inputs in
-            // each row, which are `quads_per_vector` for each vector; the rest is passed on.
+            // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors of weights, and `R` lines of inputs in which the
+            // words of these vectors end; the rest is passed on.
             unsafe {
                 let place = panels.as_ptr().add(vector);
                 let mut weights = [U::load(&*place); P];
@@ -231,28 +276,23 @@ impl<U> Products<'_, U> {
                     *weights = U::load(&*place);
                 }
                 for quad in 0..quads_per_vector {
-                    for (dots, inputs) in dots.iter_mut().zip(inputs) {
-                        let input = *inputs.get_unchecked(vector * quads_per_vector + quad);
+                    for (r, dots) in dots.iter_mut().enumerate() {
+                        let input = *words.add(r * LINE + quad);
                         for (dot, weights) in dots.iter_mut().zip(&weights) {
                             *dot = V::add_quads(*dot, *weights.as_ref().get_unchecked(quad), input);
                         }
                     }
                 }
+                words = words.wrapping_add(quads_per_vector);
             }
         }
         dots
     }
 
-    /// Where the integer sums of a row's group begin, or what its offsets are multiplied with.
-    #[inline(always)]
-    fn start_of(&self, row: usize, group: usize) -> i32 {
-        self.rows.words.row(row)[self.rows.n_quads + group].to_bits() as i32
-    }
-
     /// Multiplies with the row's scale and writes.
     #[inline(always)]
     unsafe fn write<V: Vector>(&self, row: usize, panel: usize, sum: V) {
-        let scale = self.rows.words.row(row)[self.rows.n_quads + self.rows.n_groups];
+        let scale = self.rows.scale(row);
         // SAFETY: passed on from the caller.
         unsafe {
             let mut sums = sum.lanes();
@@ -273,7 +313,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
     #[inline(always)]
     unsafe fn start(&self, row: usize) -> V::Ints {
         // SAFETY: passed on from the caller.
-        unsafe { V::ints(self.0.start_of(row, 0)) }
+        unsafe { V::ints(self.0.rows.start(row, 0)) }
     }
 
     #[inline(always)]
@@ -283,10 +323,15 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
         panel: usize,
         vectors: Range<usize>,
         ahead: isize,
-        sums: [[V::Ints; P]; R],
+        mut sums: [[V::Ints; P]; R],
     ) -> [[V::Ints; P]; R] {
-        // SAFETY: passed on from the caller.
-        unsafe { self.0.dots::<V, R, P>(row, panel, vectors, ahead, sums) }
+        let vectors_per_line = LINE / U::FORM.quads_per_vector();
+        for start in vectors.clone().step_by(vectors_per_line) {
+            let line = start..vectors.end.min(start + vectors_per_line);
+            // SAFETY: passed on from the caller.
+            sums = unsafe { self.0.dots::<V, R, P>(row, panel, line, ahead, sums) };
+        }
+        sums
     }
 
     #[inline(always)]
@@ -332,7 +377,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
                 let mut dots = [[V::ints(0); P]; R];
                 if !U::FORM.has_offsets() {
                     for (r, dots) in dots.iter_mut().enumerate() {
-                        *dots = [V::ints(self.0.start_of(row + r, group)); P];
+                        *dots = [V::ints(self.0.rows.start(row + r, group)); P];
                     }
                 }
                 let end = (start + vectors_per_group).min(vectors.end);
@@ -352,7 +397,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
                 }
                 if U::FORM.has_offsets() {
                     for (r, sums) in sums.iter_mut().enumerate() {
-                        let input = V::splat(self.0.start_of(row + r, group) as f32);
+                        let input = V::splat(self.0.rows.start(row + r, group) as f32);
                         for (sum, offset) in sums.iter_mut().zip(offset) {
                             *sum = input.mul_add(offset, *sum);
                         }

@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use super::bf16::{bf16, pair_bf16, unbf16};
 use super::integer::{self, IntegerRows};
+use super::lines::{LINE, Lines, RowLines};
 use super::output::Output;
 use super::packed::{PackedMatrix, Panels};
 use super::panels::PANEL;
@@ -28,26 +29,39 @@ const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 
 for_each_instruction_set! {
     /// A row rounded to bfloat16, as words that [`Vector::add_pairs`] takes.
-    fn pack_row => pack_row_body(row: &[f32], words: &mut [f32])
+    fn pack_row => pack_row_body(row: &[f32], lines: RowLines)
 }
 
 #[inline(always)]
-unsafe fn pack_row_body<V: Vector>(row: &[f32], words: &mut [f32]) {
+unsafe fn pack_row_body<V: Vector>(row: &[f32], mut lines: RowLines) {
     // Plain loops, which the compiler turns into vectors.
     if V::PAIR_WORDS == 2 {
-        let (words, last) = words.split_at_mut(row.len());
-        for (word, value) in words.iter_mut().zip(row) {
-            *word = unbf16(bf16(*value));
-        }
-        last.fill(0.0);
-    } else {
-        let (pairs, last) = row.as_chunks::<2>();
-        for (word, [low, high]) in words.iter_mut().zip(pairs) {
+        copy_row(row, lines, |value| unbf16(bf16(value)));
+        return;
+    }
+    let pack = |values: &[f32; 2 * LINE]| {
+        let mut words = [0.0; LINE];
+        for (word, [low, high]) in words.iter_mut().zip(values.as_chunks().0) {
             *word = f32::from_bits(pair_bf16(*low, *high));
         }
-        if let ([low], Some(word)) = (last, words.last_mut()) {
-            *word = f32::from_bits(pair_bf16(*low, 0.0));
-        }
+        words
+    };
+    let (chunks, rest) = row.as_chunks();
+    chunks.iter().enumerate().for_each(|(line, values)| lines.set(line, pack(values)));
+    if !rest.is_empty() {
+        let mut last = [0.0; 2 * LINE];
+        last[..rest.len()].copy_from_slice(rest);
+        lines.set(chunks.len(), pack(&last));
+    }
+}
+
+/// A word for each value of a row.
+#[inline(always)]
+fn copy_row(row: &[f32], mut lines: RowLines, word: impl Fn(f32) -> f32) {
+    for (line, values) in row.chunks(LINE).enumerate() {
+        let mut words = [0.0; LINE];
+        words.iter_mut().zip(values).for_each(|(place, value)| *place = word(*value));
+        lines.set(line, words);
     }
 }
 
@@ -95,7 +109,7 @@ pub(super) fn linears<const N: usize>(
     if x.n_rows() == 0 {
         return products;
     }
-    let mut inputs: Vec<Inputs<'_>> = Vec::new();
+    let mut inputs: Vec<Inputs> = Vec::new();
     let mut parts = Vec::with_capacity(N);
     for ((weight, bias), product) in weights.iter().zip(&mut products) {
         let ready = inputs.iter().position(|inputs| inputs.fit(weight)).unwrap_or_else(|| {
@@ -125,7 +139,7 @@ pub(super) fn linears<const N: usize>(
 pub(super) struct TiledProduct<'a> {
     simd: Simd,
     x: &'a Rows,
-    inputs: Inputs<'a>,
+    inputs: Inputs,
     weight: &'a PackedMatrix,
 }
 
@@ -152,22 +166,23 @@ impl<'a> TiledProduct<'a> {
 }
 
 /// Rows as products with a matrix take them.
-enum Inputs<'a> {
-    F32(&'a Rows),
-    /// The words of a row stand in the bits of f32, so that their memory is used again, too.
-    Pairs(Rows),
+enum Inputs {
+    F32(Lines),
+    Pairs(Lines),
     Integers(IntegerRows),
 }
 
-impl<'a> Inputs<'a> {
-    fn new(pool: &Pool, simd: Simd, x: &'a Rows, weight: &PackedMatrix) -> Self {
-        assert_eq!(x.width(), weight.n_in());
+impl Inputs {
+    fn new(pool: &Pool, simd: Simd, x: &Rows, weight: &PackedMatrix) -> Self {
+        let n_in = weight.n_in();
+        assert_eq!(x.width(), n_in);
         match &weight.panels {
-            Panels::F32(_) => Self::F32(x),
+            Panels::F32(_) => Self::F32(Lines::of(pool, x, n_in.div_ceil(LINE), |row, lines| {
+                copy_row(row, lines, |value| value);
+            })),
             Panels::Bf16(_) => {
-                let mut pairs = x.scratch(x.n_rows(), weight.n_in().div_ceil(2) * simd.pair_words());
-                pairs.each(pool, |row, words| pack_row(simd, x.row(row), words));
-                Self::Pairs(pairs)
+                let n_lines = (n_in.div_ceil(2) * simd.pair_words()).div_ceil(LINE);
+                Self::Pairs(Lines::of(pool, x, n_lines, |row, lines| pack_row(simd, row, lines)))
             }
             Panels::Integers(integers) => Self::Integers(IntegerRows::new(pool, simd, x, integers.form)),
         }
@@ -187,10 +202,10 @@ impl<'a> Inputs<'a> {
         let n_in = weight.n_in();
         match (self, &weight.panels) {
             (Self::F32(rows), Panels::F32(panels)) => {
-                product_f32(simd, rows.values(), panels, n_in, start, end, output);
+                product_f32(simd, rows, panels, n_in, start, end, output);
             }
             (Self::Pairs(rows), Panels::Bf16(panels)) => {
-                product_bf16(simd, rows.values(), panels, n_in.div_ceil(2), start, end, output);
+                product_bf16(simd, rows, panels, n_in.div_ceil(2), start, end, output);
             }
             (Self::Integers(rows), Panels::Integers(integers)) => {
                 integer::product(simd, rows, integers, start, end, output);
@@ -253,7 +268,7 @@ impl<V: Vector> Format<V> for Bf16 {
 for_each_instruction_set! {
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_f32 => product_f32_body(
-        inputs: &[f32],
+        inputs: &Lines,
         panels: &[[f32; PANEL]],
         n_in: usize,
         start: usize,
@@ -265,7 +280,7 @@ for_each_instruction_set! {
 for_each_instruction_set! {
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_bf16 => product_bf16_body(
-        inputs: &[f32],
+        inputs: &Lines,
         panels: &[[u32; PANEL]],
         n_pairs: usize,
         start: usize,
@@ -276,7 +291,7 @@ for_each_instruction_set! {
 
 #[inline(always)]
 unsafe fn product_f32_body<V: Vector>(
-    inputs: &[f32],
+    inputs: &Lines,
     panels: &[[f32; PANEL]],
     n_in: usize,
     start: usize,
@@ -289,7 +304,7 @@ unsafe fn product_f32_body<V: Vector>(
 
 #[inline(always)]
 unsafe fn product_bf16_body<V: Vector>(
-    inputs: &[f32],
+    inputs: &Lines,
     panels: &[[u32; PANEL]],
     n_pairs: usize,
     start: usize,
@@ -304,7 +319,7 @@ unsafe fn product_bf16_body<V: Vector>(
 
 /// A product in floats: `n_vectors` vectors of weights in a panel, each met by `F::N_WORDS` words of a row.
 struct Floats<'a, V: Vector, F: Format<V>> {
-    inputs: &'a [f32],
+    inputs: &'a Lines,
     panels: &'a [[F::Weight; PANEL]],
     n_vectors: usize,
     output: &'a Output<'a>,
@@ -329,26 +344,28 @@ impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
         mut sums: [[V; P]; R],
     ) -> [[V; P]; R] {
         let n_vectors = self.n_vectors;
-        let width = n_vectors * F::N_WORDS;
-        let inputs = &self.inputs[row * width..(row + R) * width];
         let panels = &self.panels[panel * n_vectors..(panel + P) * n_vectors];
         assert!(vectors.end <= n_vectors);
-        for vector in vectors {
-            // SAFETY: `vector < n_vectors`, and there are `P * n_vectors` vectors and `R * n_vectors * N_WORDS` words; the
-            // rest is passed on.
-            unsafe {
-                let place = panels.as_ptr().add(vector);
-                let mut weights = [F::load(&*place); P];
-                for (p, weights) in weights.iter_mut().enumerate() {
-                    let place = place.add(p * n_vectors);
-                    V::prefetch(place.wrapping_offset(ahead).cast());
-                    *weights = F::load(&*place);
-                }
-                for (r, sums) in sums.iter_mut().enumerate() {
-                    let first = r * width + vector * F::N_WORDS;
-                    let words = inputs.get_unchecked(first..first + F::N_WORDS);
-                    for (sum, weights) in sums.iter_mut().zip(weights) {
-                        *sum = F::add(*sum, words, weights);
+        let vectors_per_line = LINE / F::N_WORDS;
+        for start in vectors.clone().step_by(vectors_per_line) {
+            let inputs = self.inputs.line(row, R, start / vectors_per_line);
+            for vector in start..vectors.end.min(start + vectors_per_line) {
+                // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors, and `R` lines of inputs, in which the words
+                // of the vector are; the rest is passed on.
+                unsafe {
+                    let place = panels.as_ptr().add(vector);
+                    let mut weights = [F::load(&*place); P];
+                    for (p, weights) in weights.iter_mut().enumerate() {
+                        let place = place.add(p * n_vectors);
+                        V::prefetch(place.wrapping_offset(ahead).cast());
+                        *weights = F::load(&*place);
+                    }
+                    let first = (vector - start) * F::N_WORDS;
+                    for (sums, line) in sums.iter_mut().zip(inputs) {
+                        let words = line.get_unchecked(first..first + F::N_WORDS);
+                        for (sum, weights) in sums.iter_mut().zip(weights) {
+                            *sum = F::add(*sum, words, weights);
+                        }
                     }
                 }
             }

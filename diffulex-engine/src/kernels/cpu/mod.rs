@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "vector instructions, reads past the bounds checks, and a pool that lends closures")]
 
+mod aligned;
 mod attention;
 mod bf16;
 mod cut;
@@ -9,6 +10,7 @@ mod experts;
 mod groups;
 mod integer;
 mod linear;
+mod lines;
 mod output;
 mod packed;
 mod panels;

@@ -3,6 +3,7 @@
 //! A matrix is cut into panels of [`PANEL`] outputs, each stored `[n_in][PANEL]`, several inputs to a word where they are
 //! smaller than 32 bits, so that one step along the inputs reads one vector of weights and serves every row of a tile.
 
+use super::aligned::Aligned;
 use super::bf16::{pair_bf16, unpair_bf16};
 use super::groups::Integers;
 use super::panels::{PANEL, pack_rows};
@@ -17,9 +18,9 @@ pub struct PackedMatrix {
 }
 
 pub(super) enum Panels {
-    F32(Vec<[f32; PANEL]>),
+    F32(Aligned<[f32; PANEL]>),
     /// Two inputs to a word, the first in its lower half; a last odd input is paired with zero.
-    Bf16(Vec<[u32; PANEL]>),
+    Bf16(Aligned<[u32; PANEL]>),
     Integers(Integers),
 }
 
@@ -30,13 +31,13 @@ impl PackedMatrix {
         assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
         let panels = match hold {
-            WeightType::F32 => Panels::F32(pack_rows(pool, n_out, n_in, [0.0; PANEL], |out, lane, vectors| {
+            WeightType::F32 => Panels::F32(pack_rows(pool, n_out, n_in, |out, lane, vectors: &mut [[f32; PANEL]]| {
                 for (vector, value) in vectors.iter_mut().zip(row(out)) {
                     vector[lane] = value;
                 }
             })),
             WeightType::Bf16 => {
-                Panels::Bf16(pack_rows(pool, n_out, n_in.div_ceil(2), [0; PANEL], |out, lane, vectors| {
+                Panels::Bf16(pack_rows(pool, n_out, n_in.div_ceil(2), |out, lane, vectors: &mut [[u32; PANEL]]| {
                     for (vector, pair) in vectors.iter_mut().zip(row(out).chunks(2)) {
                         vector[lane] = pair_bf16(pair[0], pair.get(1).copied().unwrap_or(0.0));
                     }

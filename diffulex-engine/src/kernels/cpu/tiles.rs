@@ -6,6 +6,7 @@ use std::array::from_fn;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::lines::ROWS;
 use super::vector::Vector;
 
 /// Panels of one set. Parts of a product begin at multiples of it.
@@ -14,9 +15,6 @@ pub(super) const PANELS: usize = 4;
 /// Vectors of weights in a chunk, 16 KiB. A tile prefetches as many while it works, which is early enough for main memory, and they
 /// stay in the nearest cache until every tile of [`ROWS`] has used them.
 const CHUNK: usize = 256;
-
-/// Rows that share a chunk: their inputs for the chunk fit the nearest cache together with it.
-const ROWS: usize = 36;
 
 /// With fewer rows than this, a tile covers all panels of a set.
 const FEW_ROWS: usize = 8;

@@ -11,6 +11,7 @@ mod arm;
 mod x86;
 
 use super::bf16::{unbf16, unpair_bf16};
+use crate::kernels::quantization::nearest;
 #[cfg(target_arch = "aarch64")]
 pub(super) use arm::{NeonBf16, NeonDotprod};
 #[cfg(target_arch = "x86_64")]
@@ -70,6 +71,24 @@ pub(super) trait Vector: Copy {
     unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints;
     /// Asks for the memory at `place`, which need not be anybody's.
     unsafe fn prefetch(place: *const u8);
+    /// The bits of the larger magnitudes: of `largest`, or of the values.
+    #[inline(always)]
+    unsafe fn magnitudes(values: &[f32; LANES], largest: &mut [u32; LANES]) {
+        for (largest, value) in largest.iter_mut().zip(values) {
+            *largest = (*largest).max(value.abs().to_bits());
+        }
+    }
+    /// `values * factor` rounded to the nearest integers, which fit a signed byte, ties to even; they are added to `sums`.
+    #[inline(always)]
+    unsafe fn quantize(values: &[f32; LANES], factor: f32, sums: &mut [i32; LANES]) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        for (lane, byte) in bytes.iter_mut().enumerate() {
+            let value = nearest(values[lane] * factor);
+            sums[lane] += value;
+            *byte = value as u8;
+        }
+        bytes
+    }
 }
 
 /// `sum` and both products, for machines that multiply no bfloat16, or slowly.

@@ -155,6 +155,29 @@ impl<P: PairProducts> Vector for Zmm<P> {
         // SAFETY: see above; asking for memory that is nobody's does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
     }
+    #[inline(always)]
+    unsafe fn magnitudes(values: &[f32; LANES], largest: &mut [u32; LANES]) {
+        // SAFETY: see above.
+        unsafe {
+            let bits = _mm512_and_si512(_mm512_loadu_si512(values.as_ptr().cast()), _mm512_set1_epi32(i32::MAX));
+            let place = largest.as_mut_ptr().cast();
+            _mm512_storeu_si512(place, _mm512_max_epu32(_mm512_loadu_si512(place), bits));
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantize(values: &[f32; LANES], factor: f32, sums: &mut [i32; LANES]) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: see above; 16 bytes are as large as the register.
+        unsafe {
+            let scaled = _mm512_mul_ps(_mm512_loadu_ps(values.as_ptr()), _mm512_set1_ps(factor));
+            // To nearest, ties to even, unless somebody has changed the processor's mode.
+            let ints = _mm512_cvtps_epi32(scaled);
+            let place = sums.as_mut_ptr().cast();
+            _mm512_storeu_si512(place, _mm512_add_epi32(_mm512_loadu_si512(place), ints));
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(ints));
+        }
+        bytes
+    }
 }
 
 /// Two registers of AVX2.
@@ -327,5 +350,35 @@ impl<Q: QuadProducts> Vector for Ymm<Q> {
     unsafe fn prefetch(place: *const u8) {
         // SAFETY: see above; asking for memory that is nobody's does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+    }
+    #[inline(always)]
+    unsafe fn magnitudes(values: &[f32; LANES], largest: &mut [u32; LANES]) {
+        // SAFETY: see above.
+        unsafe {
+            let ([x, y], [x_largest, y_largest]) = (registers(values.as_ptr()), registers(largest.as_ptr()));
+            let mask = _mm256_set1_epi32(i32::MAX);
+            let place = largest.as_mut_ptr().cast::<__m256i>();
+            _mm256_storeu_si256(place, _mm256_max_epu32(x_largest, _mm256_and_si256(x, mask)));
+            _mm256_storeu_si256(place.add(1), _mm256_max_epu32(y_largest, _mm256_and_si256(y, mask)));
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantize(values: &[f32; LANES], factor: f32, sums: &mut [i32; LANES]) -> [u8; LANES] {
+        let mut bytes = [0; LANES];
+        // SAFETY: see above; 16 bytes are as large as the register.
+        unsafe {
+            let ([x, y], factor) = (Self::load(values).0, _mm256_set1_ps(factor));
+            // To nearest, ties to even, unless somebody has changed the processor's mode.
+            let (x, y) = (_mm256_cvtps_epi32(_mm256_mul_ps(x, factor)), _mm256_cvtps_epi32(_mm256_mul_ps(y, factor)));
+            let [x_sums, y_sums] = registers(sums.as_ptr());
+            let place = sums.as_mut_ptr().cast::<__m256i>();
+            _mm256_storeu_si256(place, _mm256_add_epi32(x_sums, x));
+            _mm256_storeu_si256(place.add(1), _mm256_add_epi32(y_sums, y));
+            // Packing takes halves of both in turn; the permutation puts them in order.
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(x, y));
+            let packed = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed);
+        }
+        bytes
     }
 }
