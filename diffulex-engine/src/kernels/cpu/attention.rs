@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::bf16::{bf16, unbf16};
+use super::shared::Shared;
 use super::threads::Pool;
 use super::vector::{LANES, Vector, for_each_instruction_set};
 use super::{Rows, Simd};
@@ -173,8 +174,6 @@ pub(super) fn attend(
     let shape = cache.shape;
     let heads_per_kv = attention.n_heads / shape.n_kv_heads;
     let mut tasks = Vec::new();
-    // Of each row, the first of its tasks, which are one for each K/V head, and its place among their rows.
-    let mut places = vec![(0, 0); q.n_rows()];
     let mut multiply_adds = 0;
     for sequence in sequences {
         let mut start = sequence.rows.start;
@@ -182,42 +181,39 @@ pub(super) fn attend(
             let (rows, visible) = (start..start + run.len(), run[0] as usize);
             start = rows.end;
             multiply_adds += 2 * run.len() * visible * attention.n_heads * shape.head_dim;
-            for (place, row) in rows.clone().enumerate() {
-                places[row] = (tasks.len(), place);
-            }
             tasks.extend((0..shape.n_kv_heads).map(|kv_head| Task { sequence, rows: rows.clone(), visible, kv_head }));
         }
     }
+    let mut out = q.scratch(q.n_rows(), attention.n_heads * shape.head_dim);
+    let row_width = out.width();
+    let shared = Shared::new(out.values_mut());
     let run = |task: &Task<'_>| {
         let Task { sequence, ref rows, visible, kv_head } = *task;
         // The query heads of one K/V head are neighbours.
-        let columns = kv_head * heads_per_kv * shape.head_dim..(kv_head + 1) * heads_per_kv * shape.head_dim;
-        let mut queries = Vec::with_capacity(rows.len() * columns.len());
-        for row in rows.clone() {
-            queries.extend_from_slice(&q.row(row)[columns.clone()]);
+        let width = heads_per_kv * shape.head_dim;
+        let columns = kv_head * width..(kv_head + 1) * width;
+        let mut memory = q.scratch(3 * rows.len(), width);
+        let (queries, rest) = memory.values_mut().split_at_mut(rows.len() * width);
+        let (turned, output) = rest.split_at_mut(rows.len() * width);
+        for (queries, row) in queries.chunks_exact_mut(width).zip(rows.clone()) {
+            queries.copy_from_slice(&q.row(row)[columns.clone()]);
         }
-        let mut output = vec![0.0; queries.len()];
         let seen = attention.first(visible)..visible;
         let view = View { shape, kv_head, pages: &sequence.pages, seen, scale: attention.scale, simd };
         match &cache.held {
-            Held::F32(held) => attend_f32(simd, &view, held, &queries, &mut output),
-            Held::Bf16(held) => attend_bf16(simd, &view, held, &queries, &mut output),
+            Held::F32(held) => attend_f32(simd, &view, held, queries, turned, output),
+            Held::Bf16(held) => attend_bf16(simd, &view, held, queries, turned, output),
         }
-        output
+        for (output, row) in output.chunks_exact(width).zip(rows.clone()) {
+            // SAFETY: a row's part of a K/V head belongs to one task.
+            unsafe { shared.write(row * row_width + columns.start, output) };
+        }
     };
-    let outputs: Vec<Vec<f32>> = if multiply_adds < PARALLEL_MULTIPLY_ADDS {
-        tasks.iter().map(run).collect()
+    if multiply_adds < PARALLEL_MULTIPLY_ADDS {
+        tasks.iter().for_each(run);
     } else {
-        pool.map(tasks.len(), |index| run(&tasks[index]))
-    };
-    let mut out = q.scratch(q.n_rows(), attention.n_heads * shape.head_dim);
-    let width = heads_per_kv * shape.head_dim;
-    out.each(pool, |row, values| {
-        let (first, place) = places[row];
-        for (values, output) in values.chunks_exact_mut(width).zip(&outputs[first..]) {
-            values.copy_from_slice(&output[place * width..(place + 1) * width]);
-        }
-    });
+        pool.run(tasks.len(), &|index| run(&tasks[index]));
+    }
     out
 }
 
@@ -258,13 +254,13 @@ impl View<'_> {
 }
 
 for_each_instruction_set! {
-    /// Attention of all queries of a task, `[n, head_dim]`.
-    fn attend_f32 => attend_body(view: &View<'_>, held: &KeysValues<f32>, queries: &[f32], output: &mut [f32])
+    /// Attention of all queries of a task, `[n, head_dim]` as all memory here.
+    fn attend_f32 => attend_body(view: &View<'_>, held: &KeysValues<f32>, queries: &[f32], turned: &mut [f32], output: &mut [f32])
 }
 
 for_each_instruction_set! {
-    /// Attention of all queries of a task, `[n, head_dim]`.
-    fn attend_bf16 => attend_body(view: &View<'_>, held: &KeysValues<u16>, queries: &[f32], output: &mut [f32])
+    /// Attention of all queries of a task, `[n, head_dim]` as all memory here.
+    fn attend_bf16 => attend_body(view: &View<'_>, held: &KeysValues<u16>, queries: &[f32], turned: &mut [f32], output: &mut [f32])
 }
 
 #[inline(always)]
@@ -272,12 +268,13 @@ unsafe fn attend_body<V: Vector>(
     view: &View<'_>,
     held: &KeysValues<impl Element>,
     queries: &[f32],
+    turned: &mut [f32],
     output: &mut [f32],
 ) {
     let head_dim = view.shape.head_dim;
     let n_queries = queries.len() / head_dim;
+    output.fill(0.0);
     // Side by side within a tile, as a component of the keys is multiplied with all of them.
-    let mut turned = vec![0.0; queries.len()];
     let mut running = vec![Running { top: f32::NEG_INFINITY, total: 0.0 }; n_queries];
     let tiles = || {
         let mut first = 0;

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::groups::{Form, Integers};
-use super::lines::{LINE, Lines, RowLines};
+use super::lines::{LINE, Lines, RowLines, TileLines};
 use super::output::Output;
 use super::panels::{BYTES, PANEL, QUAD};
 use super::threads::Pool;
@@ -40,25 +40,25 @@ impl IntegerRows {
         self.n_quads / form.quads_per_vector()
     }
 
-    /// Where the integer sums of a row's group begin, or what its offsets are multiplied with.
+    /// The word of a row that is for a group: where its integer sums begin, or what its offsets are multiplied with.
     #[inline(always)]
-    fn start(&self, row: usize, group: usize) -> i32 {
-        self.lines.word(row, self.n_quads.next_multiple_of(LINE) + group).to_bits() as i32
+    fn start(&self, group: usize) -> usize {
+        self.n_quads.next_multiple_of(LINE) + group
     }
 
     #[inline(always)]
     fn scale(&self, row: usize) -> f32 {
-        self.lines.word(row, self.n_quads.next_multiple_of(LINE) + self.n_groups)
+        self.lines.word(row, self.start(self.n_groups))
     }
 }
 
 for_each_instruction_set! {
     /// One row of [`IntegerRows`].
-    fn quantize => quantize_body(row: &[f32], lines: RowLines, n_quads: usize, form: Form)
+    fn quantize => quantize_body(row: &[f32], lines: RowLines<'_>, n_quads: usize, form: Form)
 }
 
 #[inline(always)]
-unsafe fn quantize_body<V: Vector>(row: &[f32], mut lines: RowLines, n_quads: usize, form: Form) {
+unsafe fn quantize_body<V: Vector>(row: &[f32], mut lines: RowLines<'_>, n_quads: usize, form: Form) {
     /// Vectors of values in a line of quads.
     const VECTORS: usize = LINE * QUAD / PANEL;
 
@@ -116,7 +116,7 @@ struct Words {
 
 impl Words {
     #[inline(always)]
-    fn push(&mut self, lines: &mut RowLines, word: f32) {
+    fn push(&mut self, lines: &mut RowLines<'_>, word: f32) {
         self.words[self.n_words] = word;
         self.n_words += 1;
         if self.n_words == LINE {
@@ -126,7 +126,7 @@ impl Words {
     }
 
     #[inline(always)]
-    fn flush(self, lines: &mut RowLines) {
+    fn flush(self, lines: &mut RowLines<'_>) {
         if self.n_words > 0 {
             lines.set(self.line, self.words);
         }
@@ -248,7 +248,7 @@ impl<U> Products<'_, U> {
     #[inline(always)]
     unsafe fn dots<V: Vector, const R: usize, const P: usize>(
         &self,
-        row: usize,
+        rows: TileLines<'_, R>,
         panel: usize,
         vectors: Range<usize>,
         ahead: isize,
@@ -260,7 +260,7 @@ impl<U> Products<'_, U> {
         let quads_per_vector = U::FORM.quads_per_vector();
         let n_vectors = self.rows.n_vectors(U::FORM);
         let (line, first) = (vectors.start * quads_per_vector / LINE, vectors.start * quads_per_vector % LINE);
-        let inputs = self.rows.lines.line(row, R, line);
+        let inputs = rows.line(line);
         let panels = &self.weight.words[panel * n_vectors..(panel + P) * n_vectors];
         assert!(vectors.end <= n_vectors && first + vectors.len() * quads_per_vector <= LINE);
         let mut words = inputs.as_ptr().cast::<f32>().wrapping_add(first);
@@ -313,7 +313,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
     #[inline(always)]
     unsafe fn start(&self, row: usize) -> V::Ints {
         // SAFETY: passed on from the caller.
-        unsafe { V::ints(self.0.rows.start(row, 0)) }
+        unsafe { V::ints(self.0.rows.lines.word(row, self.0.rows.start(0)).to_bits() as i32) }
     }
 
     #[inline(always)]
@@ -325,11 +325,12 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
         ahead: isize,
         mut sums: [[V::Ints; P]; R],
     ) -> [[V::Ints; P]; R] {
+        let rows = self.0.rows.lines.tile(row);
         let vectors_per_line = LINE / U::FORM.quads_per_vector();
         for start in vectors.clone().step_by(vectors_per_line) {
             let line = start..vectors.end.min(start + vectors_per_line);
             // SAFETY: passed on from the caller.
-            sums = unsafe { self.0.dots::<V, R, P>(row, panel, line, ahead, sums) };
+            sums = unsafe { self.0.dots::<V, R, P>(rows, panel, line, ahead, sums) };
         }
         sums
     }
@@ -368,20 +369,23 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
         let Integers { scales, offsets, .. } = self.0.weight;
         let n_groups = self.0.rows.n_groups;
         let groups_per_unit = U::FORM.groups_per_unit();
+        let rows = self.0.rows.lines.tile(row);
         // A chunk begins with a group: 64 vectors are a multiple of every form's groups.
         let vectors_per_group = U::FORM.quads_per_group(self.0.rows.n_quads) / U::FORM.quads_per_vector();
         for start in vectors.clone().step_by(vectors_per_group) {
             let group = start / vectors_per_group;
+            let word = self.0.rows.start(group);
+            let starts = rows.line(word / LINE);
             // SAFETY: passed on from the caller.
             unsafe {
                 let mut dots = [[V::ints(0); P]; R];
                 if !U::FORM.has_offsets() {
-                    for (r, dots) in dots.iter_mut().enumerate() {
-                        *dots = [V::ints(self.0.rows.start(row + r, group)); P];
+                    for (dots, start) in dots.iter_mut().zip(starts) {
+                        *dots = [V::ints(start[word % LINE].to_bits() as i32); P];
                     }
                 }
                 let end = (start + vectors_per_group).min(vectors.end);
-                let dots = self.0.dots::<V, R, P>(row, panel, start..end, ahead, dots);
+                let dots = self.0.dots::<V, R, P>(rows, panel, start..end, ahead, dots);
                 let (mut scale, mut offset) = ([V::splat(0.0); P], [V::splat(0.0); P]);
                 for (p, (scale, offset)) in scale.iter_mut().zip(&mut offset).enumerate() {
                     let place = (panel + p) * n_groups + group;
@@ -396,8 +400,8 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
                     }
                 }
                 if U::FORM.has_offsets() {
-                    for (r, sums) in sums.iter_mut().enumerate() {
-                        let input = V::splat(self.0.rows.start(row + r, group) as f32);
+                    for (sums, start) in sums.iter_mut().zip(starts) {
+                        let input = V::splat(start[word % LINE].to_bits() as i32 as f32);
                         for (sum, offset) in sums.iter_mut().zip(offset) {
                             *sum = input.mul_add(offset, *sum);
                         }

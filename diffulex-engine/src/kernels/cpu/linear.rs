@@ -14,6 +14,7 @@ use super::lines::{LINE, Lines, RowLines};
 use super::output::Output;
 use super::packed::{PackedMatrix, Panels};
 use super::panels::PANEL;
+use super::shared::Shared;
 use super::threads::Pool;
 use super::tiles::{PANELS, Tiles, product};
 use super::vector::{Vector, for_each_instruction_set};
@@ -29,11 +30,11 @@ const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 
 for_each_instruction_set! {
     /// A row rounded to bfloat16, as words that [`Vector::add_pairs`] takes.
-    fn pack_row => pack_row_body(row: &[f32], lines: RowLines)
+    fn pack_row => pack_row_body(row: &[f32], lines: RowLines<'_>)
 }
 
 #[inline(always)]
-unsafe fn pack_row_body<V: Vector>(row: &[f32], mut lines: RowLines) {
+unsafe fn pack_row_body<V: Vector>(row: &[f32], mut lines: RowLines<'_>) {
     // Plain loops, which the compiler turns into vectors.
     if V::PAIR_WORDS == 2 {
         copy_row(row, lines, |value| unbf16(bf16(value)));
@@ -57,7 +58,7 @@ unsafe fn pack_row_body<V: Vector>(row: &[f32], mut lines: RowLines) {
 
 /// A word for each value of a row.
 #[inline(always)]
-fn copy_row(row: &[f32], mut lines: RowLines, word: impl Fn(f32) -> f32) {
+fn copy_row(row: &[f32], mut lines: RowLines<'_>, word: impl Fn(f32) -> f32) {
     for (line, values) in row.chunks(LINE).enumerate() {
         let mut words = [0.0; LINE];
         words.iter_mut().zip(values).for_each(|(place, value)| *place = word(*value));
@@ -116,8 +117,8 @@ pub(super) fn linears<const N: usize>(
             inputs.push(Inputs::new(pool, simd, x, weight));
             inputs.len() - 1
         });
-        let start = product.values_mut().as_mut_ptr();
-        parts.push((ready, *weight, Output { start, n_rows: x.n_rows(), outs: 0..weight.n_out(), bias: *bias }));
+        let values = Shared::new(product.values_mut());
+        parts.push((ready, *weight, Output { values, n_rows: x.n_rows(), outs: 0..weight.n_out(), bias: *bias }));
     }
     let n_outs: usize = weights.iter().map(|(weight, _)| weight.n_out()).sum();
     let n_panels: usize = weights.iter().map(|(weight, _)| weight.n_out().div_ceil(PANEL)).sum();
@@ -158,8 +159,8 @@ impl<'a> TiledProduct<'a> {
     pub(super) fn tile(&self, tile: usize) -> (Range<usize>, Rows) {
         let outs = tile * TILE..((tile + 1) * TILE).min(self.weight.n_out());
         let mut values = self.x.scratch(self.x.n_rows(), outs.len());
-        let start = values.values_mut().as_mut_ptr();
-        let output = Output { start, n_rows: self.x.n_rows(), outs: outs.clone(), bias: None };
+        let shared = Shared::new(values.values_mut());
+        let output = Output { values: shared, n_rows: self.x.n_rows(), outs: outs.clone(), bias: None };
         self.inputs.product(self.simd, self.weight, outs.start / PANEL, outs.end.div_ceil(PANEL), &output);
         (outs, values)
     }
@@ -346,9 +347,10 @@ impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
         let n_vectors = self.n_vectors;
         let panels = &self.panels[panel * n_vectors..(panel + P) * n_vectors];
         assert!(vectors.end <= n_vectors);
+        let rows = self.inputs.tile::<R>(row);
         let vectors_per_line = LINE / F::N_WORDS;
         for start in vectors.clone().step_by(vectors_per_line) {
-            let inputs = self.inputs.line(row, R, start / vectors_per_line);
+            let inputs = rows.line(start / vectors_per_line);
             for vector in start..vectors.end.min(start + vectors_per_line) {
                 // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors, and `R` lines of inputs, in which the words
                 // of the vector are; the rest is passed on.

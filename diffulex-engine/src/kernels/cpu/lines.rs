@@ -4,6 +4,7 @@
 //! line of each. So a tile reads neighbouring lines at distances known to the compiler, and walks through memory in order.
 
 use super::Rows;
+use super::shared::Shared;
 use super::threads::Pool;
 
 /// Words of a line: a line of the caches.
@@ -15,52 +16,53 @@ pub(super) const ROWS: usize = 36;
 /// Lines of some rows. Words are integers, or bfloat16, in the bits of f32, so that their memory is used again.
 pub(super) struct Lines {
     words: Rows,
+    places: Places,
+}
+
+/// Where lines stand.
+#[derive(Clone, Copy)]
+struct Places {
     n_rows: usize,
     n_lines: usize,
 }
 
+impl Places {
+    /// The first line of a row, and the lines from one of its lines to the next.
+    #[inline(always)]
+    fn of(self, row: usize) -> (usize, usize) {
+        let first = row / ROWS * ROWS;
+        (first * self.n_lines + row - first, ROWS.min(self.n_rows - first))
+    }
+}
+
 /// The lines of one row, to be written.
-pub(super) struct RowLines {
-    first: *mut [f32; LINE],
-    /// Lines from one of this row to its next.
+pub(super) struct RowLines<'a> {
+    lines: &'a Shared<'a, [f32; LINE]>,
+    first: usize,
     stride: usize,
     n_lines: usize,
 }
 
-impl RowLines {
+impl RowLines<'_> {
     /// Writes line `line`.
     #[inline(always)]
     pub(super) fn set(&mut self, line: usize, words: [f32; LINE]) {
         assert!(line < self.n_lines);
-        // SAFETY: a row has `n_lines` lines, `stride` apart, that nobody else has (`Lines::of`).
-        unsafe { self.first.add(line * self.stride).write(words) };
-    }
-}
-
-/// A pointer that tasks share, each for its own rows.
-struct Shared(*mut [f32; LINE]);
-
-// SAFETY: written through at lines that belong to one row, and a row to one task, while the owner waits.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    fn get(&self) -> *mut [f32; LINE] {
-        self.0
+        // SAFETY: the line is of this row, and there is one of these for each row (`Lines::of`).
+        unsafe { self.lines.write(self.first + line * self.stride, &[words]) };
     }
 }
 
 impl Lines {
     /// `n_lines` lines for each row of `x`, written by `fill`, which is told the row.
-    pub(super) fn of(pool: &Pool, x: &Rows, n_lines: usize, fill: impl Fn(&[f32], RowLines) + Sync) -> Self {
+    pub(super) fn of(pool: &Pool, x: &Rows, n_lines: usize, fill: impl Fn(&[f32], RowLines<'_>) + Sync) -> Self {
         let n_rows = x.n_rows();
+        let places = Places { n_rows, n_lines };
         let mut words = x.scratch(n_rows, n_lines * LINE);
-        let shared = Shared(words.values_mut().as_mut_ptr().cast());
-        let lines = Self { words, n_rows, n_lines };
+        let lines = Shared::new(words.values_mut().as_chunks_mut().0);
         let work = |row: usize| {
-            let (place, stride) = lines.place(row);
-            // SAFETY: the place is in the memory, and so are the row's other lines.
-            let first = unsafe { shared.get().add(place) };
-            fill(x.row(row), RowLines { first, stride, n_lines });
+            let (first, stride) = places.of(row);
+            fill(x.row(row), RowLines { lines: &lines, first, stride, n_lines });
         };
         if x.are_many() {
             let n_tasks = pool.n_tasks(n_rows);
@@ -70,33 +72,39 @@ impl Lines {
         } else {
             (0..n_rows).for_each(work);
         }
-        lines
+        Self { words, places }
     }
 
     /// Rows.
     pub(super) fn n_rows(&self) -> usize {
-        self.n_rows
+        self.places.n_rows
     }
 
-    /// The first line of a row, and the lines from one of its lines to the next.
+    /// `R` rows of one block, from `row` on.
     #[inline(always)]
-    fn place(&self, row: usize) -> (usize, usize) {
-        let first = row / ROWS * ROWS;
-        (first * self.n_lines + row - first, ROWS.min(self.n_rows - first))
-    }
-
-    /// Line `line` of `n` rows from `row` on, which are of one block.
-    #[inline(always)]
-    pub(super) fn line(&self, row: usize, n: usize, line: usize) -> &[[f32; LINE]] {
-        let (first, stride) = self.place(row);
-        let lines = self.words.values().as_chunks().0;
-        &lines[first + line * stride..][..n]
+    pub(super) fn tile<const R: usize>(&self, row: usize) -> TileLines<'_, R> {
+        let (first, stride) = self.places.of(row);
+        TileLines { lines: &self.words.values().as_chunks().0[first..], stride }
     }
 
     /// Word `word` of a row.
-    #[inline(always)]
     pub(super) fn word(&self, row: usize, word: usize) -> f32 {
-        self.line(row, 1, word / LINE)[0][word % LINE]
+        self.tile::<1>(row).line(word / LINE)[0][word % LINE]
+    }
+}
+
+/// The lines of a tile's rows.
+#[derive(Clone, Copy)]
+pub(super) struct TileLines<'a, const R: usize> {
+    lines: &'a [[f32; LINE]],
+    stride: usize,
+}
+
+impl<'a, const R: usize> TileLines<'a, R> {
+    /// Line `line` of each row.
+    #[inline(always)]
+    pub(super) fn line(self, line: usize) -> &'a [[f32; LINE]] {
+        &self.lines[line * self.stride..][..R]
     }
 }
 

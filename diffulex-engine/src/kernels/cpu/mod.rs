@@ -16,6 +16,7 @@ mod packed;
 mod panels;
 mod rows;
 mod score;
+mod shared;
 mod simd;
 mod summary;
 mod sync;
@@ -36,6 +37,7 @@ use attention::LayerCache;
 pub use experts::CpuExperts;
 pub use packed::PackedMatrix;
 pub use rows::{Buffers, Rows};
+use score::Findings;
 pub(crate) use simd::Simd;
 use threads::Pool;
 
@@ -44,6 +46,7 @@ pub struct CpuOps {
     pool: Pool,
     simd: Simd,
     buffers: Buffers,
+    findings: Findings,
 }
 
 /// K and V of every layer.
@@ -54,7 +57,12 @@ pub struct CpuCache {
 impl CpuOps {
     /// Kernels on `n_threads` threads, the caller's included; at least 1.
     pub fn new(n_threads: usize) -> Result<Self, LoadError> {
-        Ok(Self { pool: Pool::new(n_threads)?, simd: Simd::detect(), buffers: Buffers::default() })
+        Ok(Self {
+            pool: Pool::new(n_threads)?,
+            simd: Simd::detect(),
+            buffers: Buffers::default(),
+            findings: Findings::default(),
+        })
     }
 
     /// Kernels on one thread with the given instructions.

@@ -3,18 +3,16 @@
 use std::ops::Range;
 
 use super::panels::PANEL;
+use super::shared::Shared;
 
-/// Where results go: row `r`, output `o` of those held at `start + r * outs.len() + o - outs.start`.
+/// Where results go: row `r`, output `o` of those held at `r * outs.len() + o - outs.start`.
 pub(super) struct Output<'a> {
-    pub(super) start: *mut f32,
+    pub(super) values: Shared<'a, f32>,
     pub(super) n_rows: usize,
     /// Outputs, from a panel's first on.
     pub(super) outs: Range<usize>,
     pub(super) bias: Option<&'a [f32]>,
 }
-
-// SAFETY: the pointer is only written through, at panels each of which belongs to one task, while its owner waits.
-unsafe impl Sync for Output<'_> {}
 
 impl Output<'_> {
     /// Adds the bias and writes one row of one panel.
@@ -32,15 +30,9 @@ impl Output<'_> {
             }
         }
         let place = row * self.outs.len() + first - self.outs.start;
-        // SAFETY: inside the matrix, and in this task's columns.
-        unsafe {
-            let place = self.start.add(place);
-            // Nearly always a whole panel, which is one vector and not sixteen numbers.
-            if n_lanes == PANEL {
-                place.cast::<[f32; PANEL]>().write(sums);
-            } else {
-                place.copy_from_nonoverlapping(sums.as_ptr(), n_lanes);
-            }
-        }
+        // Nearly always a whole panel, which is one vector and not sixteen numbers.
+        let sums = if n_lanes == PANEL { &sums[..] } else { &sums[..n_lanes] };
+        // SAFETY: in the task's columns.
+        unsafe { self.values.write(place, sums) };
     }
 }

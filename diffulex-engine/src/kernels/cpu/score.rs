@@ -38,13 +38,30 @@ struct Row<'a> {
 }
 
 /// Findings about a row in one tile.
-struct TileOfRow {
+pub(super) struct TileOfRow {
     /// Of what the token comes from: without what may not be drawn, unless the row is greedy.
     summary: Summary,
     /// Of everything, where log-probabilities are asked for.
-    whole: Summary,
+    whole: Option<Box<Summary>>,
     /// Logits of the tokens asked for that lie in the tile, by their place among them.
     asked: Vec<(usize, f32)>,
+}
+
+/// Memory of findings that the next step uses again: with hundreds of rows, what the system takes back after each step costs
+/// more to map anew than to fill.
+#[derive(Default)]
+pub(super) struct Findings(Mutex<Vec<Vec<TileOfRow>>>);
+
+impl Findings {
+    /// An empty list.
+    fn take(&self) -> Vec<TileOfRow> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give_back(&self, mut lists: Vec<Vec<TileOfRow>>) {
+        lists.iter_mut().for_each(Vec::clear);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).append(&mut lists);
+    }
 }
 
 /// Logits of the rows that keep them, tile by tile.
@@ -166,6 +183,7 @@ impl<'a> Part<'a> {
         });
         let kept = Kept { values, n_out: self.matrix.n_out() };
         let mut drawings = pool.map(self.rows.len(), |index| self.joined(index, &tiles, &kept));
+        self.ops.findings.give_back(tiles);
         self.find_tokens(&mut drawings);
         if let Some(conditioning) = conditioning {
             self.condition(&kept, conditioning)?;
@@ -179,7 +197,8 @@ impl<'a> Part<'a> {
         self.cap(&mut values);
         let mut scratch = Vec::new();
         let simd = self.ops.simd;
-        let rows = self.rows.iter().map(|row| {
+        let mut found = self.ops.findings.take();
+        found.extend(self.rows.iter().map(|row| {
             let Row { recipe, wanted, .. } = row;
             let logits = row.changed(&outs, |row| values.row(row), &mut scratch);
             if let Some(place) = row.kept {
@@ -189,7 +208,7 @@ impl<'a> Part<'a> {
             let asked = recipe.asked.iter().enumerate().filter(is_here);
             let asked = asked.map(|(place, token)| (place, logits[*token as usize - outs.start])).collect();
             let summarise = |logits: &[f32]| Summary::of_tile(simd, outs.start, logits, *wanted);
-            let whole = if recipe.asks_log_probabilities() { summarise(logits) } else { Summary::NOTHING };
+            let whole = recipe.asks_log_probabilities().then(|| Box::new(summarise(logits)));
             let summary = if recipe.is_greedy() || row.draws_all(&outs) {
                 summarise(logits)
             } else {
@@ -198,8 +217,8 @@ impl<'a> Part<'a> {
                 summarise(&drawable)
             };
             TileOfRow { summary, whole, asked }
-        });
-        rows.collect()
+        }));
+        found
     }
 
     fn cap(&self, values: &mut Rows) {
@@ -229,7 +248,7 @@ impl<'a> Part<'a> {
             return None;
         };
         if recipe.asks_log_probabilities() {
-            let whole = Summary::joined(of_tiles().map(|tile| tile.whole), row.wanted);
+            let whole = Summary::joined(of_tiles().filter_map(|tile| tile.whole.as_deref().copied()), row.wanted);
             let (top, log_total) = (whole.largest[0], whole.total.ln());
             if !top.is_finite() || !log_total.is_finite() {
                 return None;
