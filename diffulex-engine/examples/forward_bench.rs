@@ -5,8 +5,9 @@
 //! sequences with `CONTEXT` tokens in the cache, a block of `BLOCK` rows each, every row scored. `KIND` says how: `greedy`, which
 //! is the default, or drawn at temperature 1 from all tokens (`temperature`), under top-p 0.95 (`top_p`) or under top-k 50
 //! (`top_k`). `probe` is answered by
-//! the bytes a second all threads read from memory, and the operations a second of products that stay in the caches; on a GPU,
-//! by those of copies and of large products.
+//! the bytes a second that all threads read from memory, and the operations a second of the instruction that multiplies, both by
+//! themselves; on a GPU, by those of copies and of large products. On a CPU they are measured before and after each case, too, and the
+//! answer has the forward's share of the roof: the longer of reading every weight once and multiplying all of them with each row.
 //! Folders need no tokenizer. `scripts/bench` asks this program and its peers in turn.
 
 #![expect(clippy::print_stdout, reason = "a program that prints figures")]
@@ -18,7 +19,7 @@ use std::time::Instant;
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::cuda::CudaOps;
-use diffulex_engine::kernels::{Draw, Ops, Recipe, SequenceRows, Vocabulary, WeightData, WeightType};
+use diffulex_engine::kernels::{Draw, Ops, Recipe, SequenceRows, Vocabulary, WeightData, WeightType, quantization};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 
 /// Forwards of one answer, after one that warms.
@@ -48,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         [device] if device == "cuda" => {
             let ops = CudaOps::new(0, 0.9)?;
             let name = ops.describe()?;
-            run(&ops, folder, hold, &name, || copies(&ops))
+            run(&ops, folder, hold, &name, || Ok(Probe { bytes: copies(&ops)?, operations: peak(&ops, hold)? }), false)
         }
         _ => {
             let n_threads = match threads {
@@ -56,18 +57,45 @@ fn main() -> Result<(), Box<dyn Error>> {
                 _ => std::thread::available_parallelism()?.get(),
             };
             let ops = CpuOps::new(n_threads)?;
-            run(&ops, folder, hold, &format!("{}, {n_threads} threads", ops.simd_name()), || Ok(bandwidth(n_threads)))
+            let probe = || Ok(Probe { bytes: ops.probe_reads(), operations: ops.probe_products(hold) });
+            run(&ops, folder, hold, &format!("{}, {n_threads} threads", ops.simd_name()), probe, true)
         }
     }
 }
 
-/// Answers the lines of standard input; `bandwidth` measures bytes a second.
+/// Bytes and operations a second.
+struct Probe {
+    bytes: f64,
+    operations: f64,
+}
+
+impl Probe {
+    /// The larger of both.
+    fn or(self, other: Self) -> Self {
+        Self { bytes: self.bytes.max(other.bytes), operations: self.operations.max(other.operations) }
+    }
+
+    /// The least seconds of a forward of `n_rows` rows, whatever attention, norms and scoring take.
+    fn roof(&self, n_parameters: u64, hold: WeightType, n_rows: usize) -> f64 {
+        let n_bytes = match hold {
+            WeightType::F32 => 4.0,
+            WeightType::Bf16 => 2.0,
+            WeightType::Int8 | WeightType::Blocks(_) => 1.0,
+            WeightType::Int4 => 0.5 + 4.0 / quantization::GROUP as f64,
+        };
+        let n = n_parameters as f64;
+        (n * n_bytes / self.bytes).max(2.0 * n * n_rows as f64 / self.operations)
+    }
+}
+
+/// Answers the lines of standard input. `probe` measures the machine, `probes_cases` says whether around each case.
 fn run<O: Ops + 'static>(
     ops: &O,
     folder: &str,
     hold: WeightType,
     device: &str,
-    bandwidth: impl Fn() -> Result<f64, Box<dyn Error>>,
+    probe: impl Fn() -> Result<Probe, Box<dyn Error>>,
+    probes_cases: bool,
 ) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let files = ModelFiles::folder(folder)?;
@@ -82,7 +110,7 @@ fn run<O: Ops + 'static>(
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         if line == "probe" {
-            let (bytes, operations) = (bandwidth()?, peak(ops, hold)?);
+            let Probe { bytes, operations } = probe()?;
             println!(r#"{{"bytes_per_second": {bytes:.3e}, "operations_per_second": {operations:.3e}}}"#);
             continue;
         }
@@ -91,16 +119,24 @@ fn run<O: Ops + 'static>(
         let numbers = numbers.iter().map(|word| word.parse()).collect::<Result<Vec<usize>, _>>()?;
         let [n_sequences, block, context] = numbers[..] else { return Err("expected BATCH BLOCK CONTEXT".into()) };
         let mut batch = batch(n_sequences, block, context, spec.vocab_size)?;
+        let before = probes_cases.then(&probe).transpose()?;
         let mut times = Vec::with_capacity(N_RUNS);
         for run in 0..=N_RUNS {
             batch.recipes = recipes(batch.ids.len(), run, spec.vocab_size, kind.first().copied().unwrap_or("greedy"))?;
             let started = Instant::now();
             std::hint::black_box(network.score(ops, &batch, &Adapters::none(), &mut cache)?);
             if run > 0 {
-                times.push(format!("{:.3}", 1e3 * started.elapsed().as_secs_f64()));
+                times.push(1e3 * started.elapsed().as_secs_f64());
             }
         }
-        println!(r#"{{"ms": [{}]}}"#, times.join(", "));
+        let ms = times.iter().map(|ms| format!("{ms:.3}")).collect::<Vec<_>>().join(", ");
+        let Some(before) = before else {
+            println!(r#"{{"ms": [{ms}]}}"#);
+            continue;
+        };
+        let roof = 1e3 * before.or(probe()?).roof(spec.n_parameters, hold, batch.ids.len());
+        times.sort_by(f64::total_cmp);
+        println!(r#"{{"ms": [{ms}], "roof_ms": {roof:.3}, "share": {:.3}}}"#, roof / times[times.len() / 2]);
     }
     Ok(())
 }
@@ -147,25 +183,6 @@ fn recipes(n_rows: usize, run: usize, vocab_size: usize, kind: &str) -> Result<V
     Ok((0..n_rows).map(recipe).collect())
 }
 
-/// Bytes a second that `n_threads` read from memory.
-fn bandwidth(n_threads: usize) -> f64 {
-    let words = vec![1u64; PROBE_BYTES / 8];
-    let mut least = f64::INFINITY;
-    for _ in 0..N_RUNS {
-        let started = Instant::now();
-        let sum: u64 = std::thread::scope(|scope| {
-            let parts: Vec<_> = words
-                .chunks(words.len().div_ceil(n_threads))
-                .map(|part| scope.spawn(|| part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word))))
-                .collect();
-            parts.into_iter().map(|part| part.join().unwrap_or_default()).sum()
-        });
-        std::hint::black_box(sum);
-        least = least.min(started.elapsed().as_secs_f64());
-    }
-    PROBE_BYTES as f64 / least
-}
-
 /// Bytes a second that copies within a device read and write.
 fn copies<O: Ops>(ops: &O) -> Result<f64, Box<dyn Error>> {
     let x = ops.zeros(PROBE_BYTES / 4096, 1024)?;
@@ -197,7 +214,7 @@ fn least_seconds<O: Ops>(
     Ok((time(2 * n)? - time(n)?) / n as f64)
 }
 
-/// Operations a second of a product whose weights stay in the caches of a CPU, and of a large one on any other device.
+/// Operations a second of a large product.
 fn peak<O: Ops>(ops: &O, hold: WeightType) -> Result<f64, Box<dyn Error>> {
     let (n_out, n_in, n_rows) = (512, 1024, 512);
     let bytes = vec![0x3c; 2 * n_out * n_in];

@@ -56,7 +56,7 @@ def main():
     ours = [Program(f"diffulex-{hold}", [a.binary, a.folder, hold]) for hold in a.ours]
     for program in ours:
         start = program.read()
-        print(f"{program.name}: {start['parameters'] / 1e6:.1f} M weights, loaded in {start['load_seconds']} s, {start['simd']}, {start['threads']} threads")
+        print(f"{program.name}: {start['parameters'] / 1e6:.1f} M weights, loaded in {start['load_seconds']} s, {start['device']}")
     peers = [Program(name, [sys.executable, str(HERE / "peers.py"), name, a.folder]) for name in a.peers]
     for program in list(peers):
         try:
@@ -65,7 +65,7 @@ def main():
             leave_out(program, peers, error)
     for program in ours:
         probe = program.ask("probe")
-        print(f"{program.name}: memory {probe['bytes_per_second'] / 1e9:.1f} GB/s, product in cache {probe['operations_per_second'] / 1e9:.0f} GFLOP/s")
+        print(f"{program.name}: memory {probe['bytes_per_second'] / 1e9:.1f} GB/s, multiplications {probe['operations_per_second'] / 1e9:.0f} GOP/s")
     times = {}
     for round_ in range(a.rounds):
         for case in a.cases:

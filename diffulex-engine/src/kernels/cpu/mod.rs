@@ -14,6 +14,7 @@ mod lines;
 mod output;
 mod packed;
 mod panels;
+mod probe;
 mod rows;
 mod score;
 mod shared;

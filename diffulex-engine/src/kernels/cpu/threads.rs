@@ -25,9 +25,14 @@ impl Pool {
         Ok(Self { workers })
     }
 
+    /// Threads, the caller's included.
+    pub(super) fn n_threads(&self) -> usize {
+        self.workers.n_threads()
+    }
+
     /// Maximum number of tasks for work of `n` equal parts.
     pub(super) fn n_tasks(&self, n: usize) -> usize {
-        let n_threads = self.workers.n_threads();
+        let n_threads = self.n_threads();
         if n_threads == 1 { 1 } else { n.min(n_threads * TASKS_PER_THREAD).max(1) }
     }
 
