@@ -254,11 +254,13 @@ impl View<'_> {
 }
 
 for_each_instruction_set! {
+    of floats:
     /// Attention of all queries of a task, `[n, head_dim]` as all memory here.
     fn attend_f32 => attend_body(view: &View<'_>, held: &KeysValues<f32>, queries: &[f32], turned: &mut [f32], output: &mut [f32])
 }
 
 for_each_instruction_set! {
+    of floats:
     /// Attention of all queries of a task, `[n, head_dim]` as all memory here.
     fn attend_bf16 => attend_body(view: &View<'_>, held: &KeysValues<u16>, queries: &[f32], turned: &mut [f32], output: &mut [f32])
 }

@@ -53,6 +53,7 @@ impl IntegerRows {
 }
 
 for_each_instruction_set! {
+    of floats:
     /// One row of [`IntegerRows`].
     fn quantize => quantize_body(row: &[f32], lines: RowLines<'_>, n_quads: usize, form: Form)
 }
@@ -202,6 +203,7 @@ macro_rules! product_of {
         }
 
         for_each_instruction_set! {
+            of quads:
             fn $product => $body(
                 rows: &IntegerRows,
                 weight: &Integers,

@@ -29,6 +29,7 @@ pub(super) const TILE: usize = 512;
 const PARALLEL_MULTIPLY_ADDS: usize = 1 << 17;
 
 for_each_instruction_set! {
+    of pairs:
     /// A row rounded to bfloat16, as words that [`Vector::add_pairs`] takes.
     fn pack_row => pack_row_body(row: &[f32], lines: RowLines<'_>)
 }
@@ -267,6 +268,7 @@ impl<V: Vector> Format<V> for Bf16 {
 }
 
 for_each_instruction_set! {
+    of floats:
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_f32 => product_f32_body(
         inputs: &Lines,
@@ -279,6 +281,7 @@ for_each_instruction_set! {
 }
 
 for_each_instruction_set! {
+    of pairs:
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_bf16 => product_bf16_body(
         inputs: &Lines,

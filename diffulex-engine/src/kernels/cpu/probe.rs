@@ -28,66 +28,101 @@ const N_ROUNDS: usize = 1 << 18;
 /// Bytes by which reads are asked for ahead.
 const AHEAD: usize = 2048;
 
-for_each_instruction_set! {
-    /// [`N_ROUNDS`] rounds of the instruction that multiplies weights of this type; adds the operations of one round to `n`.
-    fn multiply => multiply_body(hold: WeightType, n: &mut usize)
+/// [`N_ROUNDS`] rounds of the instruction that multiplies weights of this type. Returns the operations of all.
+fn multiply(simd: Simd, hold: WeightType) -> usize {
+    let mut n_sums = 0;
+    let per_sum = match hold {
+        WeightType::F32 => {
+            multiply_floats(simd, &mut n_sums);
+            2 * LANES
+        }
+        WeightType::Bf16 => {
+            multiply_pairs(simd, &mut n_sums);
+            4 * LANES
+        }
+        WeightType::Int8 | WeightType::Int4 | WeightType::Blocks(_) => {
+            multiply_quads(simd, &mut n_sums);
+            8 * LANES
+        }
+    };
+    N_ROUNDS * n_sums * per_sum
 }
 
+/// Declares the rounds of an instruction, and a function that says how many sums there are in each.
+macro_rules! rounds_of {
+    ($kind:ident, $name:ident, $body:ident, $rounds:ident) => {
+        for_each_instruction_set! {
+            of $kind:
+            fn $name => $body(n_sums: &mut usize)
+        }
+
+        #[inline(always)]
+        unsafe fn $body<V: Vector>(n_sums: &mut usize) {
+            // SAFETY: passed on from the caller.
+            unsafe {
+                if V::HAS_32_REGISTERS {
+                    $rounds::<V, N_SUMS>();
+                    *n_sums = N_SUMS;
+                } else {
+                    $rounds::<V, N_SUMS_OF_16_REGISTERS>();
+                    *n_sums = N_SUMS_OF_16_REGISTERS;
+                }
+            }
+        }
+    };
+}
+
+rounds_of!(floats, multiply_floats, multiply_floats_body, rounds_of_floats);
+rounds_of!(pairs, multiply_pairs, multiply_pairs_body, rounds_of_pairs);
+rounds_of!(quads, multiply_quads, multiply_quads_body, rounds_of_quads);
+
 #[inline(always)]
-unsafe fn multiply_body<V: Vector>(hold: WeightType, n: &mut usize) {
+unsafe fn rounds_of_floats<V: Vector, const N: usize>() {
     // SAFETY: passed on from the caller.
     unsafe {
-        if V::HAS_32_REGISTERS {
-            multiply_sums::<V, N_SUMS>(hold, n);
-        } else {
-            multiply_sums::<V, N_SUMS_OF_16_REGISTERS>(hold, n);
+        let (mut sums, factor) = ([V::splat(0.0); N], V::splat(black_box(0.5)));
+        for _ in 0..N_ROUNDS {
+            let input = V::splat(black_box(0.5));
+            for sum in &mut sums {
+                *sum = input.mul_add(factor, *sum);
+            }
         }
+        black_box(sums.map(|sum| sum.lanes()));
     }
 }
 
 #[inline(always)]
-unsafe fn multiply_sums<V: Vector, const N: usize>(hold: WeightType, n: &mut usize) {
-    // SAFETY: passed on from the caller; `words` has as many words as a pair takes.
+unsafe fn rounds_of_pairs<V: Vector, const N: usize>() {
+    // SAFETY: passed on from the caller; there are as many words as a pair takes.
     unsafe {
-        match hold {
-            WeightType::F32 => {
-                let (mut sums, factor) = ([V::splat(0.0); N], V::splat(black_box(0.5)));
-                for _ in 0..N_ROUNDS {
-                    let input = V::splat(black_box(0.5));
-                    for sum in &mut sums {
-                        *sum = input.mul_add(factor, *sum);
-                    }
-                }
-                black_box(sums.map(|sum| sum.lanes()));
-                *n += 2 * LANES * N;
-            }
-            WeightType::Bf16 => {
-                let (mut sums, pairs) = ([V::splat(0.0); N], V::load_pairs(&black_box([0x3f00_3f00; LANES])));
-                for _ in 0..N_ROUNDS {
-                    let words = black_box([0.5; 2]);
-                    for sum in &mut sums {
-                        *sum = sum.add_pairs(&words[..V::PAIR_WORDS], pairs);
-                    }
-                }
-                black_box(sums.map(|sum| sum.lanes()));
-                *n += 4 * LANES * N;
-            }
-            WeightType::Int8 | WeightType::Int4 | WeightType::Blocks(_) => {
-                let (mut sums, quads) = ([V::ints(0); N], V::load_quads(&black_box([1; 4 * LANES])));
-                for _ in 0..N_ROUNDS {
-                    let input = black_box(0.5);
-                    for sum in &mut sums {
-                        *sum = V::add_quads(*sum, quads, input);
-                    }
-                }
-                black_box(sums.map(|sum| V::from_ints(sum).lanes()));
-                *n += 8 * LANES * N;
+        let (mut sums, pairs) = ([V::splat(0.0); N], V::load_pairs(&black_box([0x3f00_3f00; LANES])));
+        for _ in 0..N_ROUNDS {
+            let words = black_box([0.5; 2]);
+            for sum in &mut sums {
+                *sum = sum.add_pairs(&words[..V::PAIR_WORDS], pairs);
             }
         }
+        black_box(sums.map(|sum| sum.lanes()));
+    }
+}
+
+#[inline(always)]
+unsafe fn rounds_of_quads<V: Vector, const N: usize>() {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let (mut sums, quads) = ([V::ints(0); N], V::load_quads(&black_box([1; 4 * LANES])));
+        for _ in 0..N_ROUNDS {
+            let input = black_box(0.5);
+            for sum in &mut sums {
+                *sum = V::add_quads(*sum, quads, input);
+            }
+        }
+        black_box(sums.map(|sum| V::from_ints(sum).lanes()));
     }
 }
 
 for_each_instruction_set! {
+    of floats:
     /// Reads all values.
     fn read => read_body(values: &[[f32; LANES]])
 }
@@ -122,10 +157,11 @@ impl CpuOps {
     /// for each product. Where products are made of several instructions, of all of these.
     pub fn probe_products(&self, hold: WeightType) -> f64 {
         let n_threads = self.pool.n_threads();
-        let mut n = 0;
-        multiply(self.simd, hold, &mut n);
-        n as f64 * (N_ROUNDS * n_threads) as f64
-            / least_seconds(&self.pool, n_threads, |_| multiply(self.simd, hold, &mut 0))
+        let n = multiply(self.simd, hold) * n_threads;
+        n as f64
+            / least_seconds(&self.pool, n_threads, |_| {
+                multiply(self.simd, hold);
+            })
     }
 
     /// Bytes a second that all threads read from memory.
@@ -146,9 +182,7 @@ mod tests {
     fn every_instruction_set_is_measured() {
         for simd in Simd::all() {
             for hold in [WeightType::F32, WeightType::Bf16, WeightType::Int8] {
-                let mut n = 0;
-                multiply(simd, hold, &mut n);
-                assert!(n > 0, "{simd:?}, {hold:?}");
+                assert!(multiply(simd, hold) > 0, "{simd:?}, {hold:?}");
             }
         }
     }

@@ -170,43 +170,91 @@ impl Vector for Portable {
 }
 
 /// Declares `$name(simd, args...)`, which calls `$body::<V>(args...)` compiled for the instructions of `simd`.
+///
+/// Sets that differ only in what a body does not use share one copy of it: a body of `floats` uses neither products of bytes
+/// nor of bfloat16, one of `quads` those of bytes, one of `pairs` those of bfloat16.
 macro_rules! for_each_instruction_set {
-    ($(#[$doc:meta])* $vis:vis fn $name:ident => $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
+    (of $kind:ident: $(#[$doc:meta])* $vis:vis fn $name:ident => $body:ident($($arg:ident: $type:ty),* $(,)?)) => {
         $(#[$doc])*
         $vis fn $name(simd: Simd, $($arg: $type),*) {
             use $crate::kernels::cpu::vector;
-            match simd {
-                #[cfg(target_arch = "x86_64")]
-                Simd::Avx512Bf16 => vector::compiled_with!(
-                    "avx512f,avx512bw,avx512vnni,avx512bf16", $body::<vector::Avx512Bf16>($($arg: $type),*)
-                ),
-                #[cfg(target_arch = "x86_64")]
-                Simd::Avx512 => vector::compiled_with!(
-                    "avx512f,avx512bw,avx512vnni", $body::<vector::Avx512>($($arg: $type),*)
-                ),
-                #[cfg(target_arch = "x86_64")]
-                Simd::AvxVnni => vector::compiled_with!("avx2,fma,avxvnni", $body::<vector::AvxVnni>($($arg: $type),*)),
-                #[cfg(target_arch = "x86_64")]
-                Simd::Avx2 => vector::compiled_with!("avx2,fma", $body::<vector::Avx2>($($arg: $type),*)),
-                #[cfg(target_arch = "aarch64")]
-                Simd::NeonBf16 => vector::compiled_with!("bf16,i8mm", $body::<vector::NeonBf16>($($arg: $type),*)),
-                #[cfg(target_arch = "aarch64")]
-                Simd::NeonDotprod => vector::compiled_with!("dotprod", $body::<vector::NeonDotprod>($($arg: $type),*)),
-                // SAFETY: every machine has what `Portable` needs.
-                Simd::Portable => unsafe { $body::<vector::Portable>($($arg),*) },
-            }
+            vector::on_set!($kind, simd, $body($($arg: $type),*))
         }
     };
 }
 pub(super) use for_each_instruction_set;
 
+/// The call of a body on an instruction set.
+macro_rules! on_set {
+    (floats, $simd:ident, $body:ident($($arg:ident: $type:ty),*)) => {
+        match $simd {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512Bf16 | Simd::Avx512 => vector::compiled_for!(Avx512, $body($($arg: $type),*)),
+            #[cfg(target_arch = "x86_64")]
+            Simd::AvxVnni | Simd::Avx2 => vector::compiled_for!(Avx2, $body($($arg: $type),*)),
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonBf16 | Simd::NeonDotprod => vector::compiled_for!(Neon, $body($($arg: $type),*)),
+            // SAFETY: every machine has what `Portable` needs.
+            Simd::Portable => unsafe { $body::<vector::Portable>($($arg),*) },
+        }
+    };
+    (quads, $simd:ident, $body:ident($($arg:ident: $type:ty),*)) => {
+        match $simd {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512Bf16 | Simd::Avx512 => vector::compiled_for!(Avx512, $body($($arg: $type),*)),
+            #[cfg(target_arch = "x86_64")]
+            Simd::AvxVnni => vector::compiled_for!(AvxVnni, $body($($arg: $type),*)),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx2 => vector::compiled_for!(Avx2, $body($($arg: $type),*)),
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonBf16 => vector::compiled_for!(NeonBf16, $body($($arg: $type),*)),
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonDotprod => vector::compiled_for!(NeonDotprod, $body($($arg: $type),*)),
+            // SAFETY: every machine has what `Portable` needs.
+            Simd::Portable => unsafe { $body::<vector::Portable>($($arg),*) },
+        }
+    };
+    (pairs, $simd:ident, $body:ident($($arg:ident: $type:ty),*)) => {
+        match $simd {
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512Bf16 => vector::compiled_for!(Avx512Bf16, $body($($arg: $type),*)),
+            #[cfg(target_arch = "x86_64")]
+            Simd::Avx512 => vector::compiled_for!(Avx512, $body($($arg: $type),*)),
+            #[cfg(target_arch = "x86_64")]
+            Simd::AvxVnni | Simd::Avx2 => vector::compiled_for!(Avx2, $body($($arg: $type),*)),
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonBf16 => vector::compiled_for!(NeonBf16, $body($($arg: $type),*)),
+            #[cfg(target_arch = "aarch64")]
+            Simd::NeonDotprod => vector::compiled_for!(NeonDotprod, $body($($arg: $type),*)),
+            // SAFETY: every machine has what `Portable` needs.
+            Simd::Portable => unsafe { $body::<vector::Portable>($($arg),*) },
+        }
+    };
+}
+pub(super) use on_set;
+
+/// The call of a body with the instructions of a vector.
+macro_rules! compiled_for {
+    (Avx512Bf16, $body:ident $args:tt) => {
+        vector::compiled_with!("avx512f,avx512bw,avx512vnni,avx512bf16", Avx512Bf16, $body $args)
+    };
+    (Avx512, $body:ident $args:tt) => { vector::compiled_with!("avx512f,avx512bw,avx512vnni", Avx512, $body $args) };
+    (AvxVnni, $body:ident $args:tt) => { vector::compiled_with!("avx2,fma,avxvnni", AvxVnni, $body $args) };
+    (Avx2, $body:ident $args:tt) => { vector::compiled_with!("avx2,fma", Avx2, $body $args) };
+    (NeonBf16, $body:ident $args:tt) => { vector::compiled_with!("bf16,i8mm", NeonBf16, $body $args) };
+    (NeonDotprod, $body:ident $args:tt) => { vector::compiled_with!("dotprod", NeonDotprod, $body $args) };
+    // Of floats: without the products of either.
+    (Neon, $body:ident $args:tt) => { vector::compiled_with!("neon", NeonDotprod, $body $args) };
+}
+pub(super) use compiled_for;
+
 /// Calls a body through a function that has the instructions.
 macro_rules! compiled_with {
-    ($instructions:literal, $body:ident::<$vector:ty>($($arg:ident: $type:ty),*)) => {{
+    ($instructions:literal, $vector:ident, $body:ident($($arg:ident: $type:ty),*)) => {{
         #[target_feature(enable = $instructions)]
         fn compiled($($arg: $type),*) {
             // SAFETY: this function has the instructions.
-            unsafe { $body::<$vector>($($arg),*) }
+            unsafe { $body::<vector::$vector>($($arg),*) }
         }
         // SAFETY: a value of `Simd` exists only where its instructions were found.
         unsafe { compiled($($arg),*) }
@@ -220,6 +268,7 @@ mod tests {
     use super::*;
 
     for_each_instruction_set! {
+        of quads:
         /// Where `start` and the products of the bytes, and of their lower and upper halves, with every input come to.
         fn sums => sums_body(start: i32, bytes: &[u8; 4 * LANES], inputs: &[[i8; 4]], sums: &mut [[f32; LANES]; 3])
     }
