@@ -134,7 +134,7 @@ impl Words {
     }
 }
 
-/// [`scale_int8`], in vectors.
+/// The int8 scale of a row.
 #[inline(always)]
 unsafe fn scale_of<V: Vector>(row: &[f32]) -> f32 {
     let (vectors, rest) = row.as_chunks::<PANEL>();
