@@ -17,6 +17,7 @@ pub mod decoding_flags;
 pub mod demo;
 pub mod descriptors;
 pub mod diffulex_flags;
+mod draws;
 pub mod engine_loop;
 pub mod flags;
 pub mod frontend;

@@ -3,9 +3,8 @@
 //! In: a [`Submission`]. Out: one [`EventStream`] per choice, whose command is in the outbox. Tokenises, checks lengths,
 //! limits the requests in flight, and computes `Retry-After`. Never here: sending, events.
 
-use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{RequestError, check_ids, check_params_ids};
@@ -324,7 +323,7 @@ impl Frontend {
         now: Instant,
     ) -> Result<Fingerprint, SubmitError> {
         let (adapter, params) = (submission.adapter.as_deref(), &submission.sampling_params);
-        let fingerprint = Fingerprint::of(&self.shared.draws.key, ids, suffix, adapter, params);
+        let fingerprint = Fingerprint::of(self.shared.draws.key(), ids, suffix, adapter, params);
         match lock(&self.shared.quarantine).refusal(fingerprint, now) {
             Some(left) => Err(SubmitError::Poisoned { left }),
             None => Ok(fingerprint),
@@ -489,34 +488,6 @@ fn check_prompt(
     check_ids(field, ids, card.vocab_size)?;
     check_length(field, ids, n_more, card)?;
     check_params_ids(params, card.vocab_size)
-}
-
-/// Request ids and seeds: a keyed hash of a count, which costs no system call and cannot be guessed without the key.
-#[derive(Default)]
-pub(super) struct Draws {
-    key: RandomState,
-    count: AtomicU64,
-}
-
-impl Draws {
-    pub(super) fn next(&self) -> u64 {
-        self.key.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// A keyed hash of `value`.
-    pub(super) fn hash(&self, value: &impl Hash) -> u64 {
-        self.key.hash_one(value)
-    }
-
-    /// Diffulex's form: its prefix and 32 hexadecimal digits.
-    fn rid(&self) -> String {
-        format!("diffulex-{:016x}{:016x}", self.next(), self.next())
-    }
-
-    /// 53 bits, so that a JavaScript client can send the reported seed back.
-    fn seed(&self) -> u64 {
-        self.next() >> 11
-    }
 }
 
 pub(super) fn unavailable(message: &str, retry_after_s: u64) -> SubmitError {

@@ -33,7 +33,6 @@ use tokio::sync::watch;
 
 use adapters::AdapterRegistry;
 pub use adapters::{AdapterOutcome, AdapterRefusal};
-use admission::Draws;
 pub use admission::{Submission, SubmitError, Truncation};
 pub use contexts::{
     Addition, ContextError, ContextName, ContextOwner, ContextTable, ContextView, MAX_CONTEXT_TTL, NewContext,
@@ -54,6 +53,7 @@ pub use watched_stream::{AnswerError, ClientDisconnected, WatchedStream};
 use crate::link::CommandSender;
 use crate::long_work::LongWork;
 use crate::telemetry::{Gauges, Telemetry};
+use crate::draws::Draws;
 
 /// How a front end behaves.
 #[derive(Clone, Debug)]
