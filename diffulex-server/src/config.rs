@@ -87,6 +87,8 @@ pub struct ServerConfig {
     pub context_ttl_seconds: f64,
     /// Controller to register with.
     pub register_with: Option<String>,
+    /// Collector of traces; `None` makes none.
+    pub otlp_endpoint: Option<String>,
     /// Level or filter of log lines.
     pub log_level: String,
     /// Form of log lines.
@@ -139,6 +141,7 @@ impl Default for ServerConfig {
             // Parrot's time of a session.
             context_ttl_seconds: 600.0,
             register_with: None,
+            otlp_endpoint: None,
             // Diffulex's.
             log_level: "info".to_owned(),
             log_format: LogFormat::default(),
@@ -207,6 +210,7 @@ impl ServerConfig {
             max_contexts,
             context_ttl_seconds,
             register_with,
+            otlp_endpoint,
             log_level,
             log_format,
         } = flags;
@@ -245,6 +249,7 @@ impl ServerConfig {
             max_contexts: max_contexts.unwrap_or(defaults.max_contexts),
             context_ttl_seconds: context_ttl_seconds.unwrap_or(defaults.context_ttl_seconds),
             register_with: given(register_with),
+            otlp_endpoint: given(otlp_endpoint),
             log_level: log_level.unwrap_or(defaults.log_level),
             log_format: log_format.unwrap_or(defaults.log_format),
             engine: EngineOptions { profile_dir, ..engine_options(engine)? },
@@ -278,7 +283,12 @@ impl ServerConfig {
             );
             return Err(ConfigError::flag("--watchdog-timeout", problem));
         }
-        for (flag, url) in [("--speech-upstream", &self.speech_upstream), ("--register-with", &self.register_with)] {
+        let urls = [
+            ("--speech-upstream", &self.speech_upstream),
+            ("--register-with", &self.register_with),
+            ("--otlp-endpoint", &self.otlp_endpoint),
+        ];
+        for (flag, url) in urls {
             let is_http = |uri: axum::http::Uri| uri.scheme_str() == Some("http") && uri.host().is_some();
             if let Some(url) = url.as_ref().filter(|url| !url.parse().is_ok_and(is_http)) {
                 // TLS would be a large dependency for a server that is nearly always on the same machine.

@@ -18,6 +18,9 @@ use crate::sampling_defaults::GenerationConfig;
 /// Where the key may stand instead of on the command line, which everybody on the machine can read.
 pub(crate) const API_KEY_VARIABLE: &str = "DIFFULEX_API_KEY";
 
+/// OpenTelemetry's name of the collector.
+const OTLP_ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
 /// Everything `serve` takes.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ServeArgs {
@@ -124,6 +127,9 @@ pub struct ServerFlags {
     /// Controller to register with as one of its engines, as Parrot's do: http://HOST:PORT of one with /register_engine.
     #[arg(long, value_name = "URL")]
     pub register_with: Option<String>,
+    /// OpenTelemetry collector that takes traces of requests over OTLP/HTTP: http://HOST:4318, or with the path /v1/traces.
+    #[arg(long, alias = "otlp-traces-endpoint", env = OTLP_ENDPOINT_VARIABLE, value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
     /// Log level: error, warn, info, debug, trace, or a filter such as diffulex_server=debug.
     #[arg(long, value_name = "LEVEL")]
     pub log_level: Option<String>,

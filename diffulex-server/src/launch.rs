@@ -33,6 +33,7 @@ use crate::registration::{self, Announced};
 use crate::sampling_defaults::sampling_defaults;
 use crate::standalone_worker::{self, StandaloneError, StandaloneOptions};
 use crate::telemetry::Telemetry;
+use crate::traces::Traces;
 use crate::worker_process::{self, WorkerBoot, WorkerPlan, WorkerProcessError, WorkerProcesses};
 use crate::{demo, descriptors};
 
@@ -82,6 +83,9 @@ pub enum LaunchError {
     /// `--cors-origin` or `--speech-upstream` is wrong.
     #[error(transparent)]
     Router(#[from] RouterError),
+    /// The client for `--otlp-endpoint` could not be made.
+    #[error("--otlp-endpoint: {0}")]
+    Traces(reqwest::Error),
     /// Something that every server needs cannot be had.
     #[error("cannot {what}: {error}")]
     System {
@@ -259,7 +263,13 @@ pub async fn serve_with(
     let telemetry = Arc::new(Telemetry::default());
     let frontend = Frontend::start(text, config.frontend_options(), Arc::clone(&telemetry), starter)
         .map_err(LaunchError::system("start the front end's thread"))?;
-    let router = http::router(frontend.clone(), telemetry, http_options(config, files, name.clone())?)?;
+    let (traces, trace_sender) = match &config.otlp_endpoint {
+        Some(endpoint) => Some(Traces::start(endpoint, &name, &telemetry).map_err(LaunchError::Traces)?),
+        None => None,
+    }
+    .unzip();
+    let http_options = HttpOptions { traces, ..http_options(config, files, name.clone())? };
+    let router = http::router(frontend.clone(), telemetry, http_options)?;
     let (stop_http, stop) = watch::channel(false);
     let connection_options = ConnectionOptions {
         max_connections: descriptors::max_connections(descriptors::raise_limit()),
@@ -307,6 +317,10 @@ pub async fn serve_with(
     {
         tracing::error!(%error, "the HTTP side failed");
     }
+    // No request is open any more, so every span has ended.
+    if let Some(sender) = trace_sender {
+        sender.finish().await;
+    }
     result
 }
 
@@ -329,6 +343,7 @@ pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> 
             timeout: ServerConfig::duration(config.header_timeout_seconds),
         },
         speech_upstream: config.speech_upstream.clone(),
+        traces: None,
     })
 }
 

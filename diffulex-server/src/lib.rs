@@ -40,5 +40,6 @@ pub mod shell;
 pub mod standalone_worker;
 pub mod telemetry;
 pub mod terminal;
+pub mod traces;
 pub mod worker;
 pub mod worker_process;

@@ -179,6 +179,10 @@ pub struct Telemetry {
     pub stale_events: Counter,
     /// Events of requests without a reader (aborted, timed out).
     pub orphan_events: Counter,
+    /// Spans that the collector took.
+    pub spans_sent: Counter,
+    /// Spans that were lost on their way to the collector.
+    pub spans_dropped: Counter,
 }
 
 /// Counts of contexts.
@@ -348,6 +352,8 @@ impl Telemetry {
         page.counter("malformed_frames_total", "Undecodable worker messages.", self.malformed_frames.get());
         page.counter("stale_events_total", "Events of an earlier start of the worker.", self.stale_events.get());
         page.counter("orphan_events_total", "Events of requests without a reader.", self.orphan_events.get());
+        page.counter("trace_spans_sent_total", "Spans that the collector took.", self.spans_sent.get());
+        page.counter("trace_spans_dropped_total", "Spans that were lost on their way.", self.spans_dropped.get());
 
         let latencies = [
             ("time_to_first_frame_seconds", "From acceptance to the first event.", &self.time_to_first_frame),

@@ -240,6 +240,7 @@ impl Stage {
             is_exposed: false,
             body: BodyLimits { max_bytes: 1 << 20, timeout: Duration::from_secs(60) },
             speech_upstream: None,
+            traces: None,
         };
         let router = router(frontend, telemetry, options).expect("the options are right");
         Self { runtime, router, answer }

@@ -110,6 +110,7 @@ fn http_options() -> HttpOptions {
         serves_profiles: true,
         body: BodyLimits { max_bytes: 1 << 20, timeout: DEADLINE },
         speech_upstream: None,
+        traces: None,
     }
 }
 

@@ -39,6 +39,7 @@ mod profile;
 mod responses;
 mod signals;
 mod terminal;
+mod traces;
 mod watching;
 mod wire;
 mod wire_faults;

@@ -15,10 +15,12 @@ use diffulex_protocol::{
 use super::contexts::ContextError;
 use super::quarantine::Fingerprint;
 use super::request_log::RequestLog;
+use super::request_spans;
 use super::request_state::{RequestSize, RequestState};
 use super::stream::{EventStream, Permit};
 use super::tokenising::Tokenising;
 use super::{Frontend, Shared, WorkerStatus, WorkerView, lock};
+use crate::traces::RequestTrace;
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.
 const COMPLETIONS_KEPT: usize = 64;
@@ -67,6 +69,10 @@ pub struct Submission {
     pub first_input: usize,
     /// Answers wanted to each input; each is a request of its own with the next seed.
     pub n_choices: u32,
+    /// The trace of the client's request.
+    pub trace: Option<RequestTrace>,
+    /// The log line of the client's request, of which this is a part; `None` is one of its own.
+    pub log: Option<RequestLog>,
 }
 
 /// Which tokens of a prompt are kept, from its end where nothing else is said.
@@ -129,7 +135,23 @@ impl Submission {
             embed: None,
             first_input: 0,
             n_choices: 1,
+            trace: None,
+            log: None,
         }
+    }
+
+    /// The log line of the client's request, which is accepted now.
+    pub fn begin_log(&self) -> RequestLog {
+        if let Some(trace) = &self.trace {
+            let operation = match (self.embed, self.inputs.first()) {
+                (Some(_), _) => request_spans::EMBEDDINGS,
+                (None, Some(ServingInput::Chat { .. })) => "chat",
+                (None, _) => "text_completion",
+            };
+            let adapter = self.adapter.as_deref();
+            request_spans::begin(trace, operation, adapter, &self.sampling_params, self.n_choices);
+        }
+        RequestLog::new(self.route, self.trace.clone())
     }
 
     /// Parameters of answer `choice` to a prompt, whose first answer has `seed`. The answers share the scores of the prompt.
@@ -210,6 +232,7 @@ impl Frontend {
     /// are accepted.
     pub async fn submit(&self, mut submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
         let accepted = Instant::now();
+        let log = submission.log.take().unwrap_or_else(|| submission.begin_log());
         let card = self.shared.card_of_running_worker()?;
         check_count(&submission, self.shared.options.max_in_flight)?;
         let (n_inputs, n_choices) = (submission.inputs.len(), u64::from(submission.n_choices));
@@ -234,7 +257,8 @@ impl Frontend {
 
         let n_suffix = suffix.as_ref().map_or(0, Vec::len);
         let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        let log = RequestLog::new(submission.route, prompts.iter().map(|prompt| prompt.ids.len()).sum(), accepted);
+        let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + n_suffix;
+        log.note_prompts(prompts.iter().map(n_given).sum());
         let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
         let answers = prompts.iter().zip(fingerprints).zip(seeds);
         let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
@@ -244,7 +268,7 @@ impl Frontend {
         for (nth, (permit, (prompt, fingerprint, seed, choice))) in
             (submission.first_input as u64..).zip(permits.into_iter().zip(answers))
         {
-            let Checked { ids, masked } = prompt;
+            let (Checked { ids, masked }, n_given) = (prompt, n_given(prompt) as u32);
             let size = RequestSize {
                 prompt_tokens: ids.len(),
                 max_tokens: submission.sampling_params.max_tokens,
@@ -278,7 +302,6 @@ impl Frontend {
             self.shared.register(&state, generate)?;
             self.shared.telemetry.accepted.add(1);
             let stream = EventStream::new(&self.shared, state, &log, permit);
-            let n_given = (ids.len() - masked.len() + n_suffix) as u32;
             let kept = submission.keeps_prompt.then(|| ids.as_slice().into());
             streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
         }

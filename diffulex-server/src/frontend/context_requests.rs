@@ -75,6 +75,7 @@ impl Frontend {
         mut submission: Submission,
         fills: bool,
     ) -> Result<EventStream, SubmitError> {
+        let log = submission.begin_log();
         let card = self.shared.card_of_running_worker()?;
         let now = Instant::now();
         self.shared.sweep_contexts(now);
@@ -100,6 +101,7 @@ impl Frontend {
             cache_salt,
             context: Some(ContextUse { id: number, fills }),
             fills_masks: false,
+            log: Some(log),
             ..submission
         };
         let stream = self.submit(submission).await?.pop();

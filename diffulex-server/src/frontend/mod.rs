@@ -11,9 +11,11 @@ mod context_lease;
 mod context_requests;
 mod contexts;
 pub(crate) mod crash_report;
+mod outcome;
 mod profile;
 mod quarantine;
 mod request_log;
+mod request_spans;
 mod request_state;
 mod routing;
 mod stream;
@@ -41,6 +43,7 @@ pub use crash_report::CrashReports;
 use profile::Profiler;
 pub use profile::{ProfileEnd, ProfileError, ProfileOrder, ProfileRun};
 use quarantine::Quarantine;
+pub use request_log::RequestLog;
 use request_state::RequestState;
 pub use request_state::StreamEvent;
 #[cfg(test)]
@@ -50,10 +53,10 @@ pub use supervisor::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
 pub use tokenising::Tokenising;
 pub use watched_stream::{AnswerError, ClientDisconnected, WatchedStream};
 
+use crate::draws::Draws;
 use crate::link::CommandSender;
 use crate::long_work::LongWork;
 use crate::telemetry::{Gauges, Telemetry};
-use crate::draws::Draws;
 
 /// How a front end behaves.
 #[derive(Clone, Debug)]

@@ -1,116 +1,86 @@
 //! The log line of an accepted request: one, when all of its choices have ended for their reader, or been left by it.
 //!
 //! Written on the reader's thread, so that routing events waits for no log. Everything in it is ours: ids, names of
-//! routes and reasons, numbers. Never here: requests that were not accepted, which their route refuses.
+//! routes and reasons, numbers. Where the request has a trace, its spans are written at the same moment. Never here: requests
+//! that were not accepted, which their route refuses.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use diffulex_protocol::{ErrorCode, FinishReason, ServingReply};
+use diffulex_protocol::{ErrorCode, ServingReply};
 
-use super::lock;
+use super::outcome::Outcome;
+use super::{lock, request_spans};
 use crate::telemetry::error_label;
+use crate::traces::RequestTrace;
 
-/// A status that no client receives, as nginx writes it: the client left before the end.
-const CLIENT_LEFT: u16 = 499;
-
-/// Status of an answer, and of a stream that failed after its headers.
-const OK: u16 = 200;
-
-/// A choice's share of its request's line.
-#[derive(Clone)]
-pub(super) struct RequestLog {
+/// A share of a request's line: of a choice, or of whoever submits more of them.
+#[derive(Clone, Debug)]
+pub struct RequestLog {
     line: Arc<Line>,
 }
 
-/// Written when the last choice drops it.
+/// Written when the last share is dropped.
+#[derive(Debug)]
 struct Line {
     route: &'static str,
-    n_prompt_tokens: usize,
-    accepted: Instant,
+    trace: Option<RequestTrace>,
     outcome: Mutex<Outcome>,
-}
-
-#[derive(Default)]
-struct Outcome {
-    /// Of the first choice, which the client knows all of them by.
-    rid: String,
-    n_choices: u32,
-    n_answered: u32,
-    /// Of the first choice that ended with an answer.
-    finish: Option<FinishReason>,
-    error: Option<ErrorCode>,
-    /// The status of an error that came before the headers.
-    status: Option<u16>,
-    n_prompt_tokens: u32,
-    n_answer_tokens: u32,
-    nfe: u32,
-    queue: Duration,
-    /// Until the first event.
-    first: Option<Duration>,
 }
 
 impl RequestLog {
     /// The line of a request, written once it has a choice.
-    pub(super) fn new(route: &'static str, n_prompt_tokens: usize, accepted: Instant) -> Self {
-        Self { line: Arc::new(Line { route, n_prompt_tokens, accepted, outcome: Mutex::default() }) }
+    pub(super) fn new(route: &'static str, trace: Option<RequestTrace>) -> Self {
+        Self { line: Arc::new(Line { route, trace, outcome: Mutex::new(Outcome::new(Instant::now())) }) }
+    }
+
+    /// More prompts are ids: so many that the client gave.
+    pub(super) fn note_prompts(&self, n_tokens: usize) {
+        let mut outcome = lock(&self.line.outcome);
+        outcome.n_prompt_tokens += n_tokens;
+        if self.line.trace.is_some() {
+            outcome.tokenised.get_or_insert_with(Instant::now);
+        }
     }
 
     /// The share of one more choice, `rid`.
     pub(super) fn add_choice(&self, rid: &str) -> Self {
-        let mut outcome = lock(&self.line.outcome);
-        if outcome.n_choices == 0 {
-            rid.clone_into(&mut outcome.rid);
-        }
-        outcome.n_choices += 1;
+        lock(&self.line.outcome).add_choice(rid);
         self.clone()
     }
 
     /// The reader has something.
     pub(super) fn note_event(&self) {
-        let mut outcome = lock(&self.line.outcome);
-        if outcome.first.is_none() {
-            outcome.first = Some(self.line.accepted.elapsed());
-        }
+        lock(&self.line.outcome).note_event();
     }
 
-    /// The reader has the answer.
-    pub(super) fn note_reply(&self, reply: &ServingReply) {
-        let mut outcome = lock(&self.line.outcome);
-        outcome.n_answered += 1;
-        outcome.finish.get_or_insert(reply.finish_reason);
-        outcome.n_prompt_tokens = reply.prompt_tokens;
-        outcome.n_answer_tokens += reply.written_tokens();
-        outcome.nfe += reply.nfe;
-        let queue = Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default();
-        outcome.queue = outcome.queue.max(queue);
+    /// The reader has the answer, which came at `arrived`.
+    pub(super) fn note_reply(&self, reply: &ServingReply, arrived: Option<Instant>) {
+        lock(&self.line.outcome).note_reply(reply, arrived);
     }
 
     /// The reader has the error.
     pub(super) fn note_error(&self, code: ErrorCode) {
-        lock(&self.line.outcome).error.get_or_insert(code);
+        lock(&self.line.outcome).note_error(code);
     }
 
     /// The error is the whole answer, with this status.
     pub(super) fn note_status(&self, status: u16) {
-        lock(&self.line.outcome).status.get_or_insert(status);
+        lock(&self.line.outcome).note_status(status);
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        let Self { route, n_prompt_tokens, accepted, outcome } = self;
+        let Self { route, trace, outcome } = self;
         let outcome = outcome.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         if outcome.n_choices == 0 {
             return;
         }
-        let is_complete = outcome.n_answered == outcome.n_choices;
-        let (word, status) = match (outcome.error, is_complete) {
-            (Some(_), _) => ("failed", outcome.status.unwrap_or(OK)),
-            (None, true) => ("answered", OK),
-            (None, false) => ("cancelled", CLIENT_LEFT),
-        };
-        let has_answer = outcome.n_answered > 0;
+        if let Some(trace) = trace {
+            request_spans::end(trace, outcome);
+        }
+        let (word, status) = outcome.verdict();
         tracing::info!(
             id = %outcome.rid,
             route = %route,
@@ -118,12 +88,13 @@ impl Drop for Line {
             finish = outcome.finish.map(|reason| tracing::field::display(reason.as_str())),
             error = outcome.error.map(|code| tracing::field::display(error_label(code))),
             choices = (outcome.n_choices > 1).then_some(outcome.n_choices),
-            prompt_tokens = if has_answer { u64::from(outcome.n_prompt_tokens) } else { *n_prompt_tokens as u64 },
+            prompt_tokens = outcome.n_prompt_tokens as u64,
             answer_tokens = outcome.n_answer_tokens,
             nfe = outcome.nfe,
-            queue_ms = has_answer.then(|| milliseconds(outcome.queue)),
+            queue_ms = outcome.has_answer().then(|| milliseconds(outcome.queue)),
             first_ms = outcome.first.map(milliseconds),
-            total_ms = milliseconds(accepted.elapsed()),
+            total_ms = milliseconds(outcome.accepted.elapsed()),
+            trace_id = trace.as_ref().map(|trace| tracing::field::display(trace.trace_id())),
             "{word}"
         );
     }

@@ -79,7 +79,8 @@ struct Pending {
     progress: VecDeque<Progress>,
     unread_positions: usize,
     end: Option<End>,
-    is_ended: bool,
+    /// When the end came.
+    ended: Option<Instant>,
     reader: Option<Waker>,
     /// Counts events handed to the reader, so that it sees no gap where events were merged.
     next_seq: u32,
@@ -196,7 +197,7 @@ impl RequestState {
 
     pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.is_ended {
+        if pending.ended.is_some() {
             return None;
         }
         self.observe(&mut pending, delta.token_offset + delta.token_ids.len() as u32, now, telemetry);
@@ -219,7 +220,7 @@ impl RequestState {
         telemetry: &Telemetry,
     ) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.is_ended {
+        if pending.ended.is_some() {
             return None;
         }
         self.observe(&mut pending, snapshot.committed_len, now, telemetry);
@@ -239,7 +240,7 @@ impl RequestState {
 
     pub(super) fn take_reply(&self, reply: Box<ServingReply>, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.is_ended {
+        if pending.ended.is_some() {
             return None;
         }
         self.observe(&mut pending, 0, now, telemetry);
@@ -250,18 +251,18 @@ impl RequestState {
         }
         telemetry.end_to_end.observe(now.saturating_duration_since(self.accepted));
         telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
-        pending.is_ended = true;
+        pending.ended = Some(now);
         pending.end = Some(End::Reply(reply));
         pending.waker()
     }
 
     pub(super) fn take_error(&self, error: ServingError, telemetry: &Telemetry) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.is_ended {
+        if pending.ended.is_some() {
             return None;
         }
         telemetry.count_failure(error.code);
-        pending.is_ended = true;
+        pending.ended = Some(Instant::now());
         pending.end = Some(End::Error(error));
         pending.waker()
     }
@@ -273,14 +274,15 @@ impl RequestState {
         self.take_error(error, telemetry)
     }
 
-    pub(super) fn is_ended(&self) -> bool {
-        self.lock().is_ended
+    /// When the engine, or the front end, ended it.
+    pub(super) fn ended(&self) -> Option<Instant> {
+        self.lock().ended
     }
 
     /// `Ready` once the request has ended.
     pub(super) fn poll_end(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut pending = self.lock();
-        if pending.is_ended && !pending.is_withheld {
+        if pending.ended.is_some() && !pending.is_withheld {
             return Poll::Ready(());
         }
         pending.wait(context);
@@ -324,7 +326,7 @@ impl RequestState {
             None => match pending.end.take() {
                 Some(End::Reply(reply)) => StreamEvent::Reply(reply),
                 Some(End::Error(error)) => StreamEvent::Error(error),
-                None if pending.is_ended => return Poll::Ready(None),
+                None if pending.ended.is_some() => return Poll::Ready(None),
                 None => {
                     pending.wait(context);
                     return Poll::Pending;
@@ -341,7 +343,7 @@ impl RequestState {
     /// `Ready` once there is something to read; an error that nothing came before is taken.
     pub(super) fn poll_first(&self, context: &mut Context<'_>) -> Poll<Result<(), ServingError>> {
         let mut pending = self.lock();
-        let is_something = !pending.progress.is_empty() || pending.is_ended;
+        let is_something = !pending.progress.is_empty() || pending.ended.is_some();
         if pending.is_withheld || !is_something {
             pending.wait(context);
             return Poll::Pending;

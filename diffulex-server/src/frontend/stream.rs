@@ -181,7 +181,7 @@ impl EventStream {
             StreamEvent::Snapshot(snapshot) => profiler.chunk_sent(&self.state.rid, snapshot.seq),
             StreamEvent::Reply(reply) => {
                 self.has_end = true;
-                self.log.note_reply(reply);
+                self.log.note_reply(reply, self.state.ended());
                 if let Some(mut context) = self.context.take() {
                     context.settle(reply);
                 }
@@ -213,7 +213,7 @@ impl Drop for EventStream {
         if !self.has_end {
             self.shared.profiler.ended(&self.state.rid, || json!({"cancelled": true}));
         }
-        if self.state.is_ended() {
+        if self.state.ended().is_some() {
             return;
         }
         self.shared.telemetry.disconnected.add(1);

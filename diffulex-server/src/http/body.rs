@@ -17,6 +17,7 @@ use tokio_stream::StreamExt;
 use super::App;
 use super::budget::{BodyBudget, HeldMemory};
 use super::error::ApiError;
+use crate::traces::RequestTrace;
 
 /// How long, and for how many bytes, the rest of a refused body is read away. Chosen by us.
 const DISCARD_DEADLINE: Duration = Duration::from_secs(5);
@@ -61,6 +62,8 @@ pub(super) struct Read<T> {
     pub(super) value: T,
     /// Given back on drop.
     pub(super) held: HeldMemory,
+    /// Of the request, where it has one.
+    pub(super) trace: Option<RequestTrace>,
 }
 
 /// Reads a body, JSON of type `B`, and prepares it. Large bodies are parsed and prepared on a thread of their own.
@@ -71,15 +74,16 @@ pub(super) async fn json<B: DeserializeOwned, T: Send + 'static>(
     prepare: impl FnOnce(&App, B) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<Read<T>, ApiError> {
     check_content_type(request.headers(), dialect)?;
+    let trace = app.options.traces.as_ref().and_then(|_| request.extensions().get().cloned());
     let (bytes, held) = read(app, request).await?;
     if bytes.len() <= INLINE_BYTES {
-        return Ok(Read { value: prepare(app, parse(&bytes, dialect)?)?, held });
+        return Ok(Read { value: prepare(app, parse(&bytes, dialect)?)?, held, trace });
     }
     let worker = app.clone();
     let work = move || parse(&bytes, dialect).and_then(|body| prepare(&worker, body));
     let done = app.frontend.long_work().run(work).await;
     let value = done.map_err(|error| diffulex_engine::RequestError::engine(error.to_string()))??;
-    Ok(Read { value, held })
+    Ok(Read { value, held, trace })
 }
 
 /// [`json`] as it is.

@@ -20,7 +20,7 @@ use super::prompt_report::{PromptEntry, ReportedPrompt};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
 use super::streamed_usage::StreamedUsage;
-use crate::frontend::{Frontend, StreamEvent};
+use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// How a body is read. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
 const READING: Reading =
@@ -28,11 +28,11 @@ const READING: Reading =
 
 /// The route.
 pub(super) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value: order, held } =
+    let Read { value: order, held, trace } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
     let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
-    let streams = app.frontend.submit(submission).await?;
+    let streams = app.frontend.submit(Submission { trace, ..submission }).await?;
     drop(held);
     let id = format!("chatcmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
     let head = Head { id, model, created: unix_seconds() };

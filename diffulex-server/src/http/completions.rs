@@ -24,7 +24,7 @@ use super::prompt_report::{PromptEntry, ReportedPrompt, Score};
 use super::request::{Order, Reading};
 use super::sse::{self, Framer, Frames};
 use super::streamed_usage::StreamedUsage;
-use crate::frontend::{EventStream, Frontend, StreamEvent};
+use crate::frontend::{EventStream, Frontend, StreamEvent, Submission};
 
 /// How a body is read.
 const READING: Reading =
@@ -32,13 +32,13 @@ const READING: Reading =
 
 /// The route.
 pub(super) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value: order, held } =
+    let Read { value: order, held, trace } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
     let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt: report } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
     let n_choices = submission.n_choices as usize;
     let n_alternatives = submission.sampling_params.top_logprobs as usize;
-    let streams = app.frontend.submit(submission).await?;
+    let streams = app.frontend.submit(Submission { trace, ..submission }).await?;
     drop(held);
     let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
     let created = unix_seconds();

@@ -22,6 +22,7 @@ use super::request::{GenerationBody, Order, Reading};
 use super::routes::{EVENT_STREAM, Entry, JSON, Routes};
 use super::{App, asked_model};
 use crate::frontend::{ContextError, ContextName, ContextOwner, ContextView, MAX_CONTEXT_TTL, NewContext, Submission};
+use crate::traces::RequestTrace;
 
 /// How the body of `generate` is read where it has a prompt.
 const OF_PROMPT: Reading =
@@ -32,13 +33,17 @@ const OF_MESSAGES: Reading = Reading { is_chat: true, ..OF_PROMPT };
 
 /// The routes.
 pub(super) fn routes(routes: Routes) -> Routes {
-    let create_entry = Entry::of("Makes a context").taking::<CreateBody>();
+    let create_entry = Entry::of("Makes a context").taking::<CreateBody>().traced();
     routes
         .post("/v1/contexts", create, answers(create_entry))
         .get("/v1/contexts", list, Entry::of("All contexts"))
         .get("/v1/contexts/{id}", one, answers(Entry::of("A context")))
         .delete("/v1/contexts/{id}", free, answers(Entry::of("Frees a context")))
-        .post("/v1/contexts/{id}/fill", fill, answers(Entry::of("Adds text to a context").taking::<FillBody>()))
+        .post(
+            "/v1/contexts/{id}/fill",
+            fill,
+            answers(Entry::of("Adds text to a context").taking::<FillBody>().traced()),
+        )
         .post(
             "/v1/contexts/{id}/generate",
             generate,
@@ -111,11 +116,11 @@ async fn create(State(app): State<App>, request: Request) -> Result<Response, Ap
         let new = NewContext { id: None, parent, adapter, cache_salt, ttl: ttl_s.map(ttl).transpose()? };
         Ok((new, TextBody { text, token_ids, messages }.input()?))
     };
-    let Read { value: (new, input), held } = body::json(&app, request, Dialect::Native, prepare).await?;
+    let Read { value: (new, input), held, trace } = body::json(&app, request, Dialect::Native, prepare).await?;
     let view = app.frontend.create_context(owner, new)?;
     let Some(input) = input else { return Ok(answer::json(&view)) };
     let name = ContextName { owner, id: view.context_id };
-    let filled = fill_with(&app, name, input).await;
+    let filled = fill_with(&app, name, input, trace).await;
     drop(held);
     if filled.is_err() {
         // Nobody knows its id. An error means that it is gone already.
@@ -158,8 +163,8 @@ async fn fill(State(app): State<App>, Path(id): Path<String>, request: Request) 
         let missing = || ApiError::invalid("text", "text, token_ids or messages is required");
         TextBody { text, token_ids, messages }.input()?.ok_or_else(missing)
     };
-    let Read { value: input, held } = body::json(&app, request, Dialect::Native, prepare).await?;
-    let filled = fill_with(&app, name, input).await?;
+    let Read { value: input, held, trace } = body::json(&app, request, Dialect::Native, prepare).await?;
+    let filled = fill_with(&app, name, input, trace).await?;
     drop(held);
     Ok(answer::json(&filled))
 }
@@ -174,9 +179,15 @@ pub(super) struct Filled {
 }
 
 /// Adds `input` to a context, and waits until it is encoded.
-pub(super) async fn fill_with(app: &App, name: ContextName, input: ServingInput) -> Result<Filled, ApiError> {
+pub(super) async fn fill_with(
+    app: &App,
+    name: ContextName,
+    input: ServingInput,
+    trace: Option<RequestTrace>,
+) -> Result<Filled, ApiError> {
     let before = app.frontend.context(name)?.context_len;
-    let stream = app.frontend.extend_context(name, Submission::new("/v1/contexts/fill", input), true).await?;
+    let submission = Submission { trace, ..Submission::new("/v1/contexts/fill", input) };
+    let stream = app.frontend.extend_context(name, submission, true).await?;
     reply_of(stream).await?;
     let context = app.frontend.context(name)?;
     Ok(Filled { filled_len: context.context_len - before, context })
@@ -185,12 +196,13 @@ pub(super) async fn fill_with(app: &App, name: ContextName, input: ServingInput)
 /// Goes on from a context; the answer becomes a part of it.
 async fn generate(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Response, ApiError> {
     let name = name(&app, &id, request.headers())?;
-    let Read { value: order, held } = body::json(&app, request, Dialect::Native, order).await?;
+    let Read { value: order, held, trace } = body::json(&app, request, Dialect::Native, order).await?;
     let Order { model, mut submission, denoise, .. } = order;
     let form = AnswerForm::new(model, denoise).on_context(&app, name);
     let is_stream = submission.stream;
     let stream_mode = submission.stream_mode;
     submission.fills_masks = false;
+    submission.trace = trace;
     let stream = app.frontend.extend_context(name, submission, false).await?;
     drop(held);
     native::respond(app, vec![stream], is_stream.then_some(stream_mode), form).await

@@ -22,6 +22,7 @@ use super::other_fields::is_empty;
 use super::request::{GenerationBody, Order, Reading};
 use super::schemas;
 use crate::frontend::{Submission, Truncation};
+use crate::traces::RequestTrace;
 
 const READING: Reading =
     Reading { route: "/v1/embeddings", is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: true };
@@ -99,9 +100,9 @@ pub(super) async fn embeddings(State(app): State<App>, request: Request) -> Resu
 }
 
 async fn respond(app: &App, request: Request) -> Result<Response, ApiError> {
-    let Read { value: (texts, encoding), held } = body::json(app, request, Dialect::OpenAi, ask).await?;
+    let Read { value: (texts, encoding), held, trace } = body::json(app, request, Dialect::OpenAi, ask).await?;
     let model = texts.model.clone();
-    let Embedded { vectors, prompt_tokens } = texts.embed(app).await?;
+    let Embedded { vectors, prompt_tokens } = texts.embed(app, trace).await?;
     drop(held);
     let data = (0..).zip(&vectors).map(|(index, vector)| Item {
         object: "embedding",
@@ -167,9 +168,11 @@ impl Texts {
     }
 
     /// Their vectors; the requests are aborted when this is dropped.
-    pub(super) async fn embed(self, app: &App) -> Result<Embedded, ApiError> {
+    pub(super) async fn embed(self, app: &App, trace: Option<RequestTrace>) -> Result<Embedded, ApiError> {
         let Self { mut submission, shape, .. } = self;
         let inputs = std::mem::take(&mut submission.inputs);
+        submission.trace = trace;
+        submission.log = Some(submission.begin_log());
         let group = GROUP.min(app.frontend.max_in_flight()).max(1);
         let mut vectors = Vec::with_capacity(inputs.len());
         let mut prompt_tokens = 0;

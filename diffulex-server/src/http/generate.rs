@@ -13,6 +13,7 @@ use super::error::ApiError;
 use super::native::{self, AnswerForm};
 use super::parrot::{self, Asked};
 use super::request::{Order, Reading};
+use crate::frontend::Submission;
 
 /// How a body is read.
 const READING: Reading =
@@ -22,14 +23,14 @@ const READING: Reading =
 pub(super) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let owner = contexts::owner(&app, request.headers());
     let order = |app: &App, body: parrot::GenerateBody| body.order(app, &READING);
-    let Read { value: asked, held } = body::json(&app, request, Dialect::Native, order).await?;
+    let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Native, order).await?;
     let order = match asked {
         Asked::Plain(order) => order,
-        Asked::OnContext(asked) => return parrot::generate_on_context(app, owner, asked).await,
+        Asked::OnContext(asked) => return parrot::generate_on_context(app, owner, asked, trace).await,
     };
     let Order { model, submission, denoise, .. } = order;
     let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
-    let streams = app.frontend.submit(submission).await?;
+    let streams = app.frontend.submit(Submission { trace, ..submission }).await?;
     drop(held);
     native::respond(app, streams, is_stream.then_some(stream_mode), AnswerForm::new(model, denoise)).await
 }

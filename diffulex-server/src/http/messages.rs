@@ -17,7 +17,7 @@ use super::denoise_frames::DenoiseFrames;
 use super::error::{ApiError, ErrorForm};
 use super::interface::InterfaceBody;
 use super::sse::{self, EventHead, Framer, Frames, StreamForm};
-use crate::frontend::StreamEvent;
+use crate::frontend::{StreamEvent, Submission};
 use input::MessagesFields;
 
 /// The route.
@@ -27,10 +27,10 @@ pub(super) async fn messages(State(app): State<App>, request: Request) -> Result
 
 async fn create(app: App, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<MessagesFields>| input::order(app, body);
-    let Read { value: order, held } = body::json(&app, request, Dialect::OpenAi, read).await?;
+    let Read { value: order, held, trace } = body::json(&app, request, Dialect::OpenAi, read).await?;
     let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
     let stops = order.submission.sampling_params.stop.clone();
-    let mut streams = app.frontend.submit(order.submission).await?;
+    let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
     drop(held);
     let Some(stream) = streams.first() else {
         return Err(diffulex_engine::RequestError::engine("the request was not accepted").into());
@@ -57,7 +57,7 @@ async fn create(app: App, request: Request) -> Result<Response, ApiError> {
 /// Tokens of a conversation.
 pub(super) async fn count_tokens(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<MessagesFields>| input::conversation(app, body);
-    let Read { value: conversation, held } = body::json(&app, request, Dialect::OpenAi, read).await?;
+    let Read { value: conversation, held, .. } = body::json(&app, request, Dialect::OpenAi, read).await?;
     let tokens = app.frontend.tokenise("messages", conversation).await?;
     drop(held);
     Ok(answer::object(|fields| fields.add("input_tokens", &tokens.len())))

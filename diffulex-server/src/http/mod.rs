@@ -41,6 +41,7 @@ mod sse;
 mod stages;
 mod streamed_usage;
 mod tokenize;
+mod traced;
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -60,6 +61,7 @@ use diffulex_protocol::SamplingParams;
 use crate::frontend::Frontend;
 use crate::parrot_engine::EngineRegistry;
 use crate::telemetry::Telemetry;
+use crate::traces::Traces;
 use admin::{AbortBody, LoadAdapterBody, UnloadAdapterBody};
 pub use body::BodyLimits;
 use budget::BodyBudget;
@@ -103,6 +105,8 @@ pub struct HttpOptions {
     pub body: BodyLimits,
     /// The server that requests for speech are passed on to.
     pub speech_upstream: Option<String>,
+    /// Where traces of requests go; `None` makes none.
+    pub traces: Option<Traces>,
 }
 
 impl HttpOptions {
@@ -171,7 +175,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
     let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
-    let (router, table) = table(options.serves_profiles).into_parts();
+    let (router, table) = table(options.serves_profiles, options.traces.clone()).into_parts();
     let app = App(Arc::new(AppState {
         frontend,
         telemetry,
@@ -201,10 +205,10 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
 }
 
 /// The table of routes.
-fn table(has_profiles: bool) -> Routes {
+fn table(has_profiles: bool, traces: Option<Traces>) -> Routes {
     let not_found = [StatusCode::NOT_FOUND];
     let streaming = |entry: Entry| entry.answering(&[JSON, EVENT_STREAM]);
-    let routes = Routes::default()
+    let routes = Routes::traced_by(traces)
         .post(
             "/generate",
             generate::generate,

@@ -25,8 +25,9 @@ use super::other_fields::OtherFields;
 use super::request::{GenerationBody, Order, Reading};
 use super::routes::{BYTES, Entry, Routes};
 use super::sse::{self, Framer, Frames, StreamForm};
-use crate::frontend::{ContextError, ContextName, ContextOwner, NewContext, StreamEvent};
+use crate::frontend::{ContextError, ContextName, ContextOwner, NewContext, StreamEvent, Submission};
 use crate::parrot_engine::EngineRuntimeInfo;
+use crate::traces::RequestTrace;
 
 /// Fields of a primitive that no other request has.
 const FIELDS: [&str; 7] =
@@ -41,7 +42,7 @@ pub(super) fn routes(routes: Routes) -> Routes {
     let answers = contexts::answers;
     let ping_entry = || answers(Entry::of("Whether the engine is there").taking::<PingBody>().or_nothing());
     routes
-        .post("/fill", fill, answers(Entry::of("Adds text to a context of Parrot's").taking::<FillBody>()))
+        .post("/fill", fill, answers(Entry::of("Adds text to a context of Parrot's").taking::<FillBody>().traced()))
         .post(
             "/generate_stream",
             generate_stream,
@@ -110,9 +111,9 @@ async fn fill(State(app): State<App>, request: Request) -> Result<Response, ApiE
         let missing = || ApiError::invalid("token_ids", "token_ids, text or messages is required");
         Ok((primitive, text.input()?.ok_or_else(missing)?))
     };
-    let Read { value: (primitive, input), held } = body::json(&app, request, Dialect::Native, prepare).await?;
+    let Read { value: (primitive, input), held, trace } = body::json(&app, request, Dialect::Native, prepare).await?;
     let name = primitive.bind(&app, owner)?;
-    let filled = fill_with(&app, name, input).await?;
+    let filled = fill_with(&app, name, input, trace).await?;
     drop(held);
     Ok(answer::json(&filled))
 }
@@ -238,11 +239,13 @@ pub(super) async fn generate_on_context(
     app: App,
     owner: ContextOwner,
     OnContext { primitive, order }: OnContext,
+    trace: Option<RequestTrace>,
 ) -> Result<Response, ApiError> {
     let name = primitive.bind(&app, owner)?;
     let Order { model, submission, denoise, .. } = order;
     let stream_mode = submission.stream.then_some(submission.stream_mode);
     let form = AnswerForm::new(model, denoise).on_context(&app, name).for_parrot();
+    let submission = Submission { trace, ..submission };
     let stream = app.frontend.extend_context(name, submission, false).await?;
     native::respond(app, vec![stream], stream_mode, form).await
 }
@@ -257,15 +260,16 @@ async fn generate_stream(State(app): State<App>, request: Request) -> Result<Res
         Asked::OnContext(asked) => Ok(asked),
         Asked::Plain(_) => Err(ApiError::invalid("context_id", "context_id is required")),
     };
-    let Read { value: OnContext { primitive, mut order }, held } =
+    let Read { value: OnContext { primitive, mut order }, held, trace } =
         body::json(&app, request, Dialect::Native, prepare).await?;
     drop(held);
     order.submission.stream = true;
     if wants_events {
-        return generate_on_context(app, owner, OnContext { primitive, order }).await;
+        return generate_on_context(app, owner, OnContext { primitive, order }, trace).await;
     }
     let name = primitive.bind(&app, owner)?;
     order.submission.stream_mode = StreamMode::BlockAppend;
+    order.submission.trace = trace;
     let stream = app.frontend.extend_context(name, order.submission, false).await?;
     sse::respond(vec![stream], TokenFramer, Spacing::Compact, StreamMode::BlockAppend, app.telemetry.clone()).await
 }

@@ -13,6 +13,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::error::{self, ApiError, ErrorForm};
+use crate::traces::TraceId;
 
 /// Lines of refusals a second. Chosen by us: every mistake of a person who tries requests, and 2 MB an hour at worst.
 const LINES_PER_SECOND: u32 = 5;
@@ -71,7 +72,8 @@ pub(super) async fn report(State(log): State<Arc<RefusalLog>>, request: Request,
         // As strings, which log lines quote and escape.
         let (method, route) = (start_of(method.as_str()), start_of(uri.path()));
         let reason = start_of(refusal.message());
-        tracing::info!(method, route, status, code = %refusal.code(), reason, not_logged, "refused");
+        let trace_id = response.extensions().get::<TraceId>().map(tracing::field::display);
+        tracing::info!(method, route, status, code = %refusal.code(), reason, not_logged, trace_id, "refused");
     }
     response
 }

@@ -19,7 +19,7 @@ use super::denoise_frames::{DenoiseForm, DenoiseFrames};
 use super::error::ApiError;
 use super::interface::InterfaceBody;
 use super::sse::{self, EventHead, Framer, Frames, StreamForm};
-use crate::frontend::StreamEvent;
+use crate::frontend::{StreamEvent, Submission};
 use input::ResponsesFields;
 
 /// The route.
@@ -29,9 +29,9 @@ pub(super) async fn responses(State(app): State<App>, request: Request) -> Resul
 
 async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<ResponsesFields>| input::order(app, body);
-    let Read { value: (order, settings), held } = body::json(&app, request, Dialect::OpenAi, read).await?;
+    let Read { value: (order, settings), held, trace } = body::json(&app, request, Dialect::OpenAi, read).await?;
     let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
-    let mut streams = app.frontend.submit(order.submission).await?;
+    let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
     drop(held);
     let rid = streams.first().map_or("none", |stream| stream.rid());
     let head = Head {

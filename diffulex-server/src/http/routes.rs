@@ -5,10 +5,13 @@
 use axum::Router;
 use axum::handler::Handler;
 use axum::http::{Method, StatusCode};
+use axum::middleware;
 use axum::routing::{MethodFilter, MethodRouter, any, on};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
 use super::App;
+use super::traced::{self, TracedRoute};
+use crate::traces::Traces;
 
 /// Every answer may be these, unless the route is open: a wrong key, a page of another origin.
 const GUARDED: [StatusCode; 2] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
@@ -49,6 +52,8 @@ pub(super) struct Entry {
     pub(super) is_open: bool,
     /// Its errors are reports of its own, and not in an interface's form.
     pub(super) reports_itself: bool,
+    /// Its requests run on the engine, and have traces.
+    is_traced: bool,
 }
 
 /// The schema of a body.
@@ -70,12 +75,13 @@ impl Entry {
             statuses: vec![StatusCode::OK],
             is_open: false,
             reports_itself: false,
+            is_traced: false,
         }
     }
 
     /// A route that generates, from a body of `B`.
     pub(super) fn generation<B: JsonSchema>(summary: &'static str) -> Self {
-        Self::of(summary).taking::<B>().with(&[StatusCode::NOT_FOUND]).with(&ENGINE)
+        Self::of(summary).taking::<B>().with(&[StatusCode::NOT_FOUND]).with(&ENGINE).traced()
     }
 
     /// Taking a body of `B`.
@@ -114,6 +120,11 @@ impl Entry {
     pub(super) fn with(mut self, statuses: &[StatusCode]) -> Self {
         self.statuses.extend(statuses);
         self
+    }
+
+    /// With traces of its requests.
+    pub(super) fn traced(self) -> Self {
+        Self { is_traced: true, ..self }
     }
 
     /// Never answering with 200.
@@ -162,9 +173,15 @@ impl Route {
 pub(super) struct Routes {
     router: Router<App>,
     table: Vec<Route>,
+    traces: Option<Traces>,
 }
 
 impl Routes {
+    /// None yet, with traces of requests where there is a collector.
+    pub(super) fn traced_by(traces: Option<Traces>) -> Self {
+        Self { traces, ..Self::default() }
+    }
+
     /// Adds a route of `GET`.
     pub(super) fn get<H: Handler<T, App>, T: 'static>(self, path: &'static str, handler: H, entry: Entry) -> Self {
         self.add(path, vec![Method::GET], on(MethodFilter::GET, handler), entry)
@@ -187,6 +204,13 @@ impl Routes {
     }
 
     fn add(mut self, path: &'static str, methods: Vec<Method>, handlers: MethodRouter<App>, entry: Entry) -> Self {
+        let handlers = match &self.traces {
+            Some(traces) if entry.is_traced => {
+                let route = TracedRoute { traces: traces.clone(), path };
+                handlers.route_layer(middleware::from_fn_with_state(route, traced::trace))
+            }
+            _ => handlers,
+        };
         self.router = self.router.route(path, handlers);
         self.table.push(Route { path, methods, entry });
         self

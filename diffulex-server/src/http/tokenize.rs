@@ -61,7 +61,7 @@ struct Wanted {
 
 /// Text or messages to ids; vLLM's reply.
 pub(super) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value, held } = body::json(&app, request, Dialect::Native, wanted).await?;
+    let Read { value, held, .. } = body::json(&app, request, Dialect::Native, wanted).await?;
     let Wanted { field, input, how, returns_strings } = value;
     let tokens = app.frontend.tokenise_with(field, input, how).await?;
     drop(held);

@@ -22,6 +22,7 @@ use crate::http::interface::InterfaceBody;
 use crate::http::request::Reading;
 use crate::http::schemas;
 use crate::http::{App, asked_model};
+use crate::traces::RequestTrace;
 
 const EMBED: Reading =
     Reading { route: "/api/embed", is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: true };
@@ -70,9 +71,9 @@ struct Asked {
 }
 
 impl Asked {
-    async fn embed(self, app: &App) -> Result<Embedded, ApiError> {
+    async fn embed(self, app: &App, trace: Option<RequestTrace>) -> Result<Embedded, ApiError> {
         match self.texts {
-            Some(texts) => texts.embed(app).await,
+            Some(texts) => texts.embed(app, trace).await,
             None => {
                 app.frontend.check_ready()?;
                 Ok(Embedded { vectors: Vec::new(), prompt_tokens: 0 })
@@ -92,9 +93,9 @@ pub(in crate::http) async fn embed(State(app): State<App>, request: Request) -> 
             let truncation = own.truncate.unwrap_or(true).then_some(Truncation::Beginning);
             ask(app, body, own.input, (&EMBED, own.pooling, shape, truncation))
         };
-        let Read { value: asked, held } = body::json(&app, request, Dialect::Ollama, read).await?;
+        let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Ollama, read).await?;
         let model = asked.model.clone();
-        let embedded = asked.embed(&app).await?;
+        let embedded = asked.embed(&app, trace).await?;
         drop(held);
         Ok(answer::object(|fields| {
             fields.add("model", &model);
@@ -115,8 +116,8 @@ pub(in crate::http) async fn embeddings(State(app): State<App>, request: Request
         let prompt = own.prompt.map(PromptField::Text);
         ask(app, body, prompt, (&EMBEDDINGS, own.pooling, shape, Some(Truncation::Beginning)))
     };
-    let Read { value: asked, held } = body::json(&app, request, Dialect::Ollama, read).await?;
-    let mut vectors = asked.embed(&app).await?.vectors;
+    let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let mut vectors = asked.embed(&app, trace).await?.vectors;
     drop(held);
     let vector = vectors.pop().unwrap_or_default();
     Ok(answer::object(|fields| fields.add("embedding", &vector)))

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{timestamp, untagged};
-use crate::frontend::StreamEvent;
+use crate::frontend::{StreamEvent, Submission};
 use crate::http::answer::{self, DiffusionReport, Fields, ObjectHead, Spacing, reply_of, unix_seconds, write_object};
 use crate::http::body::{self, Dialect, Read};
 use crate::http::denoise_frames::DenoiseFrames;
@@ -100,7 +100,7 @@ pub(in crate::http) async fn generate(State(app): State<App>, request: Request) 
 async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, ApiError> {
     let start = Instant::now();
     let read = move |app: &App, body: InterfaceBody<OllamaFields>| ask(app, body, shape);
-    let Read { value: asked, held } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Ollama, read).await?;
     let order = match asked {
         Asked::Answer(order) => *order,
         Asked::Load { model } => {
@@ -114,7 +114,7 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
         }
     };
     let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
-    let mut streams = app.frontend.submit(order.submission).await?;
+    let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
     drop(held);
     if is_stream {
         let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &order.model));

@@ -1,0 +1,32 @@
+//! The traces of generation routes: begun when the head of a request is there, and handed on with it.
+//!
+//! Where there is no collector, the layer is not there either. Never here: what spans say of accepted requests.
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
+
+use super::error::ApiError;
+use crate::traces::Traces;
+
+/// A route whose requests have traces.
+#[derive(Clone)]
+pub(super) struct TracedRoute {
+    pub(super) traces: Traces,
+    pub(super) path: &'static str,
+}
+
+/// The layer: inside of those that admit calls, so that a stranger makes no traces.
+pub(super) async fn trace(State(route): State<TracedRoute>, mut request: Request, next: Next) -> Response {
+    let trace = route.traces.begin(request.method(), route.path, request.headers());
+    request.extensions_mut().insert(trace.clone());
+    let mut response = next.run(request).await;
+    trace.answer(response.status().as_u16());
+    let refusal = response.extensions().get::<ApiError>().filter(|error| !error.was_accepted());
+    if let Some(code) = refusal.map(ApiError::code) {
+        trace.fail(code);
+        // For the line that tells of the refusal.
+        response.extensions_mut().insert(trace.trace_id());
+    }
+    response
+}
