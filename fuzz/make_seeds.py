@@ -1,6 +1,7 @@
 """Makes seeds/ out of the goldens: `python3 make_seeds.py`. Small, so that a mutation is likely to hit something that matters."""
 
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -24,32 +25,120 @@ for vector in json.loads((GOLDEN / "protocol/diffulex.json").read_text()):
     seed("codec", vector["name"], bytes.fromhex(vector["msgpack"]))
 
 # HTTP: route, what the worker answers (6 and more: a reply), body or path.
-REPLY, LATE_FAILURE = b"\x07", b"\x42"
+REPLY, LATE_FAILURE, GET = b"\x07", b"\x42", b"\xc8"
+ROUTES = re.search(r"const POST[^=]*= \[(.*?)\];", (HERE / "src/http.rs").read_text(), re.DOTALL)[1].replace('"', "").split()
 CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+USER = [{"role": "user", "content": "a"}]
+GAP = {"prompt": [1, 2], "stream": True, "snapshot": "full", "stop": ["a"], "seed": -1, "n": 1}
+PRIMITIVE = {"session_id": 0, "task_id": 3, "context_id": 7, "parent_context_id": -1, "end_flag": False}
+SAMPLING = {"temperature": 0.0, "top_p": 1.0, "max_gen_length": 4, "ignore_tokenizer_eos": True, "stop_token_ids": [], "stop_str": None,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1, "best_of": 1, "logit_bias": None, "repetition_penalty": 0.0}
+OPS = {"stream": True, "stream_mode": "denoise", "snapshot": "ops", "denoise": {"max_fps": 30, "detail": "ids"}}
 BODIES = {
-    "generate": (0, {"prompt": "hi", "max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1}),
-    "generate_stream": (0, {"prompt": [1, 2], "stream": True, "snapshot": "full", "stop": ["a"], "seed": -1, "n": 1}),
-    "generate_gap": (0, {"prompt": "a", "suffix": "b", "ignore_eos": True, "max_nfe": 3, "max_repetition_run": 2}),
-    "chat": (1, {"model": "fuzz", "messages": CHAT, "n": 2, "logprobs": True, "user": "u", "tools": []}),
-    "chat_stream": (1, {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True}),
-    "chat_denoise": (1, {"messages": CHAT, "stream": True, "stream_mode": "denoise", "max_completion_tokens": 3}),
-    "completions": (2, {"prompt": [[1, 500]], "logprobs": 1, "stop_token_ids": [7], "response_format": {"type": "text"}}),
-    "completions_stream": (2, {"prompt": ["a"], "stream": True, "decoding": {"accept_threshold": 0.9, "cfg_scale": 1}}),
-    "tokenize": (3, {"messages": CHAT}),
-    "detokenize": (4, {"tokens": [1, 2, 300]}),
-    "abort": (5, {"rid": "chatcmpl-x"}),
-    "flush": (6, {}),
-    "load": (7, {"lora_name": "a", "lora_path": "b"}),
-    "unload": (8, {"lora_name": "a"}),
-    "profile": (9, {"run_id": "r"}),
-    "profile_stop": (10, {}),
+    "generate": ("/generate", {"prompt": "hi", "max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1}),
+    "generate_stream": ("/generate", GAP),
+    "generate_gap": ("/generate", {"prompt": "a", "suffix": "b", "ignore_eos": True, "max_nfe": 3, "max_repetition_run": 2}),
+    "generate_ops": ("/generate", {"prompt": "a", **OPS}),
+    "chat": ("/v1/chat/completions", {"model": "fuzz", "messages": CHAT, "n": 2, "logprobs": True, "user": "u", "tools": []}),
+    "chat_stream": (
+        "/v1/chat/completions",
+        {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True},
+    ),
+    "chat_denoise": ("/v1/chat/completions", {"messages": CHAT, "stream": True, "stream_mode": "denoise", "max_completion_tokens": 3}),
+    "chat_ops": ("/v1/chat/completions", {"messages": CHAT, **OPS}),
+    "completions": (
+        "/v1/completions",
+        {"prompt": [[1, 500]], "logprobs": 1, "stop_token_ids": [7], "response_format": {"type": "text"}},
+    ),
+    "completions_stream": (
+        "/v1/completions",
+        {"prompt": ["a"], "stream": True, "decoding": {"accept_threshold": 0.9, "cfg_scale": 1}},
+    ),
+    "tokenize": ("/tokenize", {"messages": CHAT}),
+    "detokenize": ("/detokenize", {"tokens": [1, 2, 300]}),
+    "abort": ("/abort_request", {"rid": "chatcmpl-x"}),
+    "flush": ("/flush_cache", {}),
+    "load": ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),
+    "unload": ("/v1/unload_lora_adapter", {"lora_name": "a"}),
+    "profile": ("/start_profile", {"run_id": "r"}),
+    "profile_stop": ("/stop_profile", {}),
+    "speech": ("/v1/audio/speech", {"input": "a", "response_format": "mp3", "speed": 1.5}),
+    "responses": (
+        "/v1/responses",
+        {"model": "fuzz", "input": "a", "instructions": "b", "max_output_tokens": 8, "text": {"format": {"type": "text"}}, "store": True},
+    ),
+    "responses_stream": (
+        "/v1/responses",
+        {
+            "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]}],
+            "stream": True,
+            "stream_mode": "denoise",
+        },
+    ),
+    "messages": (
+        "/v1/messages",
+        {
+            "messages": USER,
+            "max_tokens": 8,
+            "system": [{"type": "text", "text": "s"}],
+            "stop_sequences": ["x"],
+            "thinking": {"type": "disabled"},
+        },
+    ),
+    "messages_stream": ("/v1/messages", {"messages": USER, "max_tokens": 8, "stream": True}),
+    "count_tokens": ("/v1/messages/count_tokens", {"messages": USER}),
+    "ollama_chat": (
+        "/api/chat",
+        {"model": "fuzz", "messages": USER, "options": {"num_predict": 8, "repeat_penalty": 1.1}, "keep_alive": "5m"},
+    ),
+    "ollama_generate": ("/api/generate", {"model": "fuzz:latest", "prompt": "a", "system": "s", "stream": False, "raw": True}),
+    "ollama_show": ("/api/show", {"model": "fuzz"}),
+    "ollama_embed": ("/api/embed", {"model": "fuzz", "input": ["a", "b"], "truncate": True, "dimensions": 4}),
+    "ollama_embeddings": ("/api/embeddings", {"model": "fuzz", "prompt": "a"}),
+    "embeddings": (
+        "/v1/embeddings",
+        {
+            "input": ["a", ""],
+            "encoding_format": "base64",
+            "dimensions": 3,
+            "pooling": "last",
+            "normalize": False,
+            "truncate_prompt_tokens": -1,
+        },
+    ),
+    "embeddings_ids": ("/v1/embeddings", {"input": [[1, 2], [3]], "model": "fuzz", "user": "u", "request_id": "r"}),
+    "request_profile": ("/start_request_profile", {"run_id": "r", "event_dir": "e"}),
+    "request_profile_stop": ("/stop_request_profile", {"run_id": "r"}),
+    "context": ("/v1/contexts", {"text": "a", "ttl_s": 9.5, "model": "fuzz", "cache_salt": "s"}),
+    "context_child": ("/v1/contexts", {"parent_context_id": 7, "messages": USER}),
+    "context_fill": ("/v1/contexts/7/fill", {"token_ids": [1, 2, 3]}),
+    "context_generate": ("/v1/contexts/7/generate", {"prompt": "a", "max_tokens": 4, **OPS}),
+    "context_chat": ("/v1/contexts/7/generate", {"messages": USER}),
+    "context_fork": ("/v1/contexts/7/fork", {"ttl_s": 60}),
+    "parrot_fill": ("/fill", {**PRIMITIVE, "token_ids": [1, 2], "text": None}),
+    "parrot_child": ("/fill", {**PRIMITIVE, "context_id": 8, "parent_context_id": 7, "text": "a"}),
+    "parrot_generate": ("/generate", {**PRIMITIVE, "prompt": [1], "sampling_config": SAMPLING}),
+    "parrot_stream": ("/generate_stream", {**PRIMITIVE, "prompt": [1], "sampling_configs": SAMPLING}),
+    "parrot_free": ("/free_context", {"context_id": 7}),
+    "parrot_ping": ("/ping", {}),
+    "parrot_ping_engine": ("/ping_engine", {"engine_id": 1}),
+    "parrot_register": (
+        "/register_engine",
+        {"engine_config": {"model": "m", "host": "localhost", "port": 9001, "engine_name": "e", "dtype": "float16"}},
+    ),
+    "parrot_heartbeat": (
+        "/engine_heartbeat",
+        {"engine_id": 1, "engine_name": "e", "runtime_info": {"num_running_jobs": 3, "cache_mem": 1.5}},
+    ),
 }
+(HERE / "seeds/http").mkdir(parents=True, exist_ok=True)
 for name, (route, body) in BODIES.items():
-    (HERE / "seeds/http").mkdir(parents=True, exist_ok=True)
-    (HERE / "seeds/http" / name).write_bytes(bytes([route]) + REPLY + compact(body))
-(HERE / "seeds/http/stream_fails").write_bytes(b"\x00" + LATE_FAILURE + compact(BODIES["generate_stream"][1]))
-for name, path in [("models", "/v1/models/fuzz"), ("metrics", "/metrics"), ("page", "/?x=1"), ("ready", "/ready")]:
-    (HERE / "seeds/http" / f"get_{name}").write_bytes(bytes([15]) + REPLY + path.encode())
+    (HERE / "seeds/http" / name).write_bytes(bytes([ROUTES.index(f"{route},")]) + REPLY + compact(body))
+(HERE / "seeds/http/stream_fails").write_bytes(b"\x00" + LATE_FAILURE + compact(GAP))
+PATHS = {"models": "/v1/models/fuzz", "metrics": "/metrics", "page": "/?x=1", "ready": "/ready", "docs": "/docs", "openapi": "/openapi.json",
+         "contexts": "/v1/contexts", "context": "/v1/contexts/7"}
+for name, path in PATHS.items():
+    (HERE / "seeds/http" / f"get_{name}").write_bytes(GET + REPLY + path.encode())
 
 # Chat templates: the golden one, and what others are made of. Behind it roles and contents.
 MESSAGES = [b"user", b"Hi", b"assistant", b"<think>a</think>b", b"user", "ö".encode()]

@@ -1,7 +1,8 @@
 //! The HTTP routes: every answer has a status, a shape and an end that docs/http-api.md names.
 //!
 //! The product's router and front end, whole; behind them a worker that answers at once, as the input's second byte says.
-//! The first byte is the route, what follows the body, or the path.
+//! The first byte is the route, what follows the body, or the path. An input is one request, and finds one context, so that it does the
+//! same alone.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,10 +14,14 @@ use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, Response, StatusCode, Uri, header};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{
-    ErrorCode, EventBatch, FinishReason, ModelCard, PROTOCOL_VERSION, Ready, SamplingParams, ServingBufferSnapshot,
-    ServingCommand, ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode,
+    ErrorCode, EventBatch, FinishReason, HeldContext, ModelCard, PROTOCOL_VERSION, Ready, SamplingParams,
+    ServingBufferSnapshot, ServingCommand, ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply,
+    StreamMode,
 };
-use diffulex_server::frontend::{Frontend, FrontendOptions, StartError, WorkerHandle, WorkerParts, WorkerStarter};
+use diffulex_server::frontend::{
+    ContextName, ContextOwner, Frontend, FrontendOptions, NewContext, StartError, WorkerHandle, WorkerParts,
+    WorkerStarter,
+};
 use diffulex_server::http::{BodyLimits, HttpOptions, router};
 use diffulex_server::link::channel::{self, ChannelWorker};
 use diffulex_server::link::{CommandSender, LinkError, WorkerLink};
@@ -24,8 +29,8 @@ use diffulex_server::telemetry::Telemetry;
 use serde_json::Value;
 use tower::ServiceExt;
 
-/// Routes with a body. Of all other first bytes the rest is a path.
-const POST: [&str; 23] = [
+/// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
+const POST: [&str; 34] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
@@ -49,7 +54,21 @@ const POST: [&str; 23] = [
     "/api/embeddings",
     "/start_request_profile",
     "/stop_request_profile",
+    "/v1/contexts",
+    "/v1/contexts/7/fill",
+    "/v1/contexts/7/generate",
+    "/v1/contexts/7/fork",
+    "/fill",
+    "/generate_stream",
+    "/free_context",
+    "/ping",
+    "/ping_engine",
+    "/register_engine",
+    "/engine_heartbeat",
 ];
+
+/// The context that is there when a request comes. Whatever else an input makes is freed after it.
+const CONTEXT: u64 = 7;
 
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::DELETE];
 
@@ -76,15 +95,13 @@ pub fn run(input: &[u8]) {
     let Some(request) = request(*route, rest) else { return };
     let path = request.uri().path().to_owned();
     STAGE.answer.store(*answer, Ordering::Relaxed);
-    let (status, content_type, body) = STAGE.runtime.block_on(async {
-        let response: Response<Body> =
-            STAGE.router.clone().oneshot(request).await.unwrap_or_else(|never| match never {});
-        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-        let status = response.status();
-        let body = axum::body::to_bytes(response.into_body(), MAX_ANSWER_BYTES).await.expect("the answer is whole");
-        (status, content_type, body)
-    });
-    let content_type = content_type.as_ref().map_or("", |value| value.to_str().expect("a content type is text"));
+    STAGE.make_context();
+    let (status, content_type, body) = STAGE.runtime.block_on(answer_of(STAGE.router.clone(), request));
+    STAGE.free_contexts();
+    if content_type == "application/octet-stream" {
+        assert_eq!((status, body.len() % 4), (StatusCode::OK, 0), "ids of four bytes");
+        return;
+    }
     if content_type.starts_with("text/event-stream") || content_type == "application/x-ndjson" {
         assert_eq!(status, StatusCode::OK);
         return judge_stream(&path, &body);
@@ -92,6 +109,16 @@ pub fn run(input: &[u8]) {
     if status.is_client_error() || status.is_server_error() {
         judge_error(&path, status, &body, *answer);
     }
+}
+
+/// Status, content type and the whole body.
+async fn answer_of(router: Router, request: Request<Body>) -> (StatusCode, String, Bytes) {
+    let response: Response<Body> = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+    let content_type = response.headers().get(header::CONTENT_TYPE);
+    let content_type = content_type.map_or("", |value| value.to_str().expect("a content type is text")).to_owned();
+    let status = response.status();
+    let body = axum::body::to_bytes(response.into_body(), MAX_ANSWER_BYTES).await.expect("the answer is whole");
+    (status, content_type, body)
 }
 
 fn request(route: u8, rest: &[u8]) -> Option<Request<Body>> {
@@ -201,6 +228,7 @@ fn error_of(answer: u8) -> Option<ErrorCode> {
 struct Stage {
     runtime: tokio::runtime::Runtime,
     router: Router,
+    frontend: Frontend,
     answer: Arc<AtomicU8>,
 }
 
@@ -242,8 +270,40 @@ impl Stage {
             speech_upstream: None,
             traces: None,
         };
-        let router = router(frontend, telemetry, options).expect("the options are right");
-        Self { runtime, router, answer }
+        let router = router(frontend.clone(), telemetry, options).expect("the options are right");
+        let stage = Self { runtime, router, frontend, answer };
+        stage.check_routes();
+        stage
+    }
+
+    /// Fails unless every route that takes a body is in [`POST`].
+    fn check_routes(&self) {
+        let request = Request::get("/openapi.json").header(header::HOST, "127.0.0.1:8000").body(Body::empty());
+        let (_, _, document) =
+            self.runtime.block_on(answer_of(self.router.clone(), request.expect("a request without a body")));
+        let document: Value = serde_json::from_slice(&document).expect("the document is JSON");
+        for (path, methods) in document["paths"].as_object().expect("the document has paths") {
+            let path = path.replace("{id}", &CONTEXT.to_string());
+            let has_body = methods["post"].get("requestBody").is_some();
+            assert!(!has_body || POST.contains(&path.as_str()), "{path} is not in POST");
+        }
+    }
+
+    fn owner(&self) -> ContextOwner {
+        self.frontend.context_owner(None)
+    }
+
+    fn make_context(&self) {
+        let new = NewContext { id: Some(CONTEXT), ..NewContext::default() };
+        self.frontend.create_context(self.owner(), new).expect("every input leaves none");
+    }
+
+    fn free_contexts(&self) {
+        let owner = self.owner();
+        for context in self.frontend.contexts(owner) {
+            let name = ContextName { owner, id: context.context_id };
+            self.frontend.free_context(name).expect("an answer that was read to its end leaves its context idle");
+        }
     }
 }
 
@@ -354,6 +414,7 @@ fn answer(request: &ServingGenerate, answer: u8) -> Vec<ServingEvent> {
         prompt_tokens: 4,
         embedding: if request.embed.is_some() { vec![0.5; WIDTH] } else { Vec::new() },
         seed: request.sampling_params.seed,
+        context: request.context.map(|_| HeldContext { held: 3, grows: answer & 0x20 == 0 }),
         ..ServingReply::new(rid, reasons[usize::from(answer) % reasons.len()])
     })));
     events
