@@ -2,12 +2,6 @@
 // Needs `npm ci` and the binary in DIFFULEX_BIN.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { randomUUID } from "node:crypto";
-import { once } from "node:events";
-import { readFileSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
-import { createInterface } from "node:readline";
 import { after, before, describe, test } from "node:test";
 
 import { createOpenAI } from "@ai-sdk/openai";
@@ -17,63 +11,11 @@ import { generateText, streamText } from "ai";
 import { Ollama } from "ollama";
 import OpenAI from "openai";
 
-const KEY = "secret";
+import { KEY, Server, adding, failure, note, versionOf, waitFor, whole } from "./harness.mjs";
+
 const QUESTION = "12 + 30 = ?";
 // An answer of 385 tokens. It arrives in one piece where the client reads late: the server joins what waits.
 const COUNT = "count from 1 to 99";
-const DEADLINE_MS = 60_000;
-
-class Server {
-  static async start(...args) {
-    const server = new Server();
-    const binary = process.env.DIFFULEX_BIN ?? "target/release/diffulex-server";
-    server.process = spawn(binary, ["--port", "0", "--log-level", "warn", ...args], { stdio: ["ignore", "pipe", "inherit"] });
-    const lines = createInterface({ input: server.process.stdout });
-    for await (const line of lines) {
-      server.url = line.match(/http:\/\/127\.0\.0\.1:\d+/)?.[0];
-      if (server.url) break;
-    }
-    server.process.stdout.resume();
-    await waitFor("a ready server", async () => (await fetch(`${server.url}/ready`)).ok);
-    const models = await fetch(`${server.url}/v1/models`, { headers: { authorization: `Bearer ${KEY}` } });
-    server.model = (await models.json()).data[0].id;
-    return server;
-  }
-
-  // The sum of a metric over its labels that match `name`, a regular expression.
-  async metric(name) {
-    const text = await (await fetch(`${this.url}/metrics`)).text();
-    return [...text.matchAll(new RegExp(`^diffulex_${name} (\\S+)$`, "gm"))].reduce((sum, [, value]) => sum + Number(value), 0);
-  }
-
-  async stop() {
-    const exit = once(this.process, "exit");
-    this.process.kill("SIGTERM");
-    await exit;
-  }
-}
-
-async function waitFor(what, condition) {
-  const deadline = Date.now() + DEADLINE_MS;
-  while (!(await condition())) {
-    assert.ok(Date.now() < deadline, `waited in vain for: ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, 50));
-  }
-}
-
-function versionOf(name) {
-  return JSON.parse(readFileSync(join(import.meta.dirname, "node_modules", name, "package.json"), "utf8")).version;
-}
-
-function note(client, interfaceName, feature) {
-  const folder = process.env.DIFFULEX_CLIENT_RESULTS;
-  if (folder) writeFileSync(join(folder, `${randomUUID()}.json`), JSON.stringify({ client, interface: interfaceName, feature }));
-}
-
-// A fetch that adds fields to the body, for clients without a way to.
-function adding(extra) {
-  return (url, init) => fetch(url, { ...init, body: JSON.stringify({ ...JSON.parse(init.body), ...extra }) });
-}
 
 const user = (prompt) => [{ role: "user", content: prompt }];
 
@@ -184,21 +126,6 @@ function aiSdk(modelOf) {
       }
     },
   };
-}
-
-async function failure(act) {
-  try {
-    await act();
-  } catch (error) {
-    return { status: error.status ?? error.statusCode ?? error.status_code, message: error.message };
-  }
-  return assert.fail("no error was raised");
-}
-
-async function whole(pieces) {
-  const all = [];
-  for await (const piece of pieces) all.push(piece);
-  return all;
 }
 
 let server;

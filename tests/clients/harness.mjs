@@ -1,0 +1,81 @@
+// The server, and what the tests of every client use. Needs the binary in DIFFULEX_BIN.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { randomUUID } from "node:crypto";
+import { once } from "node:events";
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { createInterface } from "node:readline";
+
+export const KEY = "secret";
+const DEADLINE_MS = 60_000;
+
+export class Server {
+  static async start(...args) {
+    const server = new Server();
+    const binary = process.env.DIFFULEX_BIN ?? "target/release/diffulex-server";
+    server.process = spawn(binary, ["--port", "0", "--log-level", "warn", ...args], { stdio: ["ignore", "pipe", "inherit"] });
+    const lines = createInterface({ input: server.process.stdout });
+    for await (const line of lines) {
+      server.url = line.match(/http:\/\/127\.0\.0\.1:\d+/)?.[0];
+      if (server.url) break;
+    }
+    server.process.stdout.resume();
+    await waitFor("a ready server", async () => (await fetch(`${server.url}/ready`)).ok);
+    const models = await fetch(`${server.url}/v1/models`, { headers: { authorization: `Bearer ${KEY}` } });
+    server.model = (await models.json()).data[0].id;
+    return server;
+  }
+
+  // The sum of a metric over its labels that match `name`, a regular expression.
+  async metric(name) {
+    const text = await (await fetch(`${this.url}/metrics`)).text();
+    return [...text.matchAll(new RegExp(`^diffulex_${name} (\\S+)$`, "gm"))].reduce((sum, [, value]) => sum + Number(value), 0);
+  }
+
+  async stop() {
+    const exit = once(this.process, "exit");
+    this.process.kill("SIGTERM");
+    await exit;
+  }
+}
+
+export async function waitFor(what, condition) {
+  const deadline = Date.now() + DEADLINE_MS;
+  while (!(await condition())) {
+    assert.ok(Date.now() < deadline, `waited in vain for: ${what}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
+
+export function versionOf(name) {
+  return JSON.parse(readFileSync(join(import.meta.dirname, "node_modules", name, "package.json"), "utf8")).version;
+}
+
+export function note(client, interfaceName, feature) {
+  const folder = process.env.DIFFULEX_CLIENT_RESULTS;
+  if (folder) writeFileSync(join(folder, `${randomUUID()}.json`), JSON.stringify({ client, interface: interfaceName, feature }));
+}
+
+// A fetch that adds fields to the body, for clients without a way to.
+export function adding(extra) {
+  return (url, init) => fetch(url, { ...init, body: JSON.stringify({ ...JSON.parse(init.body), ...extra }) });
+}
+
+// The status and the message of the error that `act` raises.
+export async function failure(act) {
+  try {
+    await act();
+  } catch (error) {
+    return { status: error.status ?? error.statusCode ?? error.status_code, message: error.message };
+  }
+  return assert.fail("no error was raised");
+}
+
+// All that an iteration yields.
+export async function whole(pieces) {
+  const all = [];
+  for await (const piece of pieces) all.push(piece);
+  return all;
+}
