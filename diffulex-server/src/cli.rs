@@ -121,6 +121,9 @@ pub struct WorkerArgs {
     /// Allow a folder that other users of this machine can reach; docs/operations.md describes the risk.
     #[arg(long)]
     pub allow_shared_zmq: bool,
+    /// Folder below which servers that attach may record profiles, their --profile-dir; default: profiles are refused.
+    #[arg(long, value_name = "PATH")]
+    pub profile_dir: Option<PathBuf>,
     /// Log level: error, warn, info, debug, trace, or a filter.
     #[arg(long, default_value = "info", value_name = "LEVEL")]
     pub log_level: String,

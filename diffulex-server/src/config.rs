@@ -23,7 +23,7 @@ use crate::link::place::Place;
 use crate::log::LogFormat;
 use crate::sampling_defaults::GenerationConfig;
 use engine::check_decoding;
-pub(crate) use engine::engine_options;
+pub(crate) use engine::{engine_options, profile_folder};
 
 /// The server's whole configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -214,9 +214,7 @@ impl ServerConfig {
             log_level,
             log_format,
         } = flags;
-        // Absolute, because the worker and those who ask for profiles name paths below it.
-        let profile_dir = profile_dir.map(std::path::absolute).transpose();
-        let profile_dir = profile_dir.map_err(|error| ConfigError::flag("--profile-dir", error.to_string()))?;
+        let profile_dir = profile_folder(profile_dir)?;
         let given = |text: Option<String>| text.filter(|text| !text.is_empty());
         Ok(Self {
             host: host.unwrap_or(defaults.host),
@@ -320,10 +318,10 @@ impl ServerConfig {
                 return wrong(format!("contradicts {flag}"));
             }
         }
-        // Limits of the front end, too.
-        let EngineOptions { max_num_reqs, max_loaded_loras, .. } = self.engine;
-        if self.engine != (EngineOptions { max_num_reqs, max_loaded_loras, ..EngineOptions::default() }) {
-            let acting = "--model, --max-num-reqs and --max-loaded-loras";
+        // Of the front end, too.
+        let EngineOptions { max_num_reqs, max_loaded_loras, profile_dir, .. } = self.engine.clone();
+        if self.engine != (EngineOptions { max_num_reqs, max_loaded_loras, profile_dir, ..EngineOptions::default() }) {
+            let acting = "--model, --max-num-reqs, --max-loaded-loras and --profile-dir";
             return wrong(format!("the engine's flags are for the worker; only {acting} act here"));
         }
         Ok(())

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use diffulex_engine::{Engine, LoadError, LoadProgress, ModelFiles, ServingEngine, TextModel};
+use diffulex_engine::{Engine, EngineOptions, LoadError, LoadProgress, ModelFiles, ServingEngine, TextModel};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use crate::attached_worker::{AttachError, AttachedWorker};
 use crate::banner::Banner;
 use crate::cli::WorkerArgs;
-use crate::config::{self, ServerConfig, engine_options};
+use crate::config::{self, ServerConfig, engine_options, profile_folder};
 use crate::config_error::ConfigError;
 use crate::engine_loop::{EngineFactory, InProcess};
 use crate::flags::ServeArgs;
@@ -186,7 +186,8 @@ fn loading_bar(n_weights: u64) -> ProgressBar {
 
 /// The `worker` subcommand of an operator: listens for front ends that attach.
 pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
-    let engine_options = engine_options(&args.engine)?;
+    let profile_dir = profile_folder(args.profile_dir.clone())?;
+    let engine_options = EngineOptions { profile_dir, ..engine_options(&args.engine)? };
     let _log = log::init(&args.log_level, log::LogFormat::Text)?;
     let wrong = |error: StandaloneError| LaunchError::Listens { url: url.to_owned(), error: error.into() };
     let options = StandaloneOptions {

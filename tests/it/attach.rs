@@ -17,9 +17,13 @@ struct Worker {
 impl Worker {
     /// One that listens.
     fn start(place: &Place) -> Self {
+        Self::start_with(place, &[])
+    }
+
+    fn start_with(place: &Place, arguments: &[&str]) -> Self {
         let mut command = program();
         command.args(["worker", "--listen", &place.url(), "--log-level", "warn", "--model"]).arg(golden_model());
-        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut process = command.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert!(line.contains(&place.url()), "{line:?}");
@@ -114,6 +118,36 @@ fn a_worker_outlives_its_servers_and_ends_what_they_left() {
     let server = place.server();
     ask(&server);
     wait_until("an idle engine", || idle(&server));
+}
+
+#[test]
+fn profiles_are_of_both_where_both_name_the_folder() {
+    let place = Place::new();
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--profile-dir", folder.path().to_str().unwrap()];
+    let worker = Worker::start_with(&place, &flags);
+    let server = Server::start(&[&["--connect", &place.url()][..], &flags].concat());
+    let started = server.post("/start_profile", &json!({"run_id": "r"}));
+    assert_eq!(started.status, 200, "{}", started.body);
+    ask(&server);
+    let stopped = server.post("/stop_profile", &json!({})).json();
+    assert_eq!((&stopped["status"], &stopped["problem"]), (&json!("ok"), &Value::Null));
+    for (stage, pid) in [("frontend", server.pid()), ("engine", worker.process.id())] {
+        let events =
+            std::fs::read_to_string(folder.path().join(format!("r/events/events_{stage}_{pid}.jsonl"))).unwrap();
+        assert!(!events.is_empty(), "{stage}");
+    }
+    // A worker that was started without refuses, and nothing is recorded.
+    let place = Place::new();
+    let _closed = Worker::start(&place);
+    let server = Server::start(&[&["--connect", &place.url()][..], &flags].concat());
+    let refused = server.post("/start_profile", &json!({"run_id": "s"}));
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["code"]),
+        (400, &json!("profile_refused")),
+        "{}",
+        refused.body
+    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Never here: defaults, which are the engine's.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use diffulex_engine::EngineOptions;
 use diffulex_protocol::{AdapterSource, DecodingSettings};
@@ -90,6 +90,12 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         threads: *threads,
         profile_dir: None,
     })
+}
+
+/// The folder of profiles: absolute, because the worker and those who ask for profiles name paths below it.
+pub(crate) fn profile_folder(given: Option<PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
+    let absolute = given.map(std::path::absolute).transpose();
+    absolute.map_err(|error| ConfigError::flag("--profile-dir", error.to_string()))
 }
 
 /// The strategy, of which Diffulex's mode may be all that is said.
