@@ -139,14 +139,28 @@ fn wrong_values_are_refused_by_name() {
         ("audios", json!(["a.wav"]), "audio"),
         ("videos", json!(["a.mp4"]), "video"),
         ("audio", json!({"voice": "alloy", "format": "wav"}), "audio"),
+        ("modalities", json!(["text", "audio"]), "another modality"),
+        ("video_fps", json!(2.5), "video"),
+        ("video_max_frames", json!(16), "video"),
+        ("video_min_pixels", json!(1024), "video"),
+        ("video_max_pixels", json!(4096), "video"),
+        ("video_total_pixels", json!(65536), "video"),
     ] {
         let answer = server.post(CHAT, &chat(&json!({field: value, "stream": true})));
         assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some(field)), "{}", answer.body);
         assert_eq!(answer.json()["error"]["code"], "unsupported_modality");
         assert!(answer.body.contains(modality), "{}", answer.body);
     }
-    let shapeless = server.post(CHAT, &chat(&json!({"images": "a.png"}))).json();
-    assert_eq!(shapeless["error"]["message"], "images must be a list");
+    for (field, value, shape) in [
+        ("images", json!("a.png"), "a list"),
+        ("audio", json!("alloy"), "an object"),
+        ("modalities", json!("audio"), "a list"),
+        ("video_fps", json!("2"), "a number above 0"),
+        ("video_max_frames", json!(-1), "a number above 0"),
+    ] {
+        let shapeless = server.post(CHAT, &chat(&json!({field: value}))).json();
+        assert_eq!(shapeless["error"]["message"], format!("{field} must be {shape}"));
+    }
 }
 
 #[test]

@@ -36,6 +36,10 @@ fn a_gpu_is_named_streams_in_both_modes_and_outlives_its_worker() {
     assert!(card["device_memory_bytes"].as_u64().unwrap() > 1 << 20, "{card}");
     let metrics = server.get("/metrics").body;
     assert!(metrics.contains("diffulex_device_info{device=\"cuda:0 ("), "{metrics}");
+    assert!(
+        metrics.contains(&format!("\ndiffulex_device_memory_bytes {}\n", card["device_memory_bytes"])),
+        "{metrics}"
+    );
     let before = ask(&server);
     for mode in ["block_append", "denoise"] {
         let mut stream = server.open("/generate", &long_stream(mode));

@@ -34,13 +34,15 @@ enum Passes {
     Items(&'static str),
     /// Empty values; another is an object about this modality.
     Object(&'static str),
+    /// Empty values; another is a number above 0 that limits inputs of this modality.
+    Limit(&'static str),
 }
 
 impl Passes {
     /// The modality that a field with another value asks for.
     fn modality(self) -> Option<&'static str> {
         match self {
-            Self::Items(modality) | Self::Object(modality) => Some(modality),
+            Self::Items(modality) | Self::Object(modality) | Self::Limit(modality) => Some(modality),
             Self::TextOnly => Some("another modality"),
             _ => None,
         }
@@ -48,7 +50,7 @@ impl Passes {
 }
 
 /// Fields of OpenAI, vLLM, SGLang and Hugging Face that would change the answer or its form.
-const REFUSED: [(&str, Passes); 76] = [
+const REFUSED: [(&str, Passes); 81] = [
     ("add_generation_prompt", Passes::True),
     ("add_special_tokens", Passes::Empty),
     ("allowed_token_ids", Passes::Empty),
@@ -120,6 +122,11 @@ const REFUSED: [(&str, Passes); 76] = [
     ("use_beam_search", Passes::Empty),
     ("verbosity", Passes::Empty),
     ("video", Passes::Items("video")),
+    ("video_fps", Passes::Limit("video")),
+    ("video_max_frames", Passes::Limit("video")),
+    ("video_max_pixels", Passes::Limit("video")),
+    ("video_min_pixels", Passes::Limit("video")),
+    ("video_total_pixels", Passes::Limit("video")),
     ("videos", Passes::Items("video")),
     ("vllm_xargs", Passes::Empty),
     ("web_search_options", Passes::Empty),
@@ -238,7 +245,7 @@ impl Passes {
     fn lets_through(self, value: &Value) -> bool {
         match self {
             Self::True => value.is_null() || *value == Value::Bool(true),
-            Self::Empty | Self::Items(_) | Self::Object(_) => is_empty(value),
+            Self::Empty | Self::Items(_) | Self::Object(_) | Self::Limit(_) => is_empty(value),
             Self::EmptyOrOne => is_empty(value) || value.as_f64() == Some(1.0),
             Self::NoTool => is_empty(value) || value == "none" || value == "auto",
             Self::TextFormat => is_empty(value) || value.get("type").is_some_and(|kind| kind == "text"),
@@ -259,6 +266,7 @@ impl Passes {
         let shape = match self {
             Self::Items(_) if !value.is_array() => Some("a list"),
             Self::Object(_) if !value.is_object() => Some("an object"),
+            Self::Limit(_) if value.as_f64().is_none_or(|limit| limit <= 0.0) => Some("a number above 0"),
             Self::TextOnly if !value.is_array() => Some("a list"),
             _ => None,
         };
