@@ -476,6 +476,54 @@ fn the_fault_matrix_names_tests_that_exist() {
     hold("fault matrix", named.filter(|name| !functions.contains(*name)).map(str::to_owned));
 }
 
+/// Names of tests, as `file::test`; a file `tests.rs` or `mod.rs` has the name of its folder.
+fn tests_by_file() -> BTreeSet<String> {
+    let root = workspace();
+    let folders = CRATES.iter().flat_map(|(folder, _)| [format!("{folder}/src"), format!("{folder}/tests")]);
+    let folders = folders.chain(["tests".to_owned()]).map(|folder| root.join(folder)).filter(|folder| folder.is_dir());
+    let mut names = BTreeSet::new();
+    for path in folders.flat_map(|folder| rust_files(&folder)) {
+        let name_of = |path: &std::path::Path| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let file = name_of(&path).filter(|stem| !["tests", "mod"].contains(&stem.as_str()));
+        let Some(file) = file.or_else(|| path.parent().and_then(name_of)) else { continue };
+        let tokens = tokens(&fs::read_to_string(&path).expect("a source file is readable UTF-8"));
+        let mut is_test = false;
+        for three in tokens.windows(3) {
+            is_test |= ["[", "::"].contains(&three[0].as_str())
+                && three[1] == "test"
+                && ["]", "("].contains(&three[2].as_str());
+            if three[0] == "fn" && std::mem::take(&mut is_test) {
+                names.insert(format!("{file}::{}", three[1]));
+            }
+        }
+    }
+    names
+}
+
+/// Every row of the tables of docs/embedding.md that end in a column of tests names one or more, and nothing else there.
+#[test]
+fn items_of_other_systems_name_tests_that_exist() {
+    let tests = tests_by_file();
+    let page = fs::read_to_string(workspace().join("docs/embedding.md")).expect("the page is readable UTF-8");
+    let mut broken = Vec::new();
+    let mut has_tests = false;
+    for line in page.lines() {
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        if !line.starts_with('|') {
+            has_tests = false;
+        } else if cells.last() == Some(&"test") {
+            has_tests = true;
+        } else if has_tests && !line.starts_with("|---") {
+            let named: Vec<&str> = cells.last().unwrap_or(&"").split(", ").map(|name| name.trim_matches('`')).collect();
+            broken.extend(
+                named.iter().filter(|name| !tests.contains(**name)).map(|name| format!("{}: {name:?}", cells[0])),
+            );
+        }
+    }
+    assert!(page.matches("| test |").count() == 5, "a table for each of the five systems");
+    hold("items of other systems", broken);
+}
+
 #[test]
 fn comments_literals_and_inline_tests_are_not_code() {
     let text = r####"
