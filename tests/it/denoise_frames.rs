@@ -1,5 +1,7 @@
 //! Denoise frames over HTTP: changes beside windows, their pace, their bytes.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use crate::harness::{Server, joined};
@@ -68,7 +70,7 @@ fn changes_replayed_are_the_windows_on_every_route() {
         [("/generate", "/text"), (CHAT, "/choices/0/delta/content"), ("/v1/completions", "/choices/0/text")]
     {
         let windows = server.post(path, &with(&story(path), json!({"snapshot": "full"})));
-        let changes = server.post(path, &with(&story(path), json!({"snapshot": "ops"})));
+        let changes = server.post(path, &with(&story(path), json!({"snapshot": "ops", "denoise": {"max_fps": 1000}})));
         assert!(changes.is_done(), "{}", changes.body);
         let shown: Vec<_> = windows.frames().into_iter().filter(|frame| frame["event"] == "buffer_snapshot").collect();
         let frames: Vec<_> = changes.frames().into_iter().filter(|frame| frame["event"] == "denoise_ops").collect();
@@ -120,8 +122,14 @@ fn a_slow_pace_folds_frames_and_delays_nothing_past_the_end() {
         };
         assert_eq!(text, answer["text"].as_str().unwrap());
     }
-    let quick = json!({"snapshot": "ops", "denoise": {"max_fps": 1000}});
-    assert!(server.post("/generate", &with(&story("/generate"), quick)).frames().len() > 3);
+    let n_frames = |fields: Value| server.post("/generate", &with(&story("/generate"), fields)).frames().len();
+    let quick = n_frames(json!({"snapshot": "ops", "denoise": {"max_fps": 1000}}));
+    assert!(quick > 3);
+    // Unless a pace is named, changes come at that of a screen, which this engine is faster than.
+    let asked = Instant::now();
+    let n_changes = n_frames(json!({"snapshot": "ops"}));
+    let most = 3.0 + asked.elapsed().as_secs_f64() * 60.0;
+    assert!((n_changes as f64) < most, "{n_changes} frames in {:?}", asked.elapsed());
 }
 
 #[test]
@@ -151,7 +159,7 @@ fn a_stream_of_changes_is_at_most_three_times_as_long_as_appends() {
         body["decoding"] = json!({"accept_rule": "static", "denoising_steps": 2});
         body["ignore_eos"] = json!(false);
         let appends = server.post(path, &with(&body, json!({"stream_mode": "block_append"})));
-        let changes = server.post(path, &with(&body, json!({"snapshot": "ops"})));
+        let changes = server.post(path, &with(&body, json!({"snapshot": "ops", "denoise": {"max_fps": 1000}})));
         let rate = appends.frames().iter().find_map(|frame| frame["diffulex"]["tokens_per_forward"].as_f64()).unwrap();
         assert!((3.0..4.0).contains(&rate), "{rate}");
         let ratio = changes.body.len() as f64 / appends.body.len() as f64;

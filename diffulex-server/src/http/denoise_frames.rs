@@ -18,6 +18,10 @@ const KEYFRAME_INTERVAL: u32 = 32;
 /// Frames a second that a client may ask for. Chosen by us: one in 100 s, and more than any screen shows.
 const FPS: std::ops::RangeInclusive<f32> = 0.01..=1000.0;
 
+/// Most frames of changes a second where a request says nothing. Chosen by us: what a screen shows. On chat each frame repeats some 250
+/// bytes of OpenAI's chunk, several times its changes.
+const FPS_OF_OPS: f32 = 60.0;
+
 /// `snapshot` of a request: what a frame shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -35,7 +39,7 @@ pub(super) enum SnapshotField {
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object with max_fps, detail or both")]
 pub(super) struct DenoiseField {
-    /// Most frames a second; what comes faster is folded.
+    /// Most frames a second; what comes faster is folded. 60 for changes unless named.
     max_fps: Option<f32>,
     /// The content of a change of a token.
     detail: Option<Detail>,
@@ -78,6 +82,7 @@ impl DenoiseForm {
             SnapshotField::Full => (SnapshotSpan::Full, None),
             SnapshotField::Ops => (SnapshotSpan::Window, Some(detail.unwrap_or_default())),
         };
+        let max_fps = max_fps.or(ops.map(|_| FPS_OF_OPS));
         if ops.is_none() && detail.is_some() {
             let message = "denoise.detail is supported with \"snapshot\": \"ops\" only; windows hold every detail";
             return Err(ApiError::invalid("denoise.detail", message));

@@ -278,6 +278,14 @@ fn a_detail_or_pace_that_cannot_be_served_is_refused_by_name() {
 }
 
 #[test]
+fn changes_come_at_the_pace_of_a_screen_unless_another_is_named() {
+    let pace = |json: &str| of_json(json).expect(json).max_fps;
+    assert_eq!(pace(r#"{"snapshot": "ops"}"#), Some(60.0));
+    assert_eq!(pace(r#"{"snapshot": "ops", "denoise": {"max_fps": 1000}}"#), Some(1000.0));
+    assert_eq!(pace(r#"{"snapshot": "window"}"#), None);
+}
+
+#[test]
 fn a_frame_holds_what_has_changed() {
     let mut frames = DenoiseFrames::new(of_json(r#"{"snapshot": "ops"}"#).expect("a form"), false);
     let snapshot = |pieces: [Option<&str>; 4], committed_len, committed_text: &str| ServingBufferSnapshot {
