@@ -92,6 +92,8 @@ fn a_server_waits_for_a_worker_that_starts_later_and_comes_back() {
     let lost = crate::harness::read_rest(read, stream);
     assert!(lost.body.contains("engine_lost"), "{}", lost.body);
     wait_until("the notice", || server.get("/ready").status == 503);
+    let health = server.get("/health");
+    assert_eq!((health.status, &health.json()["status"]), (503, &json!("restarting")), "{}", health.body);
 
     let mut again = Worker::start(&place);
     wait_until("the new worker's service", || server.get("/ready").status == 200);

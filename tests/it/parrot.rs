@@ -92,6 +92,22 @@ fn a_client_of_parrots_engines_has_its_conversation() {
 }
 
 #[test]
+fn a_stream_is_events_for_a_client_that_accepts_them() {
+    let server = Server::start(&[]);
+    // Parrot's other spelling of the sampling.
+    let body = primitive(4, -1, json!({"prompt": [70, 71], "sampling_configs": sampling_config(13)})).to_string();
+    let head = "POST /generate_stream HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                accept: text/event-stream\r\ncontent-length:";
+    let answer = server.send(&format!("{head} {}\r\n\r\n{body}", body.len()));
+    assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"), "{}", answer.body);
+    assert!(answer.is_done(), "{}", answer.body);
+    let want = plain(&server, &[70, 71], 13);
+    let last = answer.frames().pop().unwrap();
+    assert_eq!((&last["event"], ids(&last["generated_ids"])), (&json!("final"), want));
+    assert_eq!(last["context"]["context_len"], 2 + 13);
+}
+
+#[test]
 fn a_primitive_that_is_wrong_is_refused_by_name() {
     let server = Server::start(&[]);
     let refused = |path: &str, body: Value| {

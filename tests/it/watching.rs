@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, golden_model, long_stream, read_some, wait_until};
+use crate::harness::{Server, golden_model, kill, long_stream, read_some, wait_until};
 
 fn names_of(metrics: &str) -> BTreeSet<&str> {
     metrics.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split(['{', ' ']).next()).collect()
@@ -26,6 +27,23 @@ fn health_counts_requests_and_names_stages() {
     let health = server.get("/health").json();
     assert_eq!((&health["total_requests"], &health["pending_completions"]), (&json!(3), &json!(1)));
     assert_eq!(health["request_states"], json!({"pending": 0, "running": 1}));
+}
+
+#[test]
+fn health_is_503_while_the_engine_is_stuck() {
+    let server = Server::start(&["--heartbeat-interval-seconds", "0.1", "--engine-heartbeat-timeout-seconds", "1"]);
+    let worker = server.worker_pid().expect("a worker");
+    kill(worker, Signal::STOP);
+    let status_is = |status: u16, word: &str| {
+        let health = server.get("/health");
+        health.status == status && health.json()["status"] == word
+    };
+    wait_until("a stall", || status_is(503, "stalled"));
+    let health = server.get("/health").json();
+    assert!(health["reason"].as_str().unwrap().contains("silent"), "{health}");
+    assert_eq!((&health["running"], &health["stages"][2]), (&json!(false), &json!("engine")));
+    kill(worker, Signal::CONT);
+    wait_until("its end", || status_is(200, "healthy"));
 }
 
 #[test]
