@@ -15,7 +15,7 @@ use super::error::ApiError;
 /// Frames from one keyframe to the next. Chosen by us: about one screen of text, at some 3 % of the bytes.
 const KEYFRAME_INTERVAL: u32 = 32;
 
-/// Frames a second that a client may ask for. Chosen by us: one in 100 s, and more than any screen shows.
+/// Frames a second that a client may ask for. Chosen by us: one in 100 s; the most, more than any screen shows, is every frame.
 const FPS: std::ops::RangeInclusive<f32> = 0.01..=1000.0;
 
 /// Most frames of changes a second where a request says nothing. Chosen by us: what a screen shows. On chat each frame repeats some 250
@@ -39,7 +39,7 @@ pub(super) enum SnapshotField {
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object with max_fps, detail or both")]
 pub(super) struct DenoiseField {
-    /// Most frames a second; what comes faster is folded. 60 for changes unless named.
+    /// Most frames a second; what comes faster is folded. 60 for changes unless named; 1000 folds nothing.
     max_fps: Option<f32>,
     /// The content of a change of a token.
     detail: Option<Detail>,
@@ -82,7 +82,8 @@ impl DenoiseForm {
             SnapshotField::Full => (SnapshotSpan::Full, None),
             SnapshotField::Ops => (SnapshotSpan::Window, Some(detail.unwrap_or_default())),
         };
-        let max_fps = max_fps.or(ops.map(|_| FPS_OF_OPS));
+        // The most is every frame: timers are no finer.
+        let max_fps = max_fps.or(ops.map(|_| FPS_OF_OPS)).filter(|fps| fps < FPS.end());
         if ops.is_none() && detail.is_some() {
             let message = "denoise.detail is supported with \"snapshot\": \"ops\" only; windows hold every detail";
             return Err(ApiError::invalid("denoise.detail", message));
