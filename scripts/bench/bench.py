@@ -51,13 +51,15 @@ def main():
     p.add_argument("--peers", nargs="*", default=[])
     p.add_argument("--cases", nargs="+", default=["1x4x256", "1x16x256", "1x32x256"])
     p.add_argument("--rounds", type=int, default=3)
+    p.add_argument("--before", help="the binary of an earlier commit, a peer of its own")
     add_binary(p)
     a = p.parse_args()
     ours = [Program(f"diffulex-{hold}", [a.binary, a.folder, hold]) for hold in a.ours]
     for program in ours:
         start = program.read()
         print(f"{program.name}: {start['parameters'] / 1e6:.1f} M weights, loaded in {start['load_seconds']} s, {start['device']}")
-    peers = [Program(name, [sys.executable, str(HERE / "peers.py"), name, a.folder]) for name in a.peers]
+    earlier = [Program(f"before-{hold}", [a.before, a.folder, hold]) for hold in a.ours if a.before]
+    peers = earlier + [Program(name, [sys.executable, str(HERE / "peers.py"), name, a.folder]) for name in a.peers]
     for program in list(peers):
         try:
             program.read()      # loaded: a program that still loads would slow the others down
@@ -66,24 +68,30 @@ def main():
     for program in ours:
         probe = program.ask("probe")
         print(f"{program.name}: memory {probe['bytes_per_second'] / 1e9:.1f} GB/s, multiplications {probe['operations_per_second'] / 1e9:.0f} GOP/s")
-    times = {}
+    times, shares = {}, {}
     for round_ in range(a.rounds):
         for case in a.cases:
             for program in list(ours + peers):
                 time.sleep(0.3)     # threads of the one before may still watch for work
                 try:
-                    got = program.ask(case.replace("x", " "))["ms"]
+                    answer = program.ask(case.replace("x", " "))
                 except (EOFError, BrokenPipeError) as error:
                     leave_out(program, peers, error)
                     continue
-                times.setdefault((case, program.name), []).append(statistics.median(got))
-                print(f"round {round_ + 1}  {case}  {program.name}  {got}", file=sys.stderr)
-    print("\n| batch x block x context | program | ms, median (range) | times ours |\n| --- | --- | --- | --- |")
+                times.setdefault((case, program.name), []).append(statistics.median(answer["ms"]))
+                if "share" in answer:
+                    shares.setdefault((case, program.name), []).append(answer["share"])
+                print(f"round {round_ + 1}  {case}  {program.name}  {answer}", file=sys.stderr)
+    print("\n| batch x block x context | program | ms, median (range) | times ours | share of the roof |\n| --- | --- | --- | --- | --- |")
     for case in a.cases:
         for program in ours + peers:
+            if (case, program.name) not in times:
+                continue
             mine, theirs = times[case, ours[0].name], times[case, program.name]
             ratios = [t / m for t, m in zip(theirs, mine)]
-            print(f"| {case} | {program.name} | {statistics.median(theirs):.1f} ({min(theirs):.1f} to {max(theirs):.1f}) | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
+            of_roof = shares.get((case, program.name))
+            share = f"{statistics.median(of_roof):.0%} ({min(of_roof):.0%} to {max(of_roof):.0%})" if of_roof else ""
+            print(f"| {case} | {program.name} | {statistics.median(theirs):.1f} ({min(theirs):.1f} to {max(theirs):.1f}) | {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | {share} |")
     for program in ours + peers:
         program.process.stdin.close()
         program.process.wait()

@@ -49,7 +49,7 @@ impl RowLines<'_> {
     pub(super) fn set(&mut self, line: usize, words: [f32; LINE]) {
         assert!(line < self.n_lines);
         // SAFETY: the line is of this row, and there is one of these for each row (`Lines::of`).
-        unsafe { self.lines.write(self.first + line * self.stride, &[words]) };
+        unsafe { self.lines.write_array(self.first + line * self.stride, [words]) };
     }
 }
 

@@ -30,9 +30,14 @@ impl Output<'_> {
             }
         }
         let place = row * self.outs.len() + first - self.outs.start;
-        // Nearly always a whole panel, which is one vector and not sixteen numbers.
-        let sums = if n_lanes == PANEL { &sums[..] } else { &sums[..n_lanes] };
         // SAFETY: in the task's columns.
-        unsafe { self.values.write(place, sums) };
+        unsafe {
+            // Nearly always a whole panel, which is one vector and not sixteen numbers.
+            if n_lanes == PANEL {
+                self.values.write_array(place, sums);
+            } else {
+                self.values.write(place, &sums[..n_lanes]);
+            }
+        }
     }
 }

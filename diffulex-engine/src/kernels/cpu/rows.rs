@@ -30,7 +30,7 @@ impl Buffers {
         // The smallest that holds them, so that a small tensor does not take a large one's place.
         let fit =
             (0..kept.len()).filter(|index| kept[*index].capacity() >= len).min_by_key(|index| kept[*index].capacity());
-        let mut buffer = fit.map_or_else(Vec::new, |index| kept.swap_remove(index));
+        let mut buffer = fit.map_or_else(Vec::new, |index| kept.remove(index));
         drop(kept);
         // Cleared only where it grows: the user writes all of it.
         buffer.truncate(len);
@@ -43,9 +43,10 @@ impl Buffers {
             return;
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < MAX_KEPT {
-            kept.push(buffer);
-        }
+        // The one that nobody has taken for longest makes room: steps may be of other sizes than those before.
+        let is_full = kept.len() == MAX_KEPT;
+        let _oldest = is_full.then(|| kept.remove(0));
+        kept.push(buffer);
     }
 }
 

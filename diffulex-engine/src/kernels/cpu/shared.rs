@@ -27,4 +27,15 @@ impl<'a, T: Copy> Shared<'a, T> {
         // SAFETY: inside the memory, which is borrowed for as long as this lives; the caller vouches for the rest.
         unsafe { self.start.add(place).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     }
+
+    /// [`Self::write`] for a number of values that the compiler knows, which then takes no call.
+    ///
+    /// # Safety
+    /// No other task writes any of these.
+    #[inline(always)]
+    pub(super) unsafe fn write_array<const N: usize>(&self, place: usize, values: [T; N]) {
+        assert!(place <= self.len && N <= self.len - place);
+        // SAFETY: as above.
+        unsafe { self.start.add(place).cast::<[T; N]>().write(values) };
+    }
 }
