@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
-    ContextUse, FinishReason, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput, ServingReply,
+    ContextUse, FinishReason, HeldContext, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput,
+    ServingReply,
 };
 use diffulex_server::frontend::{Addition, ContextError, ContextName, ContextOwner, ContextTable, NewContext};
 
@@ -391,4 +392,18 @@ fn random_schedules_on_contexts_give_the_tokens_of_lists_and_lose_no_page() {
     for count in [answers, fills, forks, frees, expired, aborts, preempted, kills, rebuilt, refused] {
         assert!(count > 0, "the schedules miss something");
     }
+}
+
+#[test]
+fn an_engine_that_claims_to_hold_more_than_there_is_is_not_believed() {
+    let mut table = ContextTable::new(MAX_CONTEXTS, TTL);
+    let now = Instant::now();
+    let new = NewContext { id: Some(7), ..NewContext::default() };
+    let _ = table.create(OWNER, new, || 1, now).unwrap();
+    let name = ContextName { owner: OWNER, id: 7 };
+    table.begin(name, now).unwrap();
+    let held = HeldContext { held: 3, grows: true };
+    table.end(name, Some(Addition { given: &[1], written: &[2], held, cached_tokens: 0 }), now);
+    let view = table.view(name, now).unwrap();
+    assert_eq!((view.context_len, view.committed_len, view.tail_len), (2, 2, 0));
 }

@@ -280,7 +280,7 @@ impl ContextTable {
             context.ids.extend_from_slice(written);
         }
         context.grows = Some(held.grows);
-        context.held = held.held as usize;
+        context.held = context.ids.len().min(held.held as usize);
         context.is_lost = false;
     }
 
