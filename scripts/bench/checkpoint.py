@@ -1,4 +1,4 @@
-"""Write a checkpoint of random bfloat16 weights: `python checkpoint.py FOLDER [--shape sdar-1.7b] [--layers 28]`.
+"""Write a checkpoint of random bfloat16 weights: `python checkpoint.py FOLDER [--shape sdar-1.7b] [--family sdar] [--layers 28]`.
 
 Shapes are SDAR-1.7B's, which is Qwen3-1.7B's, and LLaDA-8B's; speed does not depend on what the weights are. The tokenizer has
 a token for every row of the vocabulary: 256 bytes, and names that no text has, as random weights write any token.
@@ -48,6 +48,9 @@ def llada(shape, n_layers):
     return config, ends + layers
 
 
+FAMILIES = {"sdar": sdar, "llada": llada}
+
+
 def tokenizer(n_tokens, eos, mask):
     """Byte-level, without merges."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -63,11 +66,12 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("folder")
     p.add_argument("--shape", choices=SHAPES, default="sdar-1.7b")
+    p.add_argument("--family", choices=FAMILIES, help="names of tensors and settings, by default those of the shape's own model")
     p.add_argument("--layers", type=int, help="fewer than the model has")
     a = p.parse_args()
     folder, shape = Path(a.folder), SHAPES[a.shape]
     folder.mkdir(parents=True, exist_ok=True)
-    config, tensors = (sdar if a.shape == "sdar-1.7b" else llada)(shape, a.layers or shape[6])
+    config, tensors = FAMILIES[a.family or a.shape.split("-")[0]](shape, a.layers or shape[6])
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(shape[0], *shape[7:])))
     header, end = {}, 0
