@@ -5,7 +5,7 @@
 //! GGUF's blocks have it and takes a fifth of the memory.
 
 use super::aligned::Aligned;
-use super::panels::{BYTES, PANEL, QUAD, pack_rows};
+use super::panels::{BYTES, PANEL, QUAD, Weights, pack_rows};
 use super::threads::Pool;
 use super::vector::Vector;
 use crate::kernels::quantization::{GROUP, ZERO_INT4, ZERO_INT8, quantize_int4, quantize_int8, scale_int4, scale_int8};
@@ -69,11 +69,14 @@ impl Form {
     }
 }
 
+/// Bits of half a byte.
+const HALF: usize = 4;
+
 /// A matrix of small integers. Inputs beyond the last are anything, as they meet inputs of 0.
 pub(super) struct Integers {
     pub(super) form: Form,
-    /// `[n_panels][n_vectors][PANEL]` quads of bytes, or of halves of bytes.
-    pub(super) words: Aligned<[u8; BYTES]>,
+    /// Quads of bytes, or of halves of bytes.
+    pub(super) words: Weights<[u8; BYTES]>,
     pub(super) scales: Multiples,
     /// Empty where the form has none.
     pub(super) offsets: Multiples,
@@ -199,13 +202,14 @@ impl Integers {
         n_out: usize,
         n_in: usize,
         integers: impl Fn(usize, usize) -> Vec<i8> + Sync,
-    ) -> Aligned<[u8; BYTES]> {
-        let n_vectors = form.n_quads(n_in) / form.quads_per_vector();
-        pack_rows(pool, n_out, n_vectors, |out, lane, vectors: &mut [[u8; BYTES]]| {
-            for (quad, values) in integers(out, lane).chunks(QUAD).enumerate() {
-                let (vector, shift) = form.place(quad);
-                for (byte, value) in vectors[vector][lane * QUAD..].iter_mut().zip(values) {
-                    *byte |= ((i32::from(*value) + form.zero()) as u8) << shift;
+    ) -> Weights<[u8; BYTES]> {
+        let n_quads = form.quads_per_vector();
+        Weights::<[u8; BYTES]>::pack(pool, n_out, form.n_quads(n_in) / n_quads, |out, lane, vectors| {
+            for (vector, values) in vectors.zip(integers(out, lane).chunks(n_quads * QUAD)) {
+                for (quad, values) in values.chunks(QUAD).enumerate() {
+                    for (byte, value) in vector[lane * QUAD..].iter_mut().zip(values) {
+                        *byte |= ((i32::from(*value) + form.zero()) as u8) << (HALF * quad);
+                    }
                 }
             }
         })
@@ -216,28 +220,21 @@ impl Integers {
         let form = self.form;
         let n_quads = form.n_quads(row.len());
         let (quads_per_group, n_shared) = (form.quads_per_group(n_quads), form.groups_per_unit());
-        let words = &self.words[panel * (n_quads / form.quads_per_vector())..];
+        let n_values = form.quads_per_vector() * QUAD;
+        let mut vectors = self.words.panel(panel);
         let first = panel * n_quads.div_ceil(quads_per_group);
         for (group, values) in row.chunks_mut(quads_per_group * QUAD).enumerate() {
             let scale = self.scales.lane(first + group, n_shared, lane);
             let offset = if form.has_offsets() { self.offsets.lane(first + group, n_shared, lane) } else { 0.0 };
-            for (quad, values) in (group * quads_per_group..).zip(values.chunks_mut(QUAD)) {
-                let (vector, shift) = form.place(quad);
-                for (value, byte) in values.iter_mut().zip(&words[vector][lane * QUAD..]) {
-                    let stored = if form.quads_per_vector() == 1 { *byte } else { byte >> shift & 0xf };
-                    *value = scale * (i32::from(stored) - form.zero()) as f32 + offset;
+            // A group begins with a vector.
+            for (values, vector) in values.chunks_mut(n_values).zip(&mut vectors) {
+                for (quad, values) in values.chunks_mut(QUAD).enumerate() {
+                    for (value, byte) in values.iter_mut().zip(&vector[lane * QUAD..]) {
+                        let stored = if form.quads_per_vector() == 1 { *byte } else { byte >> (HALF * quad) & 0xf };
+                        *value = scale * (i32::from(stored) - form.zero()) as f32 + offset;
+                    }
                 }
             }
-        }
-    }
-}
-
-impl Form {
-    /// The vector that has a quad, and the bit of its bytes where it begins.
-    fn place(self, quad: usize) -> (usize, usize) {
-        match self.quads_per_vector() {
-            1 => (quad, 0),
-            _ => (quad / 2, 4 * (quad % 2)),
         }
     }
 }

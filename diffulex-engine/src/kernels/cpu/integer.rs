@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::groups::{Form, Integers};
 use super::lines::{LINE, Lines, RowLines, TileLines};
 use super::output::Output;
-use super::panels::{BYTES, PANEL, QUAD};
+use super::panels::{BYTES, PANEL, QUAD, TileWeights};
 use super::threads::Pool;
 use super::tiles::{self, Tiles};
 use super::vector::{Vector, for_each_instruction_set};
@@ -251,7 +251,7 @@ impl<U> Products<'_, U> {
     unsafe fn dots<V: Vector, const R: usize, const P: usize>(
         &self,
         rows: TileLines<'_, R>,
-        panel: usize,
+        panels: TileWeights<'_, [u8; BYTES], P>,
         vectors: Range<usize>,
         ahead: isize,
         mut dots: [[V::Ints; P]; R],
@@ -260,22 +260,20 @@ impl<U> Products<'_, U> {
         U: Unpack<V>,
     {
         let quads_per_vector = U::FORM.quads_per_vector();
-        let n_vectors = self.rows.n_vectors(U::FORM);
         let (line, first) = (vectors.start * quads_per_vector / LINE, vectors.start * quads_per_vector % LINE);
         let inputs = rows.line(line);
-        let panels = &self.weight.words[panel * n_vectors..(panel + P) * n_vectors];
-        assert!(vectors.end <= n_vectors && first + vectors.len() * quads_per_vector <= LINE);
+        assert!(vectors.end <= self.weight.words.n_vectors() && first + vectors.len() * quads_per_vector <= LINE);
         let mut words = inputs.as_ptr().cast::<f32>().wrapping_add(first);
         for vector in vectors {
-            // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors of weights, and `R` lines of inputs in which the
-            // words of these vectors end; the rest is passed on.
+            // SAFETY: `vector < n_vectors`, and there are `R` lines of inputs in which the words of these vectors end; the rest
+            // is passed on.
             unsafe {
-                let place = panels.as_ptr().add(vector);
-                let mut weights = [U::load(&*place); P];
-                for (p, weights) in weights.iter_mut().enumerate() {
-                    let place = place.add(p * n_vectors);
-                    V::prefetch(place.wrapping_offset(ahead).cast());
-                    *weights = U::load(&*place);
+                // No closures, which would be compiled without the vector instructions.
+                let stored = panels.at(vector);
+                let mut weights = [U::load(&stored[0]); P];
+                for (weights, stored) in weights.iter_mut().zip(stored) {
+                    V::prefetch(std::ptr::from_ref(stored).wrapping_offset(ahead).cast());
+                    *weights = U::load(stored);
                 }
                 for quad in 0..quads_per_vector {
                     for (r, dots) in dots.iter_mut().enumerate() {
@@ -328,11 +326,12 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
         mut sums: [[V::Ints; P]; R],
     ) -> [[V::Ints; P]; R] {
         let rows = self.0.rows.lines.tile(row);
+        let panels = self.0.weight.words.tile(panel);
         let vectors_per_line = LINE / U::FORM.quads_per_vector();
         for start in vectors.clone().step_by(vectors_per_line) {
             let line = start..vectors.end.min(start + vectors_per_line);
             // SAFETY: passed on from the caller.
-            sums = unsafe { self.0.dots::<V, R, P>(rows, panel, line, ahead, sums) };
+            sums = unsafe { self.0.dots::<V, R, P>(rows, panels, line, ahead, sums) };
         }
         sums
     }
@@ -372,6 +371,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
         let n_groups = self.0.rows.n_groups;
         let groups_per_unit = U::FORM.groups_per_unit();
         let rows = self.0.rows.lines.tile(row);
+        let panels = self.0.weight.words.tile(panel);
         // A chunk begins with a group: 64 vectors are a multiple of every form's groups.
         let vectors_per_group = U::FORM.quads_per_group(self.0.rows.n_quads) / U::FORM.quads_per_vector();
         for start in vectors.clone().step_by(vectors_per_group) {
@@ -387,7 +387,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {
                     }
                 }
                 let end = (start + vectors_per_group).min(vectors.end);
-                let dots = self.0.dots::<V, R, P>(rows, panel, start..end, ahead, dots);
+                let dots = self.0.dots::<V, R, P>(rows, panels, start..end, ahead, dots);
                 let (mut scale, mut offset) = ([V::splat(0.0); P], [V::splat(0.0); P]);
                 for (p, (scale, offset)) in scale.iter_mut().zip(&mut offset).enumerate() {
                     let place = (panel + p) * n_groups + group;

@@ -8,12 +8,14 @@
 
 use std::ops::Range;
 
+use bytemuck::Pod;
+
 use super::bf16::{bf16, pair_bf16, unbf16};
 use super::integer::{self, IntegerRows};
 use super::lines::{LINE, Lines, RowLines};
 use super::output::Output;
 use super::packed::{PackedMatrix, Panels};
-use super::panels::PANEL;
+use super::panels::{PANEL, Weights};
 use super::shared::Shared;
 use super::threads::Pool;
 use super::tiles::{PANELS, Tiles, product};
@@ -201,13 +203,12 @@ impl Inputs {
 
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product(&self, simd: Simd, weight: &PackedMatrix, start: usize, end: usize, output: &Output<'_>) {
-        let n_in = weight.n_in();
         match (self, &weight.panels) {
             (Self::F32(rows), Panels::F32(panels)) => {
-                product_f32(simd, rows, panels, n_in, start, end, output);
+                product_f32(simd, rows, panels, start, end, output);
             }
             (Self::Pairs(rows), Panels::Bf16(panels)) => {
-                product_bf16(simd, rows, panels, n_in.div_ceil(2), start, end, output);
+                product_bf16(simd, rows, panels, start, end, output);
             }
             (Self::Integers(rows), Panels::Integers(integers)) => {
                 integer::product(simd, rows, integers, start, end, output);
@@ -219,7 +220,7 @@ impl Inputs {
 
 /// How a panel's words and a row's words make a sum.
 trait Format<V: Vector> {
-    type Weight: Copy;
+    type Weight: Pod;
     type Loaded: Copy;
     /// Words of a row that go with one vector of weights.
     const N_WORDS: usize;
@@ -272,8 +273,7 @@ for_each_instruction_set! {
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_f32 => product_f32_body(
         inputs: &Lines,
-        panels: &[[f32; PANEL]],
-        n_in: usize,
+        panels: &Weights<[f32; PANEL]>,
         start: usize,
         end: usize,
         output: &Output<'_>,
@@ -285,8 +285,7 @@ for_each_instruction_set! {
     /// All rows times the panels `start..end`, which belong to the caller's task.
     fn product_bf16 => product_bf16_body(
         inputs: &Lines,
-        panels: &[[u32; PANEL]],
-        n_pairs: usize,
+        panels: &Weights<[u32; PANEL]>,
         start: usize,
         end: usize,
         output: &Output<'_>,
@@ -296,36 +295,31 @@ for_each_instruction_set! {
 #[inline(always)]
 unsafe fn product_f32_body<V: Vector>(
     inputs: &Lines,
-    panels: &[[f32; PANEL]],
-    n_in: usize,
+    panels: &Weights<[f32; PANEL]>,
     start: usize,
     end: usize,
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe { product(&Floats::<V, F32> { inputs, panels, n_vectors: n_in, output }, output.n_rows, n_in, start, end) };
+    unsafe { product(&Floats::<V, F32> { inputs, panels, output }, output.n_rows, panels.n_vectors(), start, end) };
 }
 
 #[inline(always)]
 unsafe fn product_bf16_body<V: Vector>(
     inputs: &Lines,
-    panels: &[[u32; PANEL]],
-    n_pairs: usize,
+    panels: &Weights<[u32; PANEL]>,
     start: usize,
     end: usize,
     output: &Output<'_>,
 ) {
     // SAFETY: passed on from the caller.
-    unsafe {
-        product(&Floats::<V, Bf16> { inputs, panels, n_vectors: n_pairs, output }, output.n_rows, n_pairs, start, end)
-    };
+    unsafe { product(&Floats::<V, Bf16> { inputs, panels, output }, output.n_rows, panels.n_vectors(), start, end) };
 }
 
-/// A product in floats: `n_vectors` vectors of weights in a panel, each met by `F::N_WORDS` words of a row.
+/// A product in floats: a vector of weights is met by `F::N_WORDS` words of a row.
 struct Floats<'a, V: Vector, F: Format<V>> {
     inputs: &'a Lines,
-    panels: &'a [[F::Weight; PANEL]],
-    n_vectors: usize,
+    panels: &'a Weights<[F::Weight; PANEL]>,
     output: &'a Output<'a>,
 }
 
@@ -347,23 +341,22 @@ impl<V: Vector, F: Format<V>> Tiles<V> for Floats<'_, V, F> {
         ahead: isize,
         mut sums: [[V; P]; R],
     ) -> [[V; P]; R] {
-        let n_vectors = self.n_vectors;
-        let panels = &self.panels[panel * n_vectors..(panel + P) * n_vectors];
-        assert!(vectors.end <= n_vectors);
+        let panels = self.panels.tile::<P>(panel);
+        assert!(vectors.end <= self.panels.n_vectors());
         let rows = self.inputs.tile::<R>(row);
         let vectors_per_line = LINE / F::N_WORDS;
         for start in vectors.clone().step_by(vectors_per_line) {
             let inputs = rows.line(start / vectors_per_line);
             for vector in start..vectors.end.min(start + vectors_per_line) {
-                // SAFETY: `vector < n_vectors`, there are `P * n_vectors` vectors, and `R` lines of inputs, in which the words
-                // of the vector are; the rest is passed on.
+                // SAFETY: `vector < n_vectors`, and there are `R` lines of inputs, in which the words of the vector are; the rest is
+                // passed on.
                 unsafe {
-                    let place = panels.as_ptr().add(vector);
-                    let mut weights = [F::load(&*place); P];
-                    for (p, weights) in weights.iter_mut().enumerate() {
-                        let place = place.add(p * n_vectors);
-                        V::prefetch(place.wrapping_offset(ahead).cast());
-                        *weights = F::load(&*place);
+                    // No closures, which would be compiled without the vector instructions.
+                    let stored = panels.at(vector);
+                    let mut weights = [F::load(&stored[0]); P];
+                    for (weights, stored) in weights.iter_mut().zip(stored) {
+                        V::prefetch(std::ptr::from_ref(stored).wrapping_offset(ahead).cast());
+                        *weights = F::load(stored);
                     }
                     let first = (vector - start) * F::N_WORDS;
                     for (sums, line) in sums.iter_mut().zip(inputs) {

@@ -1,12 +1,11 @@
 //! Weights packed once at load, in the order in which products read them.
 //!
-//! A matrix is cut into panels of [`PANEL`] outputs, each stored `[n_in][PANEL]`, several inputs to a word where they are
-//! smaller than 32 bits, so that one step along the inputs reads one vector of weights and serves every row of a tile.
+//! A matrix is cut into panels of [`PANEL`] outputs, each `[n_in][PANEL]`, several inputs to a word where they are smaller than 32
+//! bits, so that one step along the inputs reads one vector of weights and serves every row of a tile. Panels stand in pairs.
 
-use super::aligned::Aligned;
 use super::bf16::{pair_bf16, unpair_bf16};
 use super::groups::Integers;
-use super::panels::{PANEL, pack_rows};
+use super::panels::{PANEL, Weights};
 use super::threads::Pool;
 use crate::kernels::{WeightData, WeightType};
 
@@ -18,9 +17,9 @@ pub struct PackedMatrix {
 }
 
 pub(super) enum Panels {
-    F32(Aligned<[f32; PANEL]>),
+    F32(Weights<[f32; PANEL]>),
     /// Two inputs to a word, the first in its lower half; a last odd input is paired with zero.
-    Bf16(Aligned<[u32; PANEL]>),
+    Bf16(Weights<[u32; PANEL]>),
     Integers(Integers),
 }
 
@@ -31,14 +30,14 @@ impl PackedMatrix {
         assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
         let panels = match hold {
-            WeightType::F32 => Panels::F32(pack_rows(pool, n_out, n_in, |out, lane, vectors: &mut [[f32; PANEL]]| {
-                for (vector, value) in vectors.iter_mut().zip(row(out)) {
+            WeightType::F32 => Panels::F32(Weights::<[f32; PANEL]>::pack(pool, n_out, n_in, |out, lane, vectors| {
+                for (vector, value) in vectors.zip(row(out)) {
                     vector[lane] = value;
                 }
             })),
             WeightType::Bf16 => {
-                Panels::Bf16(pack_rows(pool, n_out, n_in.div_ceil(2), |out, lane, vectors: &mut [[u32; PANEL]]| {
-                    for (vector, pair) in vectors.iter_mut().zip(row(out).chunks(2)) {
+                Panels::Bf16(Weights::<[u32; PANEL]>::pack(pool, n_out, n_in.div_ceil(2), |out, lane, vectors| {
+                    for (vector, pair) in vectors.zip(row(out).chunks(2)) {
                         vector[lane] = pair_bf16(pair[0], pair.get(1).copied().unwrap_or(0.0));
                     }
                 }))
@@ -70,13 +69,12 @@ impl PackedMatrix {
         let (panel, lane) = (out / PANEL, out % PANEL);
         match &self.panels {
             Panels::F32(panels) => {
-                for (value, vector) in row.iter_mut().zip(&panels[panel * self.n_in..]) {
+                for (value, vector) in row.iter_mut().zip(panels.panel(panel)) {
                     *value = vector[lane];
                 }
             }
             Panels::Bf16(panels) => {
-                let n_pairs = self.n_in.div_ceil(2);
-                for (values, vector) in row.chunks_mut(2).zip(&panels[panel * n_pairs..]) {
+                for (values, vector) in row.chunks_mut(2).zip(panels.panel(panel)) {
                     for (value, widened) in values.iter_mut().zip(unpair_bf16(vector[lane])) {
                         *value = widened;
                     }

@@ -1,5 +1,8 @@
 //! Panels: the order in which products read weights.
 
+use std::iter::StepBy;
+use std::slice::{Iter, IterMut};
+
 use bytemuck::Pod;
 
 use super::aligned::Aligned;
@@ -9,13 +12,17 @@ use super::vector::LANES;
 /// Outputs of a panel: one vector.
 pub(super) const PANEL: usize = LANES;
 
+/// Neighbouring panels that stand together.
+pub(super) const PAIR: usize = 2;
+
 /// Bytes of a vector of integers.
 pub(super) const BYTES: usize = 4 * PANEL;
 
 /// Inputs to a word of int8 weights.
 pub(super) const QUAD: usize = 4;
 
-/// Panels of `n_words` vectors, whose bytes are 0 at first. `write` sets one output's lane of the vectors of its panel.
+/// Panels of `n_words` vectors, one after another, whose bytes are 0 at first. `write` sets one output's lane of the vectors of its
+/// panel.
 pub(super) fn pack_rows<W: Pod + Send + Sync>(
     pool: &Pool,
     n_out: usize,
@@ -30,4 +37,127 @@ pub(super) fn pack_rows<W: Pod + Send + Sync>(
         }
     });
     panels
+}
+
+/// The weights of a matrix. Of the two panels of a pair, a vector of one stands beside a vector of the other, so that a tile of both
+/// reads memory in order. A last panel without a neighbour stands alone.
+pub(super) struct Weights<W> {
+    vectors: Aligned<W>,
+    n_panels: usize,
+    /// Vectors of a panel.
+    n_vectors: usize,
+}
+
+impl<W: Pod + Send + Sync> Weights<W> {
+    /// Packs `n_out` outputs in panels of `n_vectors` vectors, whose bytes are 0 at first. `write` sets one output's lane of the vectors
+    /// of its panel.
+    pub(super) fn pack(
+        pool: &Pool,
+        n_out: usize,
+        n_vectors: usize,
+        write: impl Fn(usize, usize, StepBy<IterMut<'_, W>>) + Sync,
+    ) -> Self {
+        let n_panels = n_out.div_ceil(PANEL);
+        let mut vectors = Aligned::zeroed(n_panels * n_vectors);
+        pool.chunks(&mut vectors, PAIR * n_vectors, |pair, vectors| {
+            let n_together = PAIR.min(n_panels - pair * PAIR);
+            let first = pair * PAIR * PANEL;
+            for out in first..n_out.min(first + n_together * PANEL) {
+                write(out, out % PANEL, vectors[(out - first) / PANEL..].iter_mut().step_by(n_together));
+            }
+        });
+        Self { vectors, n_panels, n_vectors }
+    }
+}
+
+impl<W: Pod> Weights<W> {
+    /// Vectors of a panel.
+    #[inline(always)]
+    pub(super) fn n_vectors(&self) -> usize {
+        self.n_vectors
+    }
+
+    /// The place of a panel's first vector, and the places from one of its vectors to the next.
+    #[inline(always)]
+    fn walk(&self, panel: usize) -> (usize, usize) {
+        let first = panel / PAIR * PAIR;
+        if first + PAIR <= self.n_panels {
+            (first * self.n_vectors + panel - first, PAIR)
+        } else {
+            (panel * self.n_vectors, 1)
+        }
+    }
+
+    /// The vectors of a panel.
+    pub(super) fn panel(&self, panel: usize) -> StepBy<Iter<'_, W>> {
+        let (first, stride) = self.walk(panel);
+        self.vectors[first..].iter().step_by(stride)
+    }
+
+    /// A panel, or both of a pair.
+    #[inline(always)]
+    pub(super) fn tile<const P: usize>(&self, panel: usize) -> TileWeights<'_, W, P> {
+        let (first, stride) = self.walk(panel);
+        assert!(P == 1 || (P == stride && panel.is_multiple_of(P)));
+        TileWeights { vectors: &self.vectors[first..][..(self.n_vectors - 1) * stride + P], stride }
+    }
+}
+
+/// The weights of a tile's panels.
+#[derive(Clone, Copy)]
+pub(super) struct TileWeights<'a, W, const P: usize> {
+    vectors: &'a [W],
+    stride: usize,
+}
+
+impl<W, const P: usize> TileWeights<'_, W, P> {
+    /// Vector `vector` of each panel.
+    ///
+    /// # Safety
+    /// The panels have that many.
+    #[inline(always)]
+    pub(super) unsafe fn at(&self, vector: usize) -> &[W; P] {
+        // A number that the compiler knows, where it can.
+        let stride = if P == PAIR { PAIR } else { self.stride };
+        // SAFETY: `tile` made the slice as long as the panels' last vectors need.
+        unsafe { &*self.vectors.as_ptr().add(vector * stride).cast() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_vector_is_where_it_is_looked_for() {
+        let pool = Pool::new(2).expect("threads");
+        for (n_out, n_vectors) in [(5, 1), (16, 3), (17, 3), (33, 2), (64, 5), (75, 4)] {
+            let number = |out: usize, vector: usize| (1000 * vector + out) as u32;
+            let weights = Weights::pack(&pool, n_out, n_vectors, |out, lane, vectors| {
+                vectors
+                    .enumerate()
+                    .for_each(|(vector, lanes): (usize, &mut [u32; PANEL])| lanes[lane] = number(out, vector));
+            });
+            for out in 0..n_out {
+                let (panel, lane) = (out / PANEL, out % PANEL);
+                let found: Vec<u32> = weights.panel(panel).take(n_vectors).map(|lanes| lanes[lane]).collect();
+                assert_eq!(found, (0..n_vectors).map(|vector| number(out, vector)).collect::<Vec<_>>());
+                let tile = weights.tile::<1>(panel);
+                // SAFETY: there are that many vectors.
+                let found: Vec<u32> = (0..n_vectors).map(|vector| unsafe { tile.at(vector) }[0][lane]).collect();
+                assert_eq!(found, (0..n_vectors).map(|vector| number(out, vector)).collect::<Vec<_>>());
+            }
+            for panel in (0..n_out / PANEL / PAIR * PAIR).step_by(PAIR) {
+                let tile = weights.tile::<PAIR>(panel);
+                for vector in 0..n_vectors {
+                    // SAFETY: there are that many vectors.
+                    let both = unsafe { tile.at(vector) };
+                    assert_eq!(
+                        both.map(|lanes| lanes[3]),
+                        [number(panel * PANEL + 3, vector), number((panel + 1) * PANEL + 3, vector)]
+                    );
+                }
+            }
+        }
+    }
 }

@@ -6,6 +6,7 @@
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::is_aarch64_feature_detected;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::kernels::Activation;
@@ -209,6 +210,11 @@ impl Simd {
         dispatch!(self, max, max_avx512, max_avx2, (x))
     }
 
+    /// The last place of a value.
+    pub(crate) fn last_place(self, x: &[f32], value: f32) -> Option<usize> {
+        dispatch!(self, last_place, last_place_avx512, last_place_avx2, (x, value))
+    }
+
     /// `exp(x - top)` in place, and their sum.
     pub(crate) fn exp_sub_sum(self, x: &mut [f32], top: f32) -> f32 {
         dispatch!(self, exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x, top))
@@ -245,6 +251,7 @@ compile!(silu_mul, silu_mul_avx512, silu_mul_avx2, (x: &mut [f32], y: &[f32]) ->
 compile!(gelu_mul, gelu_mul_avx512, gelu_mul_avx2, (x: &mut [f32], y: &[f32]) -> ());
 compile!(soft_cap, soft_cap_avx512, soft_cap_avx2, (x: &mut [f32], cap: f32) -> ());
 compile!(max, max_avx512, max_avx2, (x: &[f32]) -> f32);
+compile!(last_place, last_place_avx512, last_place_avx2, (x: &[f32], value: f32) -> Option<usize>);
 compile!(exp_sub_sum, exp_sub_sum_avx512, exp_sub_sum_avx2, (x: &mut [f32], top: f32) -> f32);
 compile!(sum_exp, sum_exp_avx512, sum_exp_avx2, (x: &[f32], top: f32, factor: f32) -> f32);
 compile!(sum_exp_log, sum_exp_log_avx512, sum_exp_log_avx2, (x: &[f32], top: f32, factor: f32) -> [f32; 2]);
@@ -335,6 +342,22 @@ fn max(x: &[f32]) -> f32 {
         lanes[lane] = larger(*x, lanes[lane]);
     }
     lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+}
+
+#[inline(always)]
+fn last_place(x: &[f32], value: f32) -> Option<usize> {
+    let (chunks, _) = x.as_chunks::<LANES>();
+    // The chunks' part is looked through a vector at a time, forwards, which is a loop without an exit.
+    let mut end = 0;
+    for (index, chunk) in chunks.iter().enumerate() {
+        let mut has_it = false;
+        for other in chunk {
+            has_it |= *other == value;
+        }
+        end = if has_it { (index + 1) * LANES } else { end };
+    }
+    let find = |places: Range<usize>| places.rev().find(|place| x[*place] == value);
+    find(chunks.len() * LANES..x.len()).or_else(|| find(end.saturating_sub(LANES)..end))
 }
 
 #[inline(always)]

@@ -87,7 +87,7 @@ impl Summary {
     pub(super) fn of_tile(simd: Simd, first: usize, logits: &[f32], wanted: Wanted) -> Self {
         let Wanted { vocabulary, n_ranked, factor, .. } = wanted;
         let top = simd.max(logits);
-        let place = logits.iter().rposition(|logit| *logit == top);
+        let place = simd.last_place(logits, top);
         let second = match place {
             // Whatever is not the largest, and one of those that are.
             Some(place) if wanted.second => simd.max(&logits[..place]).max(simd.max(&logits[place + 1..])),

@@ -7,16 +7,18 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::lines::ROWS;
+use super::panels::PAIR;
 use super::vector::Vector;
 
-/// Panels of one set. Parts of a product begin at multiples of it.
-pub(super) const PANELS: usize = 4;
+/// Panels of two pairs, which read rows once. Parts of a product begin at multiples of it.
+pub(super) const PANELS: usize = 2 * PAIR;
 
-/// Vectors of weights in a chunk, 16 KiB. A tile prefetches as many while it works, which is early enough for main memory, and they
-/// stay in the nearest cache until every tile of [`ROWS`] has used them.
-const CHUNK: usize = 256;
+/// Vectors of each panel of a pair in a chunk, 64 KiB. The first tile of [`ROWS`] prefetches as many while it works, which is early
+/// enough for main memory, and the other tiles have them from the second cache, whose speed suffices. Unfinished sums of a chunk
+/// go to memory and come back, which costs more than that.
+const CHUNK: usize = 512;
 
-/// With fewer rows than this, a tile covers all panels of a set.
+/// With fewer rows than this, reading them costs nothing beside the weights, and pairs follow each other in the order of memory.
 const FEW_ROWS: usize = 8;
 
 /// A product of rows and panels of weights.
@@ -65,15 +67,19 @@ pub(super) unsafe fn product<V: Vector, T: Tiles<V>>(
 ) {
     let mut panel = start;
     while panel < end {
-        let n_panels = if V::HAS_32_REGISTERS && end - panel >= PANELS { PANELS } else { 1 };
+        let n_panels = match end - panel {
+            PANELS.. if V::HAS_32_REGISTERS && n_rows >= FEW_ROWS => PANELS,
+            PAIR.. => PAIR,
+            _ => 1,
+        };
         for first in (0..n_rows).step_by(ROWS) {
             let rows = first..n_rows.min(first + ROWS);
             // SAFETY: passed on from the caller.
             unsafe {
-                match n_panels {
-                    1 => block::<V, T, 1, 1>(tiles, n_vectors, rows, panel),
-                    _ if n_rows < FEW_ROWS => block::<V, T, PANELS, 1>(tiles, n_vectors, rows, panel),
-                    _ => block::<V, T, 2, { PANELS / 2 }>(tiles, n_vectors, rows, panel),
+                if V::HAS_32_REGISTERS && n_panels > 1 {
+                    block::<V, T, PAIR>(tiles, n_vectors, rows, panel, n_panels);
+                } else {
+                    block::<V, T, 1>(tiles, n_vectors, rows, panel, n_panels);
                 }
             }
         }
@@ -81,26 +87,28 @@ pub(super) unsafe fn product<V: Vector, T: Tiles<V>>(
     }
 }
 
-/// Up to [`ROWS`] rows times `S` sets of `P` panels, a chunk at a time. Unfinished sums are in memory while other rows use the chunk.
+/// Up to [`ROWS`] rows times one pair of panels, two pairs, or a panel without a neighbour, in tiles of `P` panels, a chunk at a time.
+/// Unfinished sums are in memory while other rows use the chunk.
 #[inline(always)]
-unsafe fn block<V: Vector, T: Tiles<V>, const P: usize, const S: usize>(
+unsafe fn block<V: Vector, T: Tiles<V>, const P: usize>(
     tiles: &T,
     n_vectors: usize,
     rows: Range<usize>,
     panel: usize,
+    n_panels: usize,
 ) {
-    let mut waiting = [[[MaybeUninit::uninit(); P]; ROWS]; S];
-    for start in (0..n_vectors).step_by(CHUNK / P) {
-        let chunk = start..n_vectors.min(start + CHUNK / P);
-        for (set, waiting) in waiting.iter_mut().enumerate() {
-            let panel = panel + set * P;
+    let mut waiting = [[[MaybeUninit::uninit(); P]; ROWS]; 2];
+    for start in (0..n_vectors).step_by(CHUNK) {
+        let chunk = start..n_vectors.min(start + CHUNK);
+        for (first, waiting) in (0..n_panels).step_by(P).zip(&mut waiting) {
+            let panel = panel + first;
             // Only the first reader of a chunk prefetches the next.
-            let mut ahead = ahead::<P, S>(set, &chunk, n_vectors);
+            let mut ahead = ahead(first, n_panels, &chunk, n_vectors);
             let mut row = rows.start;
             while row < rows.end {
                 let waiting = &mut waiting[row - rows.start..];
                 // Each tile shape is compiled for every format and instruction set, so only those that pay off exist.
-                let is_wide = V::HAS_32_REGISTERS && P == 2;
+                let is_wide = V::HAS_32_REGISTERS && P == PAIR;
                 // SAFETY: passed on from the caller, and every tile has processed the previous chunks.
                 row += unsafe {
                     match rows.end - row {
@@ -153,15 +161,14 @@ unsafe fn tile<V: Vector, T: Tiles<V>, const R: usize, const P: usize>(
     R
 }
 
-/// Distance from a chunk of a set of `P` panels to the chunk that is read next, with `S` sets.
-fn ahead<const P: usize, const S: usize>(set: usize, chunk: &Range<usize>, n_vectors: usize) -> isize {
-    let here = set * P * n_vectors + chunk.start;
-    let next = if set + 1 < S {
-        here + P * n_vectors
-    } else if chunk.end < n_vectors {
-        chunk.end
-    } else {
-        S * P * n_vectors
+/// Places from a chunk of the panels from `first` on, of `n_panels`, to the chunk that is read next: of the other of two pairs, or
+/// behind this one, where the next pair follows the last chunk.
+fn ahead(first: usize, n_panels: usize, chunk: &Range<usize>, n_vectors: usize) -> isize {
+    let behind = chunk.len() * n_panels.min(PAIR);
+    let places = match (n_panels, first) {
+        (PANELS, 0) => PAIR * n_vectors,
+        (PANELS, _) if chunk.end < n_vectors => behind.wrapping_sub(PAIR * n_vectors),
+        _ => behind,
     };
-    next.wrapping_sub(here) as isize
+    places as isize
 }
