@@ -26,7 +26,12 @@ impl Draws {
         &self.key
     }
 
-    /// A request's id in Diffulex's form: its prefix and 32 hexadecimal digits.
+    /// An id: 32 hexadecimal digits.
+    pub(crate) fn id(&self) -> String {
+        format!("{:016x}{:016x}", self.next(), self.next())
+    }
+
+    /// A request's id in Diffulex's form: its prefix and an id.
     pub(crate) fn rid(&self) -> String {
         format!("diffulex-{:016x}{:016x}", self.next(), self.next())
     }

@@ -10,7 +10,6 @@ use std::net::IpAddr;
 use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
-use axum::middleware::Next;
 use axum::response::Response;
 
 use super::HttpOptions;
@@ -116,13 +115,13 @@ fn is_origin_allowed(origin: &str, host: Option<&Authority>, options: &HttpOptio
     is_named || host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority.as_str()))
 }
 
-/// Lets pages of this machine read answers. Unlike [`CorsLayer`](tower_http::cors::CorsLayer), which answers every `OPTIONS`,
+/// Lets pages of this machine read what `answer` answers. Unlike [`CorsLayer`](tower_http::cors::CorsLayer), which answers every `OPTIONS`,
 /// it leaves requests of all others as they are.
-pub(super) async fn let_local_pages_read(request: Request, next: Next) -> Response {
+pub(super) async fn let_local_pages_read(request: Request, answer: impl AsyncFnOnce(Request) -> Response) -> Response {
     let headers = request.headers();
     let Some(origin) = headers.get(header::ORIGIN).filter(|origin| origin.to_str().is_ok_and(is_local_origin)).cloned()
     else {
-        return next.run(request).await;
+        return answer(request).await;
     };
     let is_preflight =
         request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
@@ -134,7 +133,7 @@ pub(super) async fn let_local_pages_read(request: Request, next: Next) -> Respon
         headers.extend(asked.map(|asked| (header::ACCESS_CONTROL_ALLOW_HEADERS, asked)));
         response
     } else {
-        next.run(request).await
+        answer(request).await
     };
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

@@ -52,9 +52,8 @@ use axum::extract::{Request, State};
 use axum::http::header::InvalidHeaderValue;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
-use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
 
 use diffulex_protocol::SamplingParams;
 
@@ -188,20 +187,13 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         options,
     }));
     let router = router.fallback(unknown_route).method_not_allowed_fallback(wrong_method);
-    // Tuples, outermost first: each call of `layer` costs every request allocations.
-    let admission = middleware::from_fn_with_state(app.clone(), admit);
+    // As few layers as there can be: each costs every request allocations.
     let router = match cors {
-        Some(cors) => router.layer((cors, admission)),
-        None => router.layer((middleware::from_fn(guard::let_local_pages_read), admission)),
+        Some(cors) => router.layer((cors, middleware::from_fn_with_state(app.clone(), admit))),
+        None => router.layer(middleware::from_fn_with_state(app.clone(), admit_beside_local_pages)),
     };
-    Ok(router.with_state(app).layer((
-        // Every request has an id, and so every answer.
-        SetRequestIdLayer::x_request_id(MakeRequestUuid),
-        PropagateRequestIdLayer::x_request_id(),
-        // Around all others, so that it writes and counts their errors.
-        middleware::from_fn_with_state(Arc::default(), refusals::report),
-        middleware::map_request(async |request: Request| body::read_away_rest(request)),
-    )))
+    // Around all others, so that it writes and counts their errors.
+    Ok(router.with_state(app).layer(middleware::from_fn_with_state(Arc::default(), refusals::report)))
 }
 
 /// The table of routes.
@@ -338,6 +330,11 @@ async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<R
         }
     }
     Ok(next.run(request).await)
+}
+
+/// The same where no origins are named: pages of this machine may read the answers.
+async fn admit_beside_local_pages(state: State<App>, request: Request, next: Next) -> Response {
+    guard::let_local_pages_read(request, async |request| admit(state, request, next).await.into_response()).await
 }
 
 fn cors_layer(origin: &str) -> Result<CorsLayer, CorsOriginError> {

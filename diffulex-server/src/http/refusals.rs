@@ -12,7 +12,9 @@ use axum::http::HeaderName;
 use axum::middleware::Next;
 use axum::response::Response;
 
+use super::body;
 use super::error::{self, ApiError, ErrorForm};
+use crate::draws::Draws;
 use crate::traces::TraceId;
 
 /// Lines of refusals a second. Chosen by us: every mistake of a person who tries requests, and 2 MB an hour at worst.
@@ -21,12 +23,19 @@ const LINES_PER_SECOND: u32 = 5;
 /// Bytes of a stranger's text in a line. Chosen by us: longer than every reason that does not repeat the request.
 const MAX_TEXT_BYTES: usize = 200;
 
-/// A request's id, where something before the routes has set one.
+/// A request's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Draws the ids of requests that bring none, and limits the lines.
+#[derive(Default)]
+pub(super) struct Outermost {
+    draws: Draws,
+    log: RefusalLog,
+}
 
 /// How many lines this second has had.
 #[derive(Default)]
-pub(super) struct RefusalLog(Mutex<Second>);
+struct RefusalLog(Mutex<Second>);
 
 #[derive(Default)]
 struct Second {
@@ -53,22 +62,26 @@ impl RefusalLog {
     }
 }
 
-/// The outermost layer, so that it writes and counts the errors of all others.
-pub(super) async fn report(State(log): State<Arc<RefusalLog>>, request: Request, next: Next) -> Response {
+/// The outermost layer: every answer has the request's id, bodies are read to their end, and the errors of all other layers are
+/// written and counted.
+pub(super) async fn report(State(outermost): State<Arc<Outermost>>, request: Request, next: Next) -> Response {
     let (method, uri) = (request.method().clone(), request.uri().clone());
-    let request_id = request.headers().get(REQUEST_ID).cloned();
-    let mut response = next.run(request).await;
+    let request_id = request.headers().get(REQUEST_ID).cloned().or_else(|| outermost.draws.id().try_into().ok());
+    let mut response = next.run(body::read_away_rest(request)).await;
     let status = response.status().as_u16();
     let error = response.extensions_mut().remove::<ApiError>();
     if let Some(error) = &error {
         let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
         error::write_body(&mut response, error, ErrorForm::of_path(uri.path()), request_id);
     }
+    if let Some(request_id) = request_id {
+        response.headers_mut().entry(REQUEST_ID).or_insert(request_id);
+    }
     let Some(refusal) = error.filter(|error| !error.was_accepted()) else {
         tracing::debug!(%method, path = start_of(uri.path()), status, "served");
         return response;
     };
-    if let Some(not_logged) = log.admit(Instant::now()) {
+    if let Some(not_logged) = outermost.log.admit(Instant::now()) {
         // As strings, which log lines quote and escape.
         let (method, route) = (start_of(method.as_str()), start_of(uri.path()));
         let reason = start_of(refusal.message());
