@@ -6,7 +6,7 @@
 //!
 //! Never here: tensors, sampling, events.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use diffulex_protocol::Pooling;
@@ -116,7 +116,8 @@ pub struct Span {
 /// Queues, pages and budgets.
 #[derive(Debug)]
 pub struct Scheduler {
-    waiting: VecDeque<Ticket>,
+    /// In order of arrival, those that were preempted among them.
+    waiting: BTreeSet<Ticket>,
     /// In order of admission.
     running: Vec<Ticket>,
     pool: PagePool,
@@ -141,7 +142,7 @@ impl Scheduler {
     /// A scheduler with empty queues and a pool of `config.n_pages`.
     pub fn new(config: &EngineConfig) -> Self {
         Self {
-            waiting: VecDeque::new(),
+            waiting: BTreeSet::new(),
             running: Vec::new(),
             pool: PagePool::new(config.n_pages),
             contexts: Contexts::new(config.max_context_pages),
@@ -209,9 +210,9 @@ impl Scheduler {
         self.waiting.len()
     }
 
-    /// Appends a new request to the queue.
+    /// Puts a new request into the queue.
     pub fn enqueue(&mut self, ticket: Ticket, context: Option<ContextId>) {
-        self.waiting.push_back(ticket);
+        self.waiting.insert(ticket);
         if let Some(context) = context {
             self.contexts.begin_use(context);
         }
@@ -219,7 +220,7 @@ impl Scheduler {
 
     /// Removes a request from queue and batch and releases its pages.
     pub fn remove(&mut self, ticket: Ticket, scheduled: &mut Scheduled) {
-        self.waiting.retain(|waiting| *waiting != ticket);
+        self.waiting.remove(&ticket);
         self.running.retain(|running| *running != ticket);
         self.pool.give_back(&mut scheduled.pages);
         self.free_slots.extend(scheduled.slot.take());
@@ -270,10 +271,10 @@ impl Scheduler {
             self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
         }
         while self.running.len() < self.max_num_reqs
-            && let Some(ticket) = self.waiting.front().copied()
+            && let Some(ticket) = self.waiting.first().copied()
         {
             let Some(request) = requests.get_mut(&ticket) else {
-                self.waiting.pop_front();
+                self.waiting.remove(&ticket);
                 continue;
             };
             let block_size = request.sequence.block_size();
@@ -282,7 +283,7 @@ impl Scheduler {
                 break;
             }
             request.slot = request.slot.or_else(|| Some(self.take_slot()));
-            self.waiting.pop_front();
+            self.waiting.remove(&ticket);
             self.running.push(ticket);
             self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
         }
@@ -485,23 +486,21 @@ impl Scheduler {
         }
     }
 
-    /// Releases the pages of a running request and moves it to the front of the queue.
+    /// Releases the pages of a running request and puts it back into the queue.
     pub fn requeue(&mut self, ticket: Ticket, requests: &mut BTreeMap<Ticket, Scheduled>) {
         if let Some(request) = requests.get_mut(&ticket) {
             self.lose_pages(request);
             self.running.retain(|running| *running != ticket);
-            // Keep the queue in order of arrival.
-            let place = self.waiting.iter().position(|waiting| *waiting > ticket).unwrap_or(self.waiting.len());
-            self.waiting.insert(place, ticket);
+            self.waiting.insert(ticket);
         }
     }
 
     /// Names the pages whose blocks are all cached.
     pub fn name_pages(&mut self, request: &mut Scheduled) {
-        let n_final = request.shared_end(request.sequence.cached_end());
-        if !self.prefix_caching || n_final == 0 {
+        if !self.prefix_caching {
             return;
         }
+        let n_final = request.shared_end(request.sequence.cached_end());
         let (mut n_named, mut hash) = request.named;
         while (n_named + 1) * self.page_size <= n_final {
             let ids = content(&request.sequence, n_named, self.page_size);
