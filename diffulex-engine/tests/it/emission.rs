@@ -6,8 +6,8 @@ use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_engine::{ModelFiles, TextModel, snapshot_text};
 use diffulex_protocol::{FinishReason, SamplingParams, ServingEvent, SnapshotSpan, StreamMode};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, BlockEdit, Candidate, EditRule, MultiBlock, MultiBlockConfig, Strategy as Decoding,
-    Threshold,
+    AcceptRule, BlockCandidates, BlockEdit, Candidate, EditRule, KvReuse, MultiBlock, MultiBlockConfig,
+    SemiAutoregressive, Strategy as Decoding, Threshold,
 };
 use proptest::prelude::*;
 
@@ -151,10 +151,43 @@ proptest! {
     }
 }
 
-/// A request for 8 tokens behind a prompt of 6, of which `n_steps` forwards of one sure block each are over.
+const PROMPT: [u32; 6] = [1, 2, 3, 4, 5, 6];
+
+/// A request for 8 tokens behind [`PROMPT`], in blocks of 4.
+fn for_8_tokens(params: &SamplingParams, strategy: Decoding) -> Sequence {
+    let limits = Limits { end: PROMPT.len() + 8, reason: FinishReason::MaxNewTokensReached };
+    Sequence::new(&PROMPT, limits, MASK, &[], params.clone(), strategy, LogitAlignment::Same)
+}
+
+/// A forward that writes `ids`, of which the first `n_sure` that are not decided yet are sure.
+fn step(sequence: &mut Sequence, ids: &[u32], n_sure: usize) {
+    let blocks = sequence.step_blocks();
+    let candidates: Vec<BlockCandidates> = sequence
+        .denoised(&blocks)
+        .map(|block| {
+            let start = sequence.block_range(block).start;
+            let candidate = |(index, position): (usize, usize)| {
+                let confidence = if index < n_sure { 0.75 } else { 0.25 };
+                Candidate {
+                    row: position - start,
+                    current: None,
+                    token: ids.get(position - PROMPT.len()).copied().unwrap_or_default(),
+                    confidence,
+                    likeliest: (0, confidence),
+                    runners_up: Default::default(),
+                    score: confidence,
+                    chance: 0.0,
+                }
+            };
+            let candidates = sequence.undecided(block).into_iter().enumerate().map(candidate).collect();
+            BlockCandidates { block, candidates }
+        })
+        .collect();
+    sequence.advance(blocks, &candidates).unwrap();
+}
+
+/// A request for 8 tokens, of which `n_steps` forwards of one sure block each are over.
 fn after(n_steps: usize, ids: &[u32], params: &SamplingParams) -> Sequence {
-    let prompt = [1, 2, 3, 4, 5, 6];
-    let limits = Limits { end: prompt.len() + 8, reason: FinishReason::MaxNewTokensReached };
     let strategy = Decoding::MultiBlock(MultiBlock::of(MultiBlockConfig {
         block_size: 4,
         buffer_size: 1,
@@ -162,29 +195,9 @@ fn after(n_steps: usize, ids: &[u32], params: &SamplingParams) -> Sequence {
         accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.5 }),
         fuse_prefill: false,
     }));
-    let mut sequence = Sequence::new(&prompt, limits, MASK, &[], params.clone(), strategy, LogitAlignment::Same);
+    let mut sequence = for_8_tokens(params, strategy);
     for _ in 0..n_steps {
-        let blocks = sequence.step_blocks();
-        let active: Vec<usize> =
-            blocks.clone().filter(|block| sequence.blocks()[*block].status == BlockStatus::Active).collect();
-        let candidates: Vec<BlockCandidates> = active
-            .into_iter()
-            .map(|block| {
-                let start = sequence.block_range(block).start;
-                let certain = |position: usize| Candidate {
-                    row: position - start,
-                    current: None,
-                    token: ids.get(position - prompt.len()).copied().unwrap_or_default(),
-                    confidence: 0.75,
-                    likeliest: (0, 0.75),
-                    runners_up: Default::default(),
-                    score: 0.75,
-                    chance: 0.0,
-                };
-                BlockCandidates { block, candidates: sequence.undecided(block).into_iter().map(certain).collect() }
-            })
-            .collect();
-        sequence.advance(blocks, &candidates).unwrap();
+        step(&mut sequence, ids, usize::MAX);
     }
     sequence
 }
@@ -199,7 +212,7 @@ fn a_reply_has_the_requests_share_of_the_work() {
     let ids = [11, 12, 13, 14, 15, 16, 17, 18];
     let params = SamplingParams { logprobs: true, seed: Some(3), ..SamplingParams::default() };
     let sequence = after(5, &ids, &params);
-    let asked = request("r", &[1, 2, 3, 4, 5, 6], params);
+    let asked = request("r", &PROMPT, params);
     let mut emitter = Emitter::new(&asked, 6);
     assert!(!emitter.absorb(&sequence, &text));
     let usage = Usage {
@@ -218,6 +231,7 @@ fn a_reply_has_the_requests_share_of_the_work() {
     assert_eq!((reply.engine_decode_time_s, reply.engine_decode_tokens), (2.0, 10));
     assert_eq!((reply.engine_decode_tps, reply.queue_time_s, reply.preemptions), (Some(5.0), 0.25, 1));
     assert_eq!((reply.confidences.as_slice(), reply.seed), (&[0.75; 8][..], Some(3)));
+    assert!(reply.alternatives.is_empty(), "they were not asked for");
     assert_eq!(reply.nfe, sequence.nfe().charged());
     let untimed = Emitter::new(&asked, 6).finish(&sequence, &text, &Usage::default(), FinishReason::Aborted);
     let [ServingEvent::Reply(reply)] = &untimed[..] else { panic!("{untimed:?}") };
@@ -230,7 +244,7 @@ fn a_delta_has_whole_blocks_and_a_snapshot_what_may_change() {
     let ids = [11, 12, 13, 14, 15, 16, 17, 18];
     let params = SamplingParams::default();
     let sequence = after(1, &ids, &params);
-    let mut asked = request("r", &[1, 2, 3, 4, 5, 6], params.clone());
+    let mut asked = request("r", &PROMPT, params.clone());
     (asked.stream, asked.stream_mode) = (true, StreamMode::BlockAppend);
     let mut emitter = Emitter::new(&asked, 6);
     emitter.absorb(&sequence, &text);
@@ -268,6 +282,76 @@ fn a_delta_has_whole_blocks_and_a_snapshot_what_may_change() {
         assert_eq!((last.committed_len, last.absolute_end), (8, 14), "{span:?}");
         assert_eq!(seen.iter().map(|snapshot| snapshot.committed_text.as_str()).collect::<String>(), text.decode(&ids));
     }
+}
+
+#[test]
+fn a_delta_holds_back_what_a_stop_string_may_take_back() {
+    let text = model();
+    let ids = [11, 12, 13, 14, 15, 16, 17, 18];
+    let last = text.decode(&ids[1..2]);
+    for (stop, n_told) in [("\u{1}".to_owned(), 2), (format!("{last}\u{1}"), 1)] {
+        let params = SamplingParams { stop: vec![stop], ..SamplingParams::default() };
+        let mut asked = request("r", &PROMPT, params.clone());
+        (asked.stream, asked.stream_mode) = (true, StreamMode::BlockAppend);
+        let mut emitter = Emitter::new(&asked, PROMPT.len());
+        let sequence = after(1, &ids, &params);
+        emitter.absorb(&sequence, &text);
+        let event = emitter.step_event(&sequence, &text, &Usage::default(), true);
+        let Some(ServingEvent::Delta(delta)) = event else { panic!("{event:?}") };
+        assert_eq!((delta.token_ids.as_slice(), delta.text), (&ids[..n_told], text.decode(&ids[..n_told])));
+    }
+}
+
+#[test]
+fn a_delta_has_whole_blocks_of_an_answer_that_begins_where_the_prompt_ends() {
+    let text = model();
+    let ids = [11, 12, 13, 14, 15, 16, 17, 18];
+    let mut asked = request("r", &PROMPT, SamplingParams::default());
+    (asked.stream, asked.stream_mode) = (true, StreamMode::BlockAppend);
+    let mut emitter = Emitter::new(&asked, PROMPT.len());
+    let strategy = SemiAutoregressive {
+        block_size: 4,
+        accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.5 }),
+        kv_reuse: KvReuse::None,
+        is_shifted: false,
+        cfg_scale: 0.0,
+    };
+    let mut sequence = for_8_tokens(&asked.sampling_params, Decoding::SemiAutoregressive(strategy));
+    let mut told = Vec::new();
+    for _ in 0..3 {
+        step(&mut sequence, &ids, 2);
+        emitter.absorb(&sequence, &text);
+        told.push(match emitter.step_event(&sequence, &text, &Usage::default(), true) {
+            Some(ServingEvent::Delta(delta)) => delta.token_ids,
+            None => Vec::new(),
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(told, [&[][..], &ids[..4], &[]]);
+}
+
+#[test]
+fn a_reply_has_the_end_token_if_that_ended_the_answer_and_confidences_are_asked_for() {
+    let text = model();
+    let ids = [11, 12, 13, 14, 15, 16, 17, 18];
+    let end_token = |logprobs: bool, stop: &[String], reason: FinishReason| {
+        let params =
+            SamplingParams { logprobs, stop: stop.to_vec(), stop_token_ids: vec![13], ..SamplingParams::default() };
+        let sequence = after(5, &ids, &params);
+        let mut emitter = Emitter::new(&request("r", &PROMPT, params), PROMPT.len());
+        emitter.absorb(&sequence, &text);
+        match emitter.finish(&sequence, &text, &Usage::default(), reason).pop() {
+            Some(ServingEvent::Reply(reply)) => reply.end_token,
+            other => panic!("{other:?}"),
+        }
+    };
+    for reason in [FinishReason::EosTokenGenerated, FinishReason::StopString] {
+        assert_eq!(end_token(true, &[], reason), Some((13, 0.75)));
+        assert_eq!(end_token(false, &[], reason), None);
+    }
+    assert_eq!(end_token(true, &[], FinishReason::Aborted), None);
+    let stop = text.decode(&ids[1..2]);
+    assert_eq!(end_token(true, &[stop], FinishReason::StopString), None, "a stop string came before");
 }
 
 #[test]
