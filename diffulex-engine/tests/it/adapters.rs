@@ -7,7 +7,7 @@ use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::{KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
-use diffulex_protocol::{AdapterSource, ServingCommand, ServingEvent, ServingGenerate};
+use diffulex_protocol::{AdapterSource, ContextUse, ServingCommand, ServingEvent, ServingGenerate};
 use safetensors::Dtype;
 use serde_json::json;
 
@@ -245,6 +245,23 @@ fn adapters_come_and_go_while_requests_run() {
     assert_eq!(running.reply("r").token_ids, want);
     let other = run(&mut engine, vec![with_adapter("r", 0, Some("a"))]);
     assert_ne!(other.reply("r").token_ids, want);
+}
+
+#[test]
+fn the_contexts_of_an_adapter_go_with_it() {
+    let mut engine = engine(&EngineOptions { adapters: vec![source("a", &d2f())], ..d2f_options() });
+    for (id, adapter) in [(1, Some("a")), (2, None)] {
+        // 16 tokens are two whole pages.
+        let context = Some(ContextUse { id, fills: true });
+        engine.tick(vec![ServingCommand::Generate(ServingGenerate { context, ..with_adapter("r", 5, adapter) })]);
+        while engine.has_work() {
+            engine.tick(Vec::new());
+        }
+    }
+    assert_eq!((engine.stats().contexts, engine.stats().context_pages), (2, 4));
+    assert_eq!(outcome(&mut engine, ServingCommand::UnloadAdapter { name: "a".to_owned() }), Ok(()));
+    assert_eq!((engine.stats().contexts, engine.stats().context_pages), (1, 2));
+    assert!(engine.pages_are_consistent());
 }
 
 /// As [`outcome`], of an engine whose other events the caller reads off the request's end; the number of good outcomes.

@@ -141,6 +141,17 @@ fn forks_forward_nothing_that_they_share() {
 }
 
 #[test]
+fn a_fork_holds_the_pages_of_its_parent_before_it_is_used() {
+    let mut engine = engine(&options());
+    fill(&mut engine, 1, &prompt(1, 24));
+    engine.tick(vec![ServingCommand::ForkContext { parent: 1, child: 2 }]);
+    assert_eq!((engine.stats().contexts, engine.stats().context_pages), (2, 3));
+    engine.tick(vec![ServingCommand::FreeContext { context: 1 }]);
+    assert_eq!((engine.stats().contexts, engine.stats().context_pages), (1, 3));
+    assert!(engine.pages_are_consistent());
+}
+
+#[test]
 fn a_strategy_that_keeps_no_contexts_refuses_them_with_the_reason() {
     let mut n_refused = 0;
     for subject in subjects() {

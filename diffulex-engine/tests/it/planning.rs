@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use diffulex_engine::EngineConfig;
+use diffulex_engine::contexts::ContextId;
 use diffulex_engine::kernels::KvType;
 use diffulex_engine::kv::PageId;
 use diffulex_engine::models::LogitAlignment;
@@ -12,22 +13,36 @@ use diffulex_engine::scheduler::{Scheduled, Scheduler, Ticket};
 use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, Candidate, KvReuse, MultiBlock, MultiBlockConfig, SemiAutoregressive, Strategy,
+    AcceptRule, BlockCandidates, Candidate, D2f, KvReuse, MultiBlock, MultiBlockConfig, SemiAutoregressive, Strategy,
     Threshold,
 };
 
 const MASK: u32 = 500;
 const BLOCK_SIZE: usize = 4;
 
-/// One block in flight.
-fn multi_bd() -> Strategy {
-    Strategy::MultiBlock(MultiBlock::of(MultiBlockConfig {
+fn blocks_in_flight(buffer_size: usize) -> MultiBlock {
+    MultiBlock::of(MultiBlockConfig {
         block_size: BLOCK_SIZE,
-        buffer_size: 1,
+        buffer_size,
         add_block_threshold: 1.0,
         accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.9 }),
         fuse_prefill: false,
-    }))
+    })
+}
+
+/// One block in flight.
+fn multi_bd() -> Strategy {
+    Strategy::MultiBlock(blocks_in_flight(1))
+}
+
+/// A block is encoded in the forward that denoises the next one.
+fn two_in_flight() -> Strategy {
+    Strategy::MultiBlock(blocks_in_flight(2))
+}
+
+/// The prompt is one block.
+fn d2f() -> Strategy {
+    Strategy::D2f(D2f { pipeline: blocks_in_flight(1) })
 }
 
 fn semi_ar(cfg_scale: f32) -> Strategy {
@@ -65,6 +80,12 @@ fn prompt(first: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|index| (first * 31 + index) % MASK).collect()
 }
 
+fn scheduled(prompt: &[u32], max_tokens: usize, strategy: Strategy) -> Scheduled {
+    let limits = Limits { end: prompt.len() + max_tokens, reason: FinishReason::MaxNewTokensReached };
+    let params = SamplingParams::default();
+    Scheduled::new(Sequence::new(prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same), None)
+}
+
 struct Toy {
     scheduler: Scheduler,
     requests: BTreeMap<Ticket, Scheduled>,
@@ -76,12 +97,22 @@ impl Toy {
     }
 
     fn add(&mut self, ticket: Ticket, prompt: &[u32], max_tokens: usize, strategy: Strategy) {
-        let limits = Limits { end: prompt.len() + max_tokens, reason: FinishReason::MaxNewTokensReached };
-        let params = SamplingParams::default();
-        let sequence = Sequence::new(prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same);
+        let request = scheduled(prompt, max_tokens, strategy);
         let adapter = (ticket >= 100).then_some(7);
-        self.requests.insert(ticket, Scheduled::new(sequence, adapter));
-        self.scheduler.enqueue(ticket, None);
+        self.enqueue(ticket, Scheduled::new(request.sequence, adapter));
+    }
+
+    fn enqueue(&mut self, ticket: Ticket, request: Scheduled) {
+        self.scheduler.enqueue(ticket, request.context);
+        self.requests.insert(ticket, request);
+    }
+
+    /// Lets context `id` hold `prompt`, by the request `ticket`.
+    fn fill(&mut self, ticket: Ticket, id: ContextId, prompt: &[u32]) {
+        self.enqueue(ticket, scheduled(prompt, 8, multi_bd()).extending(Some(id)));
+        self.tick();
+        assert_eq!(self.scheduler.hold_context(&self.requests[&ticket], prompt.len()), prompt.len());
+        self.remove(ticket);
     }
 
     fn remove(&mut self, ticket: Ticket) {
@@ -108,7 +139,7 @@ impl Toy {
             }
         }
         let holdings = self.requests.values().map(|request| request.pages.as_slice());
-        assert!(self.scheduler.pool().is_consistent(holdings));
+        assert!(self.scheduler.pool().is_consistent(holdings.chain(self.scheduler.contexts().holdings())));
         rows
     }
 
@@ -137,9 +168,11 @@ fn sure(sequence: &Sequence, block: usize) -> Vec<Candidate> {
 fn a_prompt_is_encoded_in_chunks_of_512_rows() {
     let mut toy = Toy::new(&roomy());
     toy.add(1, &prompt(1, 1200), 8, multi_bd());
-    let rows: Vec<usize> = (0..6).flat_map(|_| toy.tick()).map(|(_, rows)| rows).collect();
+    assert_eq!(toy.tick(), [(1, 512)]);
+    assert_eq!(toy.pages(1).len(), 128, "those of the rows");
+    let rows: Vec<usize> = (0..5).flat_map(|_| toy.tick()).map(|(_, rows)| rows).collect();
     // Then a block is denoised and encoded, and the last one is denoised.
-    assert_eq!(rows, [512, 512, 176, 4, 4, 4]);
+    assert_eq!(rows, [512, 176, 4, 4, 4]);
     assert_eq!(toy.scheduler.n_running(), 0);
 }
 
@@ -152,6 +185,15 @@ fn prompts_share_the_rows_of_a_forward() {
     assert_eq!(toy.tick(), [(1, 300), (2, 212)]);
     // What was forwarded last comes last; the rest of the second prompt leaves room for the third.
     assert_eq!(toy.tick(), [(1, 4), (2, 88), (3, 300)]);
+}
+
+#[test]
+fn a_prompt_that_fits_into_its_next_step_is_not_cut() {
+    let mut toy = Toy::new(&roomy());
+    toy.add(1, &prompt(1, 508), 8, multi_bd());
+    toy.add(2, &prompt(2, 4), 8, multi_bd());
+    // The 4 rows that are left of 512 are fewer than the second one's step may take.
+    assert_eq!(toy.tick(), [(1, 508), (2, 4)]);
 }
 
 #[test]
@@ -173,6 +215,15 @@ fn windows_go_before_prompts() {
     toy.add(2, &prompt(2, 40), 8, multi_bd());
     assert_eq!(toy.tick(), [(1, 4), (2, 12)]);
     assert_eq!(toy.tick(), [(1, 4), (2, 12)]);
+
+    // Before prompts that have waited longer, too.
+    let mut toy = Toy::new(&EngineConfig { max_num_batched_tokens: 10, ..roomy() });
+    toy.add(1, &prompt(1, 4), 40, two_in_flight());
+    toy.add(2, &prompt(2, 40), 8, multi_bd());
+    assert_eq!(toy.tick(), [(1, 4), (2, 4)]);
+    assert_eq!(toy.tick(), [(1, 4), (2, 4)]);
+    assert_eq!(toy.tick(), [(1, 8)]);
+    assert_eq!(toy.tick(), [(1, 8)]);
 }
 
 #[test]
@@ -236,6 +287,15 @@ fn a_request_starts_when_its_prompt_and_a_block_fit_and_a_page_is_spare_for_each
         toy.tick();
         assert_eq!(toy.scheduler.n_running(), n_running, "{n_pages} pages");
     }
+    // With guidance, 17 positions and a block take 6 pages twice, and the request that runs has 5 twice.
+    for (n_pages, n_running) in [(23, 2), (22, 1)] {
+        let mut toy = Toy::new(&EngineConfig { n_pages, ..roomy() });
+        for ticket in [1, 2] {
+            toy.add(ticket, &prompt(ticket as u32, 5), 12, semi_ar(1.0));
+            toy.tick();
+        }
+        assert_eq!(toy.scheduler.n_running(), n_running, "{n_pages} pages");
+    }
     // Whoever is alone starts in any case.
     let mut toy = Toy::new(&EngineConfig { n_pages: 3, ..roomy() });
     toy.add(1, &prompt(1, 8), 4, multi_bd());
@@ -288,6 +348,32 @@ fn the_youngest_is_preempted_and_comes_back_in_its_place() {
 }
 
 #[test]
+fn a_request_that_is_preempted_after_it_was_planned_gives_its_rows_back() {
+    let config = EngineConfig { max_num_batched_tokens: 15, n_pages: 24, prefix_caching: false, ..roomy() };
+    let mut toy = Toy::new(&config);
+    for (ticket, prompt_len) in [(1, 60), (2, 4), (3, 4)] {
+        toy.add(ticket, &prompt(ticket as u32, prompt_len), 60, multi_bd());
+    }
+    while toy.scheduler.n_running() < 3 {
+        toy.tick();
+    }
+    // The order is 3, 2, and then 1, whose prompt is encoded again in the rows that are left.
+    for ticket in [2, 1] {
+        toy.scheduler.preempt(ticket, &mut toy.requests);
+        toy.tick();
+    }
+    let last = loop {
+        let rows = toy.tick();
+        if toy.scheduler.n_running() < 3 {
+            break rows;
+        }
+        assert_eq!(rows, [(3, 4), (2, 4), (1, 4)]);
+    };
+    assert_eq!(toy.requests[&3].preemptions, 1, "the second one found no page");
+    assert_eq!(last, [(2, 4), (1, 8)]);
+}
+
+#[test]
 fn preempted_requests_wait_in_order_of_arrival() {
     let mut toy = Toy::new(&roomy());
     for ticket in [1, 2, 3, 4] {
@@ -321,6 +407,72 @@ fn a_prefix_is_found_by_the_same_adapter_only_and_not_after_a_flush() {
     assert_eq!(cached_tokens(100, false), 0, "with an adapter");
     assert_eq!(cached_tokens(101, false), 8);
     assert_eq!(cached_tokens(3, true), 0);
+}
+
+#[test]
+fn pages_with_a_salt_are_found_with_that_salt_only() {
+    let mut toy = Toy::new(&roomy());
+    let salted = toy.scheduler.pool().root(None, Some("salt"));
+    // The first page is not there before the answer has begun.
+    toy.enqueue(1, scheduled(&[90, 91], 14, multi_bd()).rooted(salted));
+    while toy.scheduler.n_running() + toy.scheduler.n_waiting() > 0 {
+        toy.tick();
+    }
+    let written = [90, 91, 2, 3, 4, 5, 6, 7];
+    toy.add(2, &written, 8, multi_bd());
+    toy.enqueue(3, scheduled(&written, 8, multi_bd()).rooted(salted));
+    toy.tick();
+    assert_eq!([2, 3].map(|ticket| toy.requests[&ticket].cached_tokens), [0, 8]);
+}
+
+#[test]
+fn a_prompt_of_one_block_is_found_by_requests_of_a_context_only() {
+    let mut toy = Toy::new(&roomy());
+    let prompt = prompt(1, 8);
+    let mut cached_tokens = |ticket: Ticket, context: Option<ContextId>| {
+        toy.enqueue(ticket, scheduled(&prompt, 8, d2f()).extending(context));
+        toy.tick();
+        toy.requests[&ticket].cached_tokens
+    };
+    assert_eq!([cached_tokens(1, None), cached_tokens(2, None)], [0, 0]);
+    assert_eq!([cached_tokens(3, Some(1)), cached_tokens(4, Some(1))], [0, 8]);
+    assert_eq!(cached_tokens(5, None), 0);
+}
+
+#[test]
+fn an_idle_context_makes_room_only_if_a_request_would_wait_otherwise() {
+    // 2 pages of the context, 3 of the request that runs, and 4 that the next one must find free.
+    for (n_pages, n_contexts) in [(9, 1), (8, 0)] {
+        let mut toy = Toy::new(&EngineConfig { n_pages, ..roomy() });
+        toy.fill(1, 1, &prompt(1, 8));
+        toy.add(2, &prompt(2, 8), 8, multi_bd());
+        toy.tick();
+        toy.tick();
+        toy.add(3, &prompt(3, 8), 8, multi_bd());
+        toy.tick();
+        let contexts = toy.scheduler.contexts();
+        assert_eq!((toy.scheduler.n_running(), contexts.n_contexts()), (2, n_contexts), "{n_pages} pages");
+    }
+}
+
+#[test]
+fn a_context_that_a_waiting_request_uses_yields_to_a_request_that_runs_alone_only() {
+    for (max_num_reqs, n_pages) in [(2, 8), (1, 6)] {
+        let mut toy = Toy::new(&EngineConfig { max_num_reqs, n_pages, ..roomy() });
+        toy.fill(1, 1, &prompt(1, 8));
+        for ticket in 2..2 + max_num_reqs as Ticket {
+            toy.add(ticket, &prompt(ticket as u32, 8), 16, multi_bd());
+        }
+        toy.tick();
+        toy.enqueue(9, scheduled(&prompt(1, 8), 8, multi_bd()).extending(Some(1)));
+        while toy.scheduler.preemptions == 0 && toy.scheduler.contexts().n_pages() == 2 {
+            assert_eq!(toy.scheduler.n_running(), max_num_reqs, "nobody lacks a page");
+            toy.tick();
+        }
+        let (n_preempted, n_held) = if max_num_reqs == 1 { (0, 0) } else { (1, 2) };
+        assert_eq!((toy.scheduler.preemptions, toy.scheduler.contexts().n_pages()), (n_preempted, n_held));
+        assert!(toy.requests[&2].pages.len() > 3, "it has got what it needed");
+    }
 }
 
 #[test]
