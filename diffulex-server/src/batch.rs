@@ -14,12 +14,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
 use diffulex_engine::TextModel;
-use hyper::service::Service;
-use hyper_util::service::TowerToHyperService;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::task::{JoinError, JoinSet};
 
@@ -28,7 +25,7 @@ use crate::banner::counted;
 use crate::cli::BatchArgs;
 use crate::config::{ServerConfig, engine_options};
 use crate::engine_loop::{EngineFactory, EngineLoop, EngineLoopError};
-use crate::http::RouterError;
+use crate::http::{HttpService, ServiceError};
 use crate::launch::{self, LaunchError};
 use crate::telemetry::Telemetry;
 use crate::{demo, http, log};
@@ -51,7 +48,7 @@ pub enum BatchError {
     Engine(#[from] EngineLoopError),
     /// The routes cannot be made.
     #[error(transparent)]
-    Routes(#[from] RouterError),
+    Routes(#[from] ServiceError),
     /// The requests cannot be read.
     #[error("cannot read {}: {error}", .path.display())]
     Input {
@@ -101,9 +98,9 @@ async fn run(args: &BatchArgs) -> Result<Summary, BatchError> {
     let n_lines = count_lines(&args.input).map_err(wrong)?;
     let input = BufReader::new(File::open(&args.input).map_err(wrong)?);
     let output = Output::open(&args.output)?;
-    let (engine, router) = routes_of(args).await?;
+    let (engine, service) = service_of(args).await?;
     let mut batch = Batch {
-        service: TowerToHyperService::new(router),
+        service,
         max_running: engine.frontend().max_in_flight(),
         running: JoinSet::new(),
         output,
@@ -139,7 +136,7 @@ fn progress_bar(n_lines: u64) -> ProgressBar {
 }
 
 /// The routes over an engine of this process.
-async fn routes_of(args: &BatchArgs) -> Result<(EngineLoop, Router), BatchError> {
+async fn service_of(args: &BatchArgs) -> Result<(EngineLoop, HttpService), BatchError> {
     let path = args.local.engine.model.as_deref();
     let files = demo::model_files(path).map_err(LaunchError::from)?;
     let options = engine_options(&args.local.engine).map_err(LaunchError::from)?;
@@ -155,14 +152,12 @@ async fn routes_of(args: &BatchArgs) -> Result<(EngineLoop, Router), BatchError>
     let http_options = launch::http_options(&config, &files, files.name()).map_err(LaunchError::from)?;
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;
-    let router = http::router(engine.frontend().clone(), Arc::new(Telemetry::default()), http_options)?;
-    Ok((engine, router))
+    let service = http::service(engine.frontend().clone(), Arc::new(Telemetry::default()), http_options)?;
+    Ok((engine, service))
 }
 
-type RouteService = TowerToHyperService<Router>;
-
 struct Batch {
-    service: RouteService,
+    service: HttpService,
     /// Requests that the front end takes at once.
     max_running: usize,
     running: JoinSet<Answer>,
@@ -213,7 +208,7 @@ impl Batch {
 }
 
 /// The route's answer. A request that the front end has no room for, or no engine, is sent again.
-async fn answer(service: RouteService, job: Job) -> Answer {
+async fn answer(service: HttpService, job: Job) -> Answer {
     let mut n_attempts = 0;
     loop {
         let (status, wait, body, request_id) = call(&service, &job).await;
@@ -232,7 +227,7 @@ async fn answer(service: RouteService, job: Job) -> Answer {
 }
 
 /// One call of a route: its status, when to call again, its body and the request's id.
-async fn call(service: &RouteService, job: &Job) -> (StatusCode, Duration, String, Option<String>) {
+async fn call(service: &HttpService, job: &Job) -> (StatusCode, Duration, String, Option<String>) {
     let request = Request::post(job.url.as_str())
         // Calls from elsewhere are refused; this one is from here.
         .header(header::HOST, "localhost")
@@ -243,11 +238,7 @@ async fn call(service: &RouteService, job: &Job) -> (StatusCode, Duration, Strin
         // The routes are our own words.
         Err(error) => return (StatusCode::BAD_REQUEST, Duration::ZERO, format!("{:?}", error.to_string()), None),
     };
-    let response = match service.call(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    };
-    let (head, body) = response.into_parts();
+    let (head, body) = service.clone().answer(request).await.into_parts();
     let header = |name: &str| Some(head.headers.get(name)?.to_str().ok()?.to_owned());
     let wait = header("retry-after-ms").and_then(|wait| wait.parse().ok()).map(Duration::from_millis);
     let (status, request_id) = (head.status, header("x-request-id"));

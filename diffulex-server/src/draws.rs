@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess: of request ids, seeds, spans.
+//! Unpredictable numbers for request ids, seeds and span ids.
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,7 +33,7 @@ impl Draws {
 
     /// A request's id in Diffulex's form: its prefix and an id.
     pub(crate) fn rid(&self) -> String {
-        format!("diffulex-{:016x}{:016x}", self.next(), self.next())
+        format!("diffulex-{}", self.id())
     }
 
     /// 53 bits, so that a JavaScript client can send the reported seed back.

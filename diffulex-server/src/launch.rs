@@ -24,7 +24,7 @@ use crate::engine_loop::{EngineFactory, InProcess};
 use crate::flags::ServeArgs;
 use crate::frontend::{Frontend, NotServing, WorkerStarter, WorkerStatus};
 use crate::http::connection::{self, ConnectionOptions};
-use crate::http::{self, BodyLimits, HttpOptions, RouterError};
+use crate::http::{self, BodyLimits, HttpOptions, ServiceError};
 use crate::link::LinkError;
 use crate::link::place::Place;
 use crate::log::{self, LogError};
@@ -82,7 +82,7 @@ pub enum LaunchError {
     },
     /// `--cors-origin` or `--speech-upstream` is wrong.
     #[error(transparent)]
-    Router(#[from] RouterError),
+    Service(#[from] ServiceError),
     /// The client for `--otlp-endpoint` could not be made.
     #[error("--otlp-endpoint: {0}")]
     Traces(reqwest::Error),
@@ -270,7 +270,7 @@ pub async fn serve_with(
     }
     .unzip();
     let http_options = HttpOptions { traces, ..http_options(config, files, name.clone())? };
-    let router = http::router(frontend.clone(), telemetry, http_options)?;
+    let service = http::service(frontend.clone(), telemetry, http_options)?;
     let (stop_http, stop) = watch::channel(false);
     let connection_options = ConnectionOptions {
         max_connections: descriptors::max_connections(descriptors::raise_limit()),
@@ -278,7 +278,7 @@ pub async fn serve_with(
         write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
         drain_timeout: DRAIN_TIMEOUT,
     };
-    let mut http = tokio::spawn(connection::serve(listener, router, connection_options, stop));
+    let mut http = tokio::spawn(connection::serve(listener, service, connection_options, stop));
     announce(&format!("diffulex-server listens on http://{address}"));
     let registration = config.register_with.as_ref().map(|url| {
         let announced = Announced {

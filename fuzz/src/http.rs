@@ -1,6 +1,6 @@
 //! The HTTP routes: every answer has a status, a shape and an end that docs/http-api.md names.
 //!
-//! The product's router and front end, whole; behind them a worker that answers at once, as the input's second byte says.
+//! The product's service and front end, whole; behind them a worker that answers at once, as the input's second byte says.
 //! The first byte is the route, what follows the body, or the path. An input is one request, and finds one context, so that it does the
 //! same alone.
 
@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::{Method, Request, Response, StatusCode, Uri, header};
+use axum::http::{Method, Request, StatusCode, Uri, header};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{
     ErrorCode, EventBatch, FinishReason, HeldContext, ModelCard, PROTOCOL_VERSION, Ready, SamplingParams,
@@ -22,12 +21,11 @@ use diffulex_server::frontend::{
     ContextName, ContextOwner, Frontend, FrontendOptions, NewContext, StartError, WorkerHandle, WorkerParts,
     WorkerStarter,
 };
-use diffulex_server::http::{BodyLimits, HttpOptions, router};
+use diffulex_server::http::{BodyLimits, HttpOptions, HttpService, service};
 use diffulex_server::link::channel::{self, ChannelWorker};
 use diffulex_server::link::{CommandSender, LinkError, WorkerLink};
 use diffulex_server::telemetry::Telemetry;
 use serde_json::Value;
-use tower::ServiceExt;
 
 /// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
 const POST: [&str; 34] = [
@@ -96,7 +94,7 @@ pub fn run(input: &[u8]) {
     let path = request.uri().path().to_owned();
     STAGE.answer.store(*answer, Ordering::Relaxed);
     STAGE.make_context();
-    let (status, content_type, body) = STAGE.runtime.block_on(answer_of(STAGE.router.clone(), request));
+    let (status, content_type, body) = STAGE.runtime.block_on(answer_of(STAGE.service.clone(), request));
     STAGE.free_contexts();
     if content_type == "application/octet-stream" {
         assert_eq!((status, body.len() % 4), (StatusCode::OK, 0), "ids of four bytes");
@@ -112,8 +110,8 @@ pub fn run(input: &[u8]) {
 }
 
 /// Status, content type and the whole body.
-async fn answer_of(router: Router, request: Request<Body>) -> (StatusCode, String, Bytes) {
-    let response: Response<Body> = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+async fn answer_of(service: HttpService, request: Request<Body>) -> (StatusCode, String, Bytes) {
+    let response = service.answer(request).await;
     let content_type = response.headers().get(header::CONTENT_TYPE);
     let content_type = content_type.map_or("", |value| value.to_str().expect("a content type is text")).to_owned();
     let status = response.status();
@@ -227,7 +225,7 @@ fn error_of(answer: u8) -> Option<ErrorCode> {
 /// The routes, and what stands behind them.
 struct Stage {
     runtime: tokio::runtime::Runtime,
-    router: Router,
+    service: HttpService,
     frontend: Frontend,
     answer: Arc<AtomicU8>,
 }
@@ -270,8 +268,8 @@ impl Stage {
             speech_upstream: None,
             traces: None,
         };
-        let router = router(frontend.clone(), telemetry, options).expect("the options are right");
-        let stage = Self { runtime, router, frontend, answer };
+        let service = service(frontend.clone(), telemetry, options).expect("the options are right");
+        let stage = Self { runtime, service, frontend, answer };
         stage.check_routes();
         stage
     }
@@ -280,7 +278,7 @@ impl Stage {
     fn check_routes(&self) {
         let request = Request::get("/openapi.json").header(header::HOST, "127.0.0.1:8000").body(Body::empty());
         let (_, _, document) =
-            self.runtime.block_on(answer_of(self.router.clone(), request.expect("a request without a body")));
+            self.runtime.block_on(answer_of(self.service.clone(), request.expect("a request without a body")));
         let document: Value = serde_json::from_slice(&document).expect("the document is JSON");
         for (path, methods) in document["paths"].as_object().expect("the document has paths") {
             let path = path.replace("{id}", &CONTEXT.to_string());

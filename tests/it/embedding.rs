@@ -1,10 +1,13 @@
 //! The server as a library: the loop around an engine, the routes with hooks, a client that leaves.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::Router;
+use axum::routing::get;
 use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, StreamMode};
 use diffulex_server::config::ServerConfig;
 use diffulex_server::engine_loop::EngineLoop;
@@ -114,6 +117,32 @@ fn http_options() -> HttpOptions {
     }
 }
 
+async fn answer(address: SocketAddr, method: &str, path: &str) -> Answer {
+    let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    socket.read_to_end(&mut bytes).await.unwrap();
+    Answer::parse(&bytes)
+}
+
+#[tokio::test]
+async fn an_app_answers_in_the_router_of_another_program() {
+    let fixture = fixture_with(|_| {}).await;
+    let app = http::create_app(fixture.engine.frontend().clone(), Arc::new(Telemetry::default()), http_options());
+    let router = Router::new().route("/mine", get(async || "mine")).fallback_service(app.unwrap().into_router());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async { axum::serve(listener, router).await });
+    assert_eq!(answer(address, "GET", "/mine").await.body, "mine");
+    assert_eq!(answer(address, "GET", "/ready").await.status, 200);
+    let refused = answer(address, "GET", "/generate").await;
+    assert_eq!(refused.status, 405);
+    assert!(refused.body.contains("method_not_allowed"), "{}", refused.body);
+    assert!(refused.header("x-request-id").is_some());
+    serving.abort();
+}
+
 #[tokio::test]
 async fn an_app_runs_its_hooks_and_has_no_profile_routes() {
     let fixture = fixture_with(|_| {}).await;
@@ -140,12 +169,7 @@ async fn an_app_runs_its_hooks_and_has_no_profile_routes() {
     for (method, path, status) in
         [("GET", "/ready", 200), ("POST", "/start_profile", 404), ("POST", "/stop_profile", 404)]
     {
-        let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
-        let request = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
-        socket.write_all(request.as_bytes()).await.unwrap();
-        let mut bytes = Vec::new();
-        socket.read_to_end(&mut bytes).await.unwrap();
-        assert_eq!(Answer::parse(&bytes).status, status, "{path}");
+        assert_eq!(answer(address, method, path).await.status, status, "{path}");
     }
     assert_eq!(*log.lock().unwrap(), ["first", "second"]);
     stop.send(true).unwrap();

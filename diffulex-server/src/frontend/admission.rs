@@ -71,7 +71,7 @@ pub struct Submission {
     pub n_choices: u32,
     /// The trace of the client's request.
     pub trace: Option<RequestTrace>,
-    /// The log line of the client's request, of which this is a part; `None` is one of its own.
+    /// The log line of the client's request if several submissions share it; without one, the submission gets its own.
     pub log: Option<RequestLog>,
 }
 
@@ -158,6 +158,32 @@ impl Submission {
     fn params_of_choice(&self, seed: u64, choice: u64) -> SamplingParams {
         let prompt_logprobs = self.sampling_params.prompt_logprobs.filter(|_| choice == 0);
         SamplingParams { seed: Some(seed.wrapping_add(choice)), prompt_logprobs, ..self.sampling_params.clone() }
+    }
+
+    /// The engine's command for one answer to `prompt`.
+    fn command(
+        &self,
+        rid: String,
+        sampling_params: SamplingParams,
+        prompt: &Checked,
+        suffix: Option<Vec<u32>>,
+    ) -> ServingGenerate {
+        ServingGenerate {
+            rid,
+            input: ServingInput::ids(prompt.ids.clone()),
+            sampling_params,
+            stream: self.stream,
+            stream_mode: self.stream_mode,
+            snapshot: self.snapshot,
+            suffix: suffix.map(Prompt::Ids),
+            masked: prompt.masked.clone(),
+            adapter: self.adapter.clone(),
+            user: self.user.clone(),
+            cache_salt: self.cache_salt.clone(),
+            context: self.context,
+            embed: self.embed,
+            created_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+        }
     }
 }
 
@@ -256,7 +282,6 @@ impl Frontend {
         }
 
         let n_suffix = suffix.as_ref().map_or(0, Vec::len);
-        let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + n_suffix;
         log.note_prompts(prompts.iter().map(n_given).sum());
         let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
@@ -268,7 +293,7 @@ impl Frontend {
         for (nth, (permit, (prompt, fingerprint, seed, choice))) in
             (submission.first_input as u64..).zip(permits.into_iter().zip(answers))
         {
-            let (Checked { ids, masked }, n_given) = (prompt, n_given(prompt) as u32);
+            let (ids, n_given) = (&prompt.ids, n_given(prompt) as u32);
             let size = RequestSize {
                 prompt_tokens: ids.len(),
                 max_tokens: submission.sampling_params.max_tokens,
@@ -277,22 +302,8 @@ impl Frontend {
                 age_s: 0.0,
             };
             let rid = self.shared.draws.rid();
-            let generate = ServingGenerate {
-                rid: rid.clone(),
-                input: ServingInput::ids(ids.clone()),
-                sampling_params: submission.params_of_choice(seed, choice),
-                stream: submission.stream,
-                stream_mode: submission.stream_mode,
-                snapshot: submission.snapshot,
-                suffix: suffix.clone().map(Prompt::Ids),
-                masked: masked.clone(),
-                adapter: submission.adapter.clone(),
-                user: submission.user.clone(),
-                cache_salt: submission.cache_salt.clone(),
-                context: submission.context,
-                embed: submission.embed,
-                created_time,
-            };
+            let params = submission.params_of_choice(seed, choice);
+            let generate = submission.command(rid.clone(), params, prompt, suffix.clone());
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
             let name = submission.request_id.as_deref().map(|id| name_of_choice(id, nth));

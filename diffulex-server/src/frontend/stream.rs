@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use diffulex_protocol::{ServingDelta, ServingError};
+use diffulex_protocol::{ServingDelta, ServingError, StreamMode};
 use serde_json::json;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
@@ -118,6 +118,11 @@ impl EventStream {
     /// The request's id, as its client knows it.
     pub fn rid(&self) -> &str {
         self.state.public_id()
+    }
+
+    /// The progress that its client gets.
+    pub fn mode(&self) -> StreamMode {
+        self.state.size.stream_mode
     }
 
     /// Tokens of the prompt, as `usage` counts them: with the suffix, without masks.

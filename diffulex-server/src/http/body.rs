@@ -75,7 +75,7 @@ pub(super) async fn json<B: DeserializeOwned, T: Send + 'static>(
 ) -> Result<Read<T>, ApiError> {
     check_content_type(request.headers(), dialect)?;
     let trace = app.options.traces.as_ref().and_then(|_| request.extensions().get().cloned());
-    let (bytes, held) = read(app, request).await?;
+    let (bytes, held) = read(app, declared_length(request.headers()), request.into_body()).await?;
     if bytes.len() <= INLINE_BYTES {
         return Ok(Read { value: prepare(app, parse(&bytes, dialect)?)?, held, trace });
     }
@@ -108,23 +108,28 @@ pub(super) async fn optional_json<B: DeserializeOwned + Default + Send + 'static
 }
 
 /// Reads a whole body.
-async fn read(app: &App, request: Request) -> Result<(Vec<u8>, HeldMemory), ApiError> {
+async fn read(app: &App, declared: Option<usize>, body: Body) -> Result<(Vec<u8>, HeldMemory), ApiError> {
     let limits = app.options.body;
     let late = |_| {
         let message = format!("the body was not complete within {:?}", limits.timeout);
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
     };
-    tokio::time::timeout(limits.timeout, read_within(request, limits.max_bytes, &app.bodies)).await.map_err(late)?
+    tokio::time::timeout(limits.timeout, read_within(declared, body, limits.max_bytes, &app.bodies))
+        .await
+        .map_err(late)?
+}
+
+fn declared_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
 async fn read_within(
-    request: Request,
+    declared: Option<usize>,
+    body: Body,
     max_bytes: usize,
     budget: &BodyBudget,
 ) -> Result<(Vec<u8>, HeldMemory), ApiError> {
-    let declared = request.headers().get(header::CONTENT_LENGTH);
-    let declared = declared.and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let mut chunks = request.into_body().into_data_stream();
+    let mut chunks = body.into_data_stream();
     let (mut bytes, mut held) = (Vec::new(), HeldMemory::default());
     let most = declared.unwrap_or(max_bytes).min(max_bytes);
     let mut refusal = declared.is_some_and(|length| length > max_bytes).then(|| too_large(max_bytes));

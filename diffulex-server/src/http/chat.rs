@@ -5,7 +5,7 @@
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingReply, StreamMode};
+use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingReply};
 use serde::Serialize;
 
 use super::App;
@@ -23,15 +23,14 @@ use super::streamed_usage::StreamedUsage;
 use crate::frontend::{Frontend, StreamEvent, Submission};
 
 /// How a body is read. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
-const READING: Reading =
-    Reading { route: "/v1/chat/completions", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: true };
+const READING: Reading = Reading::of("/v1/chat/completions").of_messages().with_choices();
 
 /// The route.
 pub(super) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held, trace } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
     let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt } = order;
-    let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
+    let is_stream = submission.stream;
     let streams = app.frontend.submit(Submission { trace, ..submission }).await?;
     drop(held);
     let id = format!("chatcmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
@@ -49,7 +48,7 @@ pub(super) async fn chat_completions(State(app): State<App>, request: Request) -
             wants_logprobs,
             usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
         };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
+        return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     let ids = streams.first().and_then(|stream| stream.prompt().cloned());
     let replies = replies_of(streams).await?;

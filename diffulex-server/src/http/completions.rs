@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::{ServingReply, StreamMode};
+use diffulex_protocol::ServingReply;
 use serde::Serialize;
 
 use super::App;
@@ -27,15 +27,14 @@ use super::streamed_usage::StreamedUsage;
 use crate::frontend::{EventStream, Frontend, StreamEvent, Submission};
 
 /// How a body is read.
-const READING: Reading =
-    Reading { route: "/v1/completions", is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: true };
+const READING: Reading = Reading::of("/v1/completions").with_choices();
 
 /// The route.
 pub(super) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let Read { value: order, held, trace } =
         body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
     let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt: report } = order;
-    let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
+    let is_stream = submission.stream;
     let n_choices = submission.n_choices as usize;
     let n_alternatives = submission.sampling_params.top_logprobs as usize;
     let streams = app.frontend.submit(Submission { trace, ..submission }).await?;
@@ -60,7 +59,7 @@ pub(super) async fn completions(State(app): State<App>, request: Request) -> Res
             wants_logprobs,
             usage: StreamedUsage::new(usage_chunks, &streams, n_choices),
         };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
+        return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     let prompts: Vec<Option<Arc<[u32]>>> = streams.iter().map(|stream| stream.prompt().cloned()).collect();
     let replies = replies_of(streams).await?;

@@ -1,23 +1,24 @@
 //! Connections: accepts as many as there are places for, bounds how long a peer may idle or refuse to read, notices when it
 //! leaves, and ends all at shutdown.
 //!
-//! In: a listener and a router. Out: nothing until the shutdown signal and its deadline. Never here: routes.
+//! In: a listener and the service. Out: nothing until the shutdown signal and its deadline. Never here: routes.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep};
 
+use super::HttpService;
 use crate::platform::has_peer_left;
 
 /// Bytes of one connection that may wait to be sent. Chosen by us: more than any one frame, so that a reader that does
@@ -47,7 +48,12 @@ pub struct ConnectionOptions {
 }
 
 /// Serves until `shutdown` turns true, then lets open connections end.
-pub async fn serve(listener: TcpListener, router: Router, options: ConnectionOptions, shutdown: watch::Receiver<bool>) {
+pub async fn serve(
+    listener: TcpListener,
+    service: HttpService,
+    options: ConnectionOptions,
+    shutdown: watch::Receiver<bool>,
+) {
     let mut connections = JoinSet::new();
     let mut stop = shutdown.clone();
     let mut trouble = Trouble::default();
@@ -67,7 +73,7 @@ pub async fn serve(listener: TcpListener, router: Router, options: ConnectionOpt
         };
         match accepted {
             Ok((socket, _)) => {
-                connections.spawn(connection(socket, router.clone(), options, shutdown.clone()));
+                connections.spawn(connection(socket, service.clone(), options, shutdown.clone()));
             }
             Err(error) => {
                 trouble.log(format_args!("a connection could not be accepted: {error}"));
@@ -105,7 +111,7 @@ async fn signalled(shutdown: &mut watch::Receiver<bool>) {
 
 async fn connection(
     socket: TcpStream,
-    router: Router,
+    service: HttpService,
     options: ConnectionOptions,
     mut shutdown: watch::Receiver<bool>,
 ) {
@@ -114,11 +120,15 @@ async fn connection(
         tracing::debug!(%error, "TCP_NODELAY");
     }
     let socket = PeerWatch { socket, write_timeout: options.write_timeout, blocked: None, unread: None };
+    let answer = |request| {
+        let service = service.clone();
+        async move { Ok::<_, Infallible>(service.answer(request).await) }
+    };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(options.header_timeout)
         .max_buf_size(BUFFER_BYTES)
-        .serve_connection(TokioIo::new(socket), TowerToHyperService::new(router));
+        .serve_connection(TokioIo::new(socket), service_fn(answer));
     let mut connection = std::pin::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,

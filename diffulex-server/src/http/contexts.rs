@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use diffulex_protocol::{Prompt, ServingInput, StreamMode};
+use diffulex_protocol::{Prompt, ServingInput};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +25,7 @@ use crate::frontend::{ContextError, ContextName, ContextOwner, ContextView, MAX_
 use crate::traces::RequestTrace;
 
 /// How the body of `generate` is read where it has a prompt.
-const OF_PROMPT: Reading =
-    Reading { route: "/v1/contexts/generate", is_chat: false, stream_mode: StreamMode::Denoise, takes_choices: false };
+const OF_PROMPT: Reading = Reading::of("/v1/contexts/generate").denoising();
 
 /// The same where it has messages.
 const OF_MESSAGES: Reading = Reading { is_chat: true, ..OF_PROMPT };
@@ -200,12 +199,11 @@ async fn generate(State(app): State<App>, Path(id): Path<String>, request: Reque
     let Order { model, mut submission, denoise, .. } = order;
     let form = AnswerForm::new(model, denoise).on_context(&app, name);
     let is_stream = submission.stream;
-    let stream_mode = submission.stream_mode;
     submission.fills_masks = false;
     submission.trace = trace;
     let stream = app.frontend.extend_context(name, submission, false).await?;
     drop(held);
-    native::respond(app, vec![stream], is_stream.then_some(stream_mode), form).await
+    native::respond(app, vec![stream], is_stream, form).await
 }
 
 /// The order of a body, whose prompt may be missing.

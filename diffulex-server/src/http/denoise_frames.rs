@@ -15,7 +15,7 @@ use super::error::ApiError;
 /// Frames from one keyframe to the next. Chosen by us: about one screen of text, at some 3 % of the bytes.
 const KEYFRAME_INTERVAL: u32 = 32;
 
-/// Frames a second that a client may ask for. Chosen by us: one in 100 s; the most, more than any screen shows, is every frame.
+/// Frames a second that a client may ask for. Chosen by us: one in 100 s, up to every frame, which is more than any screen shows.
 const FPS: std::ops::RangeInclusive<f32> = 0.01..=1000.0;
 
 /// Most frames of changes a second where a request says nothing. Chosen by us: what a screen shows. On chat each frame repeats some 250
@@ -82,7 +82,7 @@ impl DenoiseForm {
             SnapshotField::Full => (SnapshotSpan::Full, None),
             SnapshotField::Ops => (SnapshotSpan::Window, Some(detail.unwrap_or_default())),
         };
-        // The most is every frame: timers are no finer.
+        // At the highest rate frames are not paced, as timers are not fine enough.
         let max_fps = max_fps.or(ops.map(|_| FPS_OF_OPS)).filter(|fps| fps < FPS.end());
         if ops.is_none() && detail.is_some() {
             let message = "denoise.detail is supported with \"snapshot\": \"ops\" only; windows hold every detail";

@@ -7,7 +7,7 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use diffulex_protocol::{Pooling, StreamMode};
+use diffulex_protocol::Pooling;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -24,8 +24,7 @@ use super::schemas;
 use crate::frontend::{Submission, Truncation};
 use crate::traces::RequestTrace;
 
-const READING: Reading =
-    Reading { route: "/v1/embeddings", is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: true };
+const READING: Reading = Reading::of("/v1/embeddings").with_choices();
 
 /// Fields that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 1] = [("prompt", "input")];

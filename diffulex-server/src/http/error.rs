@@ -377,6 +377,9 @@ impl IntoResponse for ApiError {
 pub(super) fn write_body(response: &mut Response, error: &ApiError, form: ErrorForm, request_id: Option<&str>) {
     // The body holds strings only, so it is always JSON.
     let body = serde_json::to_vec(&error.in_form(form, request_id)).unwrap_or_default();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    // The router has measured the body that this one replaces.
+    headers.insert(header::CONTENT_LENGTH, body.len().into());
     *response.body_mut() = body.into();
 }

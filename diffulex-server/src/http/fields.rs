@@ -217,3 +217,29 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
         Vec::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::List)
     }
 }
+
+/// `seed` as OpenAI's signed integer or as ours.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "an integer of 64 bits, signed or not")]
+pub(super) enum SeedField {
+    Unsigned(u64),
+    Signed(i64),
+}
+
+/// `stop` as one string or several.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "stop must be a string or a list of strings")]
+pub(super) enum StopField {
+    One(String),
+    Many(Vec<String>),
+}
+
+/// `logprobs` as chat (a flag) or completions (a number) writes it.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "logprobs must be true, false or a number")]
+pub(super) enum LogprobsField {
+    /// Chat's.
+    Flag(bool),
+    /// Completions': alternatives per token.
+    Count(u32),
+}

@@ -4,7 +4,6 @@
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::StreamMode;
 
 use super::App;
 use super::body::{self, Dialect, Read};
@@ -12,25 +11,22 @@ use super::contexts;
 use super::error::ApiError;
 use super::native::{self, AnswerForm};
 use super::parrot::{self, Asked};
-use super::request::{Order, Reading};
+use super::request::Order;
 use crate::frontend::Submission;
-
-/// How a body is read.
-const READING: Reading =
-    Reading { route: "/generate", is_chat: false, stream_mode: StreamMode::Denoise, takes_choices: false };
 
 /// The route.
 pub(super) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let owner = contexts::owner(&app, request.headers());
-    let order = |app: &App, body: parrot::GenerateBody| body.order(app, &READING);
+    let order = |app: &App, body: parrot::GenerateBody| body.order(app);
     let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Native, order).await?;
     let order = match asked {
         Asked::Plain(order) => order,
-        Asked::OnContext(asked) => return parrot::generate_on_context(app, owner, asked, trace).await,
+        // Boxed, so that its size does not add to the future of every request.
+        Asked::OnContext(asked) => return Box::pin(parrot::generate_on_context(app, owner, asked, trace)).await,
     };
     let Order { model, submission, denoise, .. } = order;
-    let (is_stream, stream_mode) = (submission.stream, submission.stream_mode);
+    let is_stream = submission.stream;
     let streams = app.frontend.submit(Submission { trace, ..submission }).await?;
     drop(held);
-    native::respond(app, streams, is_stream.then_some(stream_mode), AnswerForm::new(model, denoise)).await
+    native::respond(app, streams, is_stream, AnswerForm::new(model, denoise)).await
 }

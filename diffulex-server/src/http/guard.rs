@@ -102,10 +102,7 @@ fn is_named(name: &str, options: &HttpOptions) -> bool {
 
 /// This server's own pages, whatever the proxy before it calls it, and those that may call.
 fn is_origin_allowed(origin: &str, host: Option<&Authority>, options: &HttpOptions) -> bool {
-    if options.cors_origin.as_deref().is_some_and(|allowed| allowed == "*" || allowed == origin) {
-        return true;
-    }
-    if options.cors_origin.is_none() && is_local_origin(origin) {
+    if is_origin_named(origin, options) {
         return true;
     }
     let Some((_, rest)) = origin.split_once("://") else { return false };
@@ -115,31 +112,41 @@ fn is_origin_allowed(origin: &str, host: Option<&Authority>, options: &HttpOptio
     is_named || host.is_some_and(|host| host.as_str().eq_ignore_ascii_case(authority.as_str()))
 }
 
-/// Lets pages of this machine read what `answer` answers. Unlike [`CorsLayer`](tower_http::cors::CorsLayer), which answers every `OPTIONS`,
-/// it leaves requests of all others as they are.
-pub(super) async fn let_local_pages_read(request: Request, answer: impl AsyncFnOnce(Request) -> Response) -> Response {
+/// The origin of the page that sends `request`, if pages of it may read the answer (CORS; Fetch, 3.2).
+pub(super) fn reader(request: &Request, options: &HttpOptions) -> Option<HeaderValue> {
+    let origin = request.headers().get(header::ORIGIN)?;
+    is_origin_named(origin.to_str().ok()?, options).then(|| origin.clone())
+}
+
+/// The answer to a browser that asks whether a page may send another request.
+pub(super) fn preflight(request: &Request) -> Option<Response> {
     let headers = request.headers();
-    let Some(origin) = headers.get(header::ORIGIN).filter(|origin| origin.to_str().is_ok_and(is_local_origin)).cloned()
-    else {
-        return answer(request).await;
-    };
-    let is_preflight =
-        request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = if is_preflight {
-        let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-        let mut response = Response::default();
-        let headers = response.headers_mut();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("*"));
-        headers.extend(asked.map(|asked| (header::ACCESS_CONTROL_ALLOW_HEADERS, asked)));
-        response
-    } else {
-        answer(request).await
-    };
+    if request.method() != Method::OPTIONS || !headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD) {
+        return None;
+    }
+    let mut response = Response::default();
+    response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("*"));
+    // Headers are named one by one: a star does not cover `Authorization` (Fetch, 4.9).
+    if let Some(asked) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
+        response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    }
+    Some(response)
+}
+
+/// Lets pages of `origin` read `response`.
+pub(super) fn let_read(response: &mut Response, origin: HeaderValue) {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
     headers.append(header::VARY, HeaderValue::from_static("origin"));
-    response
+}
+
+/// True for origins that `--cors-origin` allows or, where it is not set, for pages of this machine.
+fn is_origin_named(origin: &str, options: &HttpOptions) -> bool {
+    match options.cors_origin.as_deref() {
+        Some(allowed) => allowed == "*" || allowed == origin,
+        None => is_local_origin(origin),
+    }
 }
 
 /// Pages that this machine serves to itself, on any port: no stranger can.

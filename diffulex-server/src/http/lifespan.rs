@@ -1,6 +1,6 @@
 //! The routes as an embedder mounts them: without those of profiling, and with hooks before they serve and after.
 //!
-//! In: a front end and hooks. Out: a router, or a whole server on a listener. Never here: signals, workers.
+//! In: a front end and hooks. Out: a service, or a whole server on a listener. Never here: signals, workers.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::connection::{self, ConnectionOptions};
-use super::{HttpOptions, RouterError, router};
+use super::{HttpOptions, HttpService, ServiceError, service};
 use crate::frontend::Frontend;
 use crate::telemetry::Telemetry;
 
@@ -18,15 +18,19 @@ type Hook = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>
 
 /// Routes that bind nothing and start nothing, and what an embedder wants done around them.
 pub struct HttpApp {
-    router: Router,
+    service: HttpService,
     on_start: Vec<Hook>,
     on_stop: Vec<Hook>,
 }
 
 /// Every route but those of profiling. Starts nothing: `frontend` runs already.
-pub fn create_app(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<HttpApp, RouterError> {
-    let router = router(frontend, telemetry, HttpOptions { serves_profiles: false, ..options })?;
-    Ok(HttpApp { router, on_start: Vec::new(), on_stop: Vec::new() })
+pub fn create_app(
+    frontend: Frontend,
+    telemetry: Arc<Telemetry>,
+    options: HttpOptions,
+) -> Result<HttpApp, ServiceError> {
+    let service = service(frontend, telemetry, HttpOptions { serves_profiles: false, ..options })?;
+    Ok(HttpApp { service, on_start: Vec::new(), on_stop: Vec::new() })
 }
 
 impl HttpApp {
@@ -52,7 +56,7 @@ impl HttpApp {
 
     /// The routes alone, for a program with a server of its own. Hooks are dropped.
     pub fn into_router(self) -> Router {
-        self.router
+        self.service.into_router()
     }
 
     /// Runs the hooks of the start, serves until `shutdown` turns true, runs the hooks of the stop.
@@ -60,7 +64,7 @@ impl HttpApp {
         for hook in self.on_start {
             hook().await;
         }
-        connection::serve(listener, self.router, options, shutdown).await;
+        connection::serve(listener, self.service, options, shutdown).await;
         for hook in self.on_stop {
             hook().await;
         }

@@ -28,7 +28,7 @@ pub(super) async fn messages(State(app): State<App>, request: Request) -> Result
 async fn create(app: App, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<MessagesFields>| input::order(app, body);
     let Read { value: order, held, trace } = body::json(&app, request, Dialect::OpenAi, read).await?;
-    let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
+    let is_stream = order.submission.stream;
     let stops = order.submission.sampling_params.stop.clone();
     let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
     drop(held);
@@ -43,7 +43,7 @@ async fn create(app: App, request: Request) -> Result<Response, ApiError> {
             denoise: DenoiseFrames::new(order.denoise, false),
             delta: EventHead::new("content_block_delta", |fields| fields.add("index", &0)),
         };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
+        return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     match streams.pop() {
         Some(stream) => {

@@ -1,6 +1,6 @@
-//! HTTP: the routes, and the layers before all of them.
+//! HTTP: the routes, and the service around them.
 //!
-//! In: a [`Frontend`] and [`HttpOptions`]. Out: a router ([`router`]) that binds nothing and starts nothing, and the loop
+//! In: a [`Frontend`] and [`HttpOptions`]. Out: a service ([`service()`]) that binds nothing and starts nothing, and the loop
 //! that serves it on a listener ([`connection::serve`]). Routes know the front end only. Never here: links, workers.
 
 mod admin;
@@ -36,6 +36,7 @@ mod request;
 mod responses;
 mod routes;
 mod schemas;
+mod service;
 mod speech;
 mod sse;
 mod stages;
@@ -47,13 +48,9 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::header::InvalidHeaderValue;
 use axum::http::{HeaderValue, StatusCode};
-use axum::middleware::{self, Next};
-use axum::response::{IntoResponse, Response};
-use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use diffulex_protocol::SamplingParams;
 
@@ -74,6 +71,7 @@ use other_fields::IgnoredFieldLog;
 use request::GenerationBody;
 use responses::input::ResponsesFields;
 use routes::{EVENT_STREAM, Entry, JSON, Routes};
+pub use service::HttpService;
 use speech::{SpeechBody, SpeechUpstream};
 use tokenize::{DetokenizeBody, TokenizeBody};
 
@@ -158,9 +156,9 @@ pub struct CorsOriginError {
     pub error: InvalidHeaderValue,
 }
 
-/// Options that no router can be made of.
+/// Options that no service can be made of.
 #[derive(Debug, thiserror::Error)]
-pub enum RouterError {
+pub enum ServiceError {
     /// See [`CorsOriginError`].
     #[error(transparent)]
     CorsOrigin(#[from] CorsOriginError),
@@ -170,8 +168,14 @@ pub enum RouterError {
 }
 
 /// Every route. Binds nothing and starts nothing.
-pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOptions) -> Result<Router, RouterError> {
-    let cors = options.cors_origin.as_deref().map(cors_layer).transpose()?;
+pub fn service(
+    frontend: Frontend,
+    telemetry: Arc<Telemetry>,
+    options: HttpOptions,
+) -> Result<HttpService, ServiceError> {
+    if let Some(origin) = &options.cors_origin {
+        HeaderValue::from_str(origin).map_err(|error| CorsOriginError { origin: origin.clone(), error })?;
+    }
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_deref().map(SpeechUpstream::new).transpose()?;
     let (router, table) = table(options.serves_profiles, options.traces.clone()).into_parts();
@@ -187,13 +191,7 @@ pub fn router(frontend: Frontend, telemetry: Arc<Telemetry>, options: HttpOption
         options,
     }));
     let router = router.fallback(unknown_route).method_not_allowed_fallback(wrong_method);
-    // As few layers as there can be: each costs every request allocations.
-    let router = match cors {
-        Some(cors) => router.layer((cors, middleware::from_fn_with_state(app.clone(), admit))),
-        None => router.layer(middleware::from_fn_with_state(app.clone(), admit_beside_local_pages)),
-    };
-    // Around all others, so that it writes and counts their errors.
-    Ok(router.with_state(app).layer(middleware::from_fn_with_state(Arc::default(), refusals::report)))
+    Ok(HttpService::new(router.with_state(app.clone()), app))
 }
 
 /// The table of routes.
@@ -318,36 +316,4 @@ async fn unknown_route(request: Request) -> ApiError {
 async fn wrong_method(request: Request) -> ApiError {
     let message = format!("{} does not accept {}", request.uri().path(), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
-}
-
-/// Admits calls: all to probes and the page; to the other routes those with the key or, if there is no key, those that are not
-/// from a page of another origin.
-async fn admit(State(app): State<App>, request: Request, next: Next) -> Result<Response, ApiError> {
-    if !app.open_paths.contains(request.uri().path()) {
-        match &app.options.api_key {
-            Some(key) => guard::check_key(request.headers(), key)?,
-            None => guard::check_caller(&request, &app.options)?,
-        }
-    }
-    Ok(next.run(request).await)
-}
-
-/// The same where no origins are named: pages of this machine may read the answers.
-async fn admit_beside_local_pages(state: State<App>, request: Request, next: Next) -> Response {
-    guard::let_local_pages_read(request, async |request| admit(state, request, next).await.into_response()).await
-}
-
-fn cors_layer(origin: &str) -> Result<CorsLayer, CorsOriginError> {
-    let allowed = match origin {
-        "*" => AllowOrigin::any(),
-        origin => AllowOrigin::exact(
-            HeaderValue::from_str(origin).map_err(|error| CorsOriginError { origin: origin.to_owned(), error })?,
-        ),
-    };
-    // Headers are named one by one: a star does not cover `Authorization` (Fetch, 4.9).
-    Ok(CorsLayer::new()
-        .allow_origin(allowed)
-        .allow_methods(Any)
-        .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(Any))
 }

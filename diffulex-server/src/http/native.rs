@@ -4,7 +4,7 @@
 //! Never here: how requests are read, OpenAI's shapes.
 
 use axum::response::Response;
-use diffulex_protocol::{FinishReason, ServingReply, StreamMode};
+use diffulex_protocol::{FinishReason, ServingReply};
 
 use super::App;
 use super::answer::{self, DiffusionReport, Fields, ObjectHead, Spacing, Usage, reply_of, unix_seconds};
@@ -17,13 +17,13 @@ use crate::frontend::{ContextName, EventStream, Frontend, StreamEvent};
 pub(super) async fn respond(
     app: App,
     mut streams: Vec<EventStream>,
-    stream_mode: Option<StreamMode>,
+    is_stream: bool,
     form: AnswerForm,
 ) -> Result<Response, ApiError> {
     let AnswerForm { head, denoise } = form;
-    if let Some(stream_mode) = stream_mode {
+    if is_stream {
         let framer = GenerateFramer { head, denoise: DenoiseFrames::new(denoise, true) };
-        return sse::respond(streams, framer, Spacing::Python, stream_mode, app.telemetry.clone()).await;
+        return sse::respond(streams, framer, Spacing::Python, app.telemetry.clone()).await;
     }
     match streams.pop() {
         Some(stream) => {

@@ -33,9 +33,8 @@ use crate::traces::RequestTrace;
 const FIELDS: [&str; 7] =
     ["context_id", "parent_context_id", "session_id", "task_id", "end_flag", "sampling_config", "sampling_configs"];
 
-/// How `/generate` and `/generate_stream` are read on a context.
-const READING: Reading =
-    Reading { route: "/generate", is_chat: false, stream_mode: StreamMode::Denoise, takes_choices: false };
+/// How `/generate` and `/generate_stream` are read.
+const READING: Reading = Reading::of("/generate").denoising();
 
 /// The routes, without `/generate`, which is also the native one.
 pub(super) fn routes(routes: Routes) -> Routes {
@@ -215,10 +214,10 @@ impl SamplingConfig {
 }
 
 impl GenerateBody {
-    /// The order that it is, read as `reading` without a context.
-    pub(super) fn order(self, app: &App, reading: &Reading) -> Result<Asked, ApiError> {
+    /// The order that it is.
+    pub(super) fn order(self, app: &App) -> Result<Asked, ApiError> {
         let Self { mut body, primitive } = self;
-        let Some(mut primitive) = primitive else { return Ok(Asked::Plain(Order::of(app, body, reading)?)) };
+        let Some(mut primitive) = primitive else { return Ok(Asked::Plain(Order::of(app, body, &READING)?)) };
         let config = [primitive.remove("sampling_config"), primitive.remove("sampling_configs")];
         let config = config.into_iter().flatten().find(|config| !config.is_null());
         let wrong = |field: &str, error: &dyn std::fmt::Display| ApiError::invalid(field, format!("{field}: {error}"));
@@ -243,11 +242,11 @@ pub(super) async fn generate_on_context(
 ) -> Result<Response, ApiError> {
     let name = primitive.bind(&app, owner)?;
     let Order { model, submission, denoise, .. } = order;
-    let stream_mode = submission.stream.then_some(submission.stream_mode);
+    let is_stream = submission.stream;
     let form = AnswerForm::new(model, denoise).on_context(&app, name).for_parrot();
     let submission = Submission { trace, ..submission };
     let stream = app.frontend.extend_context(name, submission, false).await?;
-    native::respond(app, vec![stream], stream_mode, form).await
+    native::respond(app, vec![stream], is_stream, form).await
 }
 
 /// The same as a stream: token ids of four bytes each, the most significant first, as Parrot's client reads them; server-sent
@@ -256,7 +255,7 @@ async fn generate_stream(State(app): State<App>, request: Request) -> Result<Res
     let owner = contexts::owner(&app, request.headers());
     let accepted = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let wants_events = accepted.is_some_and(|accepted| accepted.contains("text/event-stream"));
-    let prepare = |app: &App, body: GenerateBody| match body.order(app, &READING)? {
+    let prepare = |app: &App, body: GenerateBody| match body.order(app)? {
         Asked::OnContext(asked) => Ok(asked),
         Asked::Plain(_) => Err(ApiError::invalid("context_id", "context_id is required")),
     };
@@ -271,7 +270,7 @@ async fn generate_stream(State(app): State<App>, request: Request) -> Result<Res
     order.submission.stream_mode = StreamMode::BlockAppend;
     order.submission.trace = trace;
     let stream = app.frontend.extend_context(name, order.submission, false).await?;
-    sse::respond(vec![stream], TokenFramer, Spacing::Compact, StreamMode::BlockAppend, app.telemetry.clone()).await
+    sse::respond(vec![stream], TokenFramer, Spacing::Compact, app.telemetry.clone()).await
 }
 
 /// Token ids of four bytes.

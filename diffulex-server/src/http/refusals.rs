@@ -4,15 +4,13 @@
 //! Accepted requests have their own line, in the front end. Refusing costs a client nothing, so there is a limit to how
 //! many lines a second refusals are worth; those beyond it are counted. Never here: what is refused, and why.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::extract::{Request, State};
-use axum::http::HeaderName;
-use axum::middleware::Next;
+use axum::extract::Request;
+use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use axum::response::Response;
 
-use super::body;
 use super::error::{self, ApiError, ErrorForm};
 use crate::draws::Draws;
 use crate::traces::TraceId;
@@ -62,33 +60,46 @@ impl RefusalLog {
     }
 }
 
-/// The outermost layer: every answer has the request's id, bodies are read to their end, and the errors of all other layers are
-/// written and counted.
-pub(super) async fn report(State(outermost): State<Arc<Outermost>>, request: Request, next: Next) -> Response {
-    let (method, uri) = (request.method().clone(), request.uri().clone());
-    let request_id = request.headers().get(REQUEST_ID).cloned().or_else(|| outermost.draws.id().try_into().ok());
-    let mut response = next.run(body::read_away_rest(request)).await;
-    let status = response.status().as_u16();
-    let error = response.extensions_mut().remove::<ApiError>();
-    if let Some(error) = &error {
-        let request_id = request_id.as_ref().and_then(|id| id.to_str().ok());
-        error::write_body(&mut response, error, ErrorForm::of_path(uri.path()), request_id);
+/// The parts of a request that its response and the log need.
+pub(super) struct Head {
+    method: Method,
+    uri: Uri,
+    id: Option<HeaderValue>,
+}
+
+impl Outermost {
+    /// The head of `request`, with an id.
+    pub(super) fn head(&self, request: &Request) -> Head {
+        let (method, uri) = (request.method().clone(), request.uri().clone());
+        let id = request.headers().get(REQUEST_ID).cloned().or_else(|| self.draws.id().try_into().ok());
+        Head { method, uri, id }
     }
-    if let Some(request_id) = request_id {
-        response.headers_mut().entry(REQUEST_ID).or_insert(request_id);
+
+    /// `response` with the request's id; an error is written in the form of the client's interface, and logged or counted.
+    pub(super) fn report(&self, head: Head, mut response: Response) -> Response {
+        let Head { method, uri, id } = head;
+        let status = response.status().as_u16();
+        let error = response.extensions_mut().remove::<ApiError>();
+        if let Some(error) = &error {
+            let id = id.as_ref().and_then(|id| id.to_str().ok());
+            error::write_body(&mut response, error, ErrorForm::of_path(uri.path()), id);
+        }
+        if let Some(id) = id {
+            response.headers_mut().entry(REQUEST_ID).or_insert(id);
+        }
+        let Some(refusal) = error.filter(|error| !error.was_accepted()) else {
+            tracing::debug!(%method, path = start_of(uri.path()), status, "served");
+            return response;
+        };
+        if let Some(not_logged) = self.log.admit(Instant::now()) {
+            // As strings, which log lines quote and escape.
+            let (method, route) = (start_of(method.as_str()), start_of(uri.path()));
+            let reason = start_of(refusal.message());
+            let trace_id = response.extensions().get::<TraceId>().map(tracing::field::display);
+            tracing::info!(method, route, status, code = %refusal.code(), reason, not_logged, trace_id, "refused");
+        }
+        response
     }
-    let Some(refusal) = error.filter(|error| !error.was_accepted()) else {
-        tracing::debug!(%method, path = start_of(uri.path()), status, "served");
-        return response;
-    };
-    if let Some(not_logged) = outermost.log.admit(Instant::now()) {
-        // As strings, which log lines quote and escape.
-        let (method, route) = (start_of(method.as_str()), start_of(uri.path()));
-        let reason = start_of(refusal.message());
-        let trace_id = response.extensions().get::<TraceId>().map(tracing::field::display);
-        tracing::info!(method, route, status, code = %refusal.code(), reason, not_logged, trace_id, "refused");
-    }
-    response
 }
 
 /// As much of a stranger's text as a line of the log takes.

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
 use super::error::ApiError;
-use super::fields::{PromptField, by_name};
+use super::fields::{LogprobsField, PromptField, SeedField, StopField, by_name};
 use super::message::MessageField;
 use super::other_fields::{IgnoredFieldLog, OtherFields, Screened};
 use super::prompt_report::PromptReport;
@@ -139,6 +139,28 @@ pub(super) struct Reading {
     pub(super) takes_choices: bool,
 }
 
+impl Reading {
+    /// One prompt, answered once, in deltas.
+    pub(super) const fn of(route: &'static str) -> Self {
+        Self { route, is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: false }
+    }
+
+    /// Messages.
+    pub(super) const fn of_messages(self) -> Self {
+        Self { is_chat: true, ..self }
+    }
+
+    /// Answered in snapshots unless asked otherwise.
+    pub(super) const fn denoising(self) -> Self {
+        Self { stream_mode: StreamMode::Denoise, ..self }
+    }
+
+    /// Answered several times.
+    pub(super) const fn with_choices(self) -> Self {
+        Self { takes_choices: true, ..self }
+    }
+}
+
 /// A request to the front end, and how it is to be answered.
 pub(super) struct Order {
     /// The model's name as the client wrote it.
@@ -152,32 +174,6 @@ pub(super) struct Order {
     pub(super) usage_chunks: UsageChunks,
     /// The parts of the prompt that the answer reports.
     pub(super) prompt: PromptReport,
-}
-
-/// `seed` as OpenAI's signed integer or as ours.
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "an integer of 64 bits, signed or not")]
-enum SeedField {
-    Unsigned(u64),
-    Signed(i64),
-}
-
-/// `stop` as one string or several.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "stop must be a string or a list of strings")]
-enum StopField {
-    One(String),
-    Many(Vec<String>),
-}
-
-/// `logprobs` as chat (a flag) or completions (a number) writes it.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "logprobs must be true, false or a number")]
-enum LogprobsField {
-    /// Chat's.
-    Flag(bool),
-    /// Completions': alternatives per token.
-    Count(u32),
 }
 
 /// OpenAI's `stream_options`.

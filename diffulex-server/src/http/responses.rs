@@ -30,7 +30,7 @@ pub(super) async fn responses(State(app): State<App>, request: Request) -> Resul
 async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<ResponsesFields>| input::order(app, body);
     let Read { value: (order, settings), held, trace } = body::json(&app, request, Dialect::OpenAi, read).await?;
-    let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
+    let is_stream = order.submission.stream;
     let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
     drop(held);
     let rid = streams.first().map_or("none", |stream| stream.rid());
@@ -46,7 +46,6 @@ async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
             streams,
             ResponseFramer::new(head, order.denoise),
             Spacing::Compact,
-            stream_mode,
             app.telemetry.clone(),
         )
         .await;

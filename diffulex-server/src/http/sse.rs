@@ -174,9 +174,9 @@ pub(super) async fn respond<F: Framer>(
     mut streams: Vec<EventStream>,
     framer: F,
     spacing: Spacing,
-    mode: StreamMode,
     telemetry: Arc<Telemetry>,
 ) -> Result<Response, ApiError> {
+    let mode = streams.first().map(EventStream::mode).unwrap_or_default();
     let first_events = async {
         for stream in &mut streams {
             let word = stream.first_event().await;

@@ -1,6 +1,6 @@
 //! The traces of generation routes: begun when the head of a request is there, and handed on with it.
 //!
-//! Where there is no collector, the layer is not there either. Never here: what spans say of accepted requests.
+//! Without a collector, the layer is not added. Never here: what spans say of accepted requests.
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;

@@ -1,7 +1,7 @@
 //! Sends finished spans to the collector: OTLP over HTTP, in batches, in the background.
 //!
-//! In: the spans of requests. Out: posts of protobuf. Whatever the collector does, nobody waits for it: what it does not take is
-//! dropped and counted. Never here: what spans say.
+//! In: the spans of requests. Out: protobuf over HTTP. No request waits for the collector: spans that it does not accept are dropped
+//! and counted. Never here: the content of spans.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,7 @@ const OTLP_PATH: &str = "/v1/traces";
 /// A post that was not taken.
 #[derive(Debug, thiserror::Error)]
 enum PostError {
-    /// There was no answer.
+    /// The collector did not answer.
     #[error(transparent)]
     Http(#[from] reqwest::Error),
     /// The answer is an error.

@@ -2,7 +2,7 @@
 //!
 //! Never here: the answer.
 
-use diffulex_protocol::{ServingInput, StreamMode};
+use diffulex_protocol::ServingInput;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,8 +16,7 @@ use crate::http::request::{GenerationBody, Order, Reading};
 use crate::http::{App, asked_model};
 
 /// How a body is read.
-const READING: Reading =
-    Reading { route: "/v1/messages", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: false };
+const READING: Reading = Reading::of("/v1/messages").of_messages();
 
 /// The field that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 1] = [("stop", "stop_sequences")];

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::{Pooling, StreamMode};
+use diffulex_protocol::Pooling;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
@@ -24,8 +24,7 @@ use crate::http::schemas;
 use crate::http::{App, asked_model};
 use crate::traces::RequestTrace;
 
-const EMBED: Reading =
-    Reading { route: "/api/embed", is_chat: false, stream_mode: StreamMode::BlockAppend, takes_choices: true };
+const EMBED: Reading = Reading::of("/api/embed").with_choices();
 const EMBEDDINGS: Reading = Reading { route: "/api/embeddings", ..EMBED };
 
 /// Fields of `/api/embed`.

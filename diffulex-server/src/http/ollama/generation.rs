@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::{ServingBufferSnapshot, ServingReply, StreamMode};
+use diffulex_protocol::{ServingBufferSnapshot, ServingReply};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -27,8 +27,7 @@ use crate::http::request::{GenerationBody, Order, Reading};
 use crate::http::sse::{self, Framer, Frames, StreamForm};
 use crate::http::{App, asked_model};
 
-const CHAT: Reading =
-    Reading { route: "/api/chat", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: false };
+const CHAT: Reading = Reading::of("/api/chat").of_messages();
 /// With the chat template.
 const GENERATE: Reading = Reading { route: "/api/generate", ..CHAT };
 /// Without.
@@ -113,13 +112,13 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
             }));
         }
     };
-    let (is_stream, stream_mode) = (order.submission.stream, order.submission.stream_mode);
+    let is_stream = order.submission.stream;
     let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
     drop(held);
     if is_stream {
         let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &order.model));
         let framer = LineFramer { head, shape, start, denoise: DenoiseFrames::new(order.denoise, false) };
-        return sse::respond(streams, framer, Spacing::Compact, stream_mode, app.telemetry.clone()).await;
+        return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     match streams.pop() {
         Some(stream) => {

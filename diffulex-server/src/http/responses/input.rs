@@ -3,7 +3,6 @@
 //! Never here: the answer.
 
 use axum::http::StatusCode;
-use diffulex_protocol::StreamMode;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -18,8 +17,7 @@ use crate::http::other_fields::is_empty;
 use crate::http::request::{Order, Reading};
 
 /// How a body is read.
-const READING: Reading =
-    Reading { route: "/v1/responses", is_chat: true, stream_mode: StreamMode::BlockAppend, takes_choices: false };
+const READING: Reading = Reading::of("/v1/responses").of_messages();
 
 /// The field that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 2] = [("messages", "input"), ("max_tokens", "max_output_tokens")];
