@@ -274,7 +274,7 @@ impl Scheduler {
             && let Some(ticket) = self.waiting.first().copied()
         {
             let Some(request) = requests.get_mut(&ticket) else {
-                self.waiting.remove(&ticket);
+                self.waiting.pop_first();
                 continue;
             };
             let block_size = request.sequence.block_size();
@@ -283,7 +283,7 @@ impl Scheduler {
                 break;
             }
             request.slot = request.slot.or_else(|| Some(self.take_slot()));
-            self.waiting.remove(&ticket);
+            self.waiting.pop_first();
             self.running.push(ticket);
             self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
         }

@@ -34,12 +34,6 @@ impl IntegerRows {
         Self { lines, n_quads, n_groups, form }
     }
 
-    /// Vectors of weights that a row meets in each panel.
-    #[inline(always)]
-    fn n_vectors(&self, form: Form) -> usize {
-        self.n_quads / form.quads_per_vector()
-    }
-
     /// The word of a row that is for a group: where its integer sums begin, or what its offsets are multiplied with.
     #[inline(always)]
     fn start(&self, group: usize) -> usize {
@@ -224,7 +218,7 @@ macro_rules! product_of {
             let products = Products::<$name> { rows, weight, output, unpack: PhantomData };
             // SAFETY: passed on from the caller.
             unsafe {
-                tiles::product::<V, _>(&$tiles(products), rows.lines.n_rows(), rows.n_vectors($form), start, end)
+                tiles::product::<V, _>(&$tiles(products), rows.lines.n_rows(), weight.words.n_vectors(), start, end)
             };
         }
     };

@@ -1,7 +1,7 @@
 //! Weights packed once at load, in the order in which products read them.
 //!
 //! A matrix is cut into panels of [`PANEL`] outputs, each `[n_in][PANEL]`, several inputs to a word where they are smaller than 32
-//! bits, so that one step along the inputs reads one vector of weights and serves every row of a tile. Panels stand in pairs.
+//! bits, so that one step along the inputs reads one vector of weights and serves every row of a tile. [`Weights`] has the order of panels.
 
 use super::bf16::{pair_bf16, unpair_bf16};
 use super::groups::Integers;

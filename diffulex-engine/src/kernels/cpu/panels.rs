@@ -39,8 +39,14 @@ pub(super) fn pack_rows<W: Pod + Send + Sync>(
     panels
 }
 
-/// The weights of a matrix. Of the two panels of a pair, a vector of one stands beside a vector of the other, so that a tile of both
-/// reads memory in order. A last panel without a neighbour stands alone.
+/// Panels that are stored together from `first` on, the first of a pair, of `n_panels` in all.
+#[inline(always)]
+fn n_together(first: usize, n_panels: usize) -> usize {
+    PAIR.min(n_panels - first)
+}
+
+/// The weights of a matrix. The vectors of two neighbouring panels alternate in memory, so that a tile of both panels reads it in order. A
+/// last panel without a neighbour is stored by itself.
 pub(super) struct Weights<W> {
     vectors: Aligned<W>,
     n_panels: usize,
@@ -60,7 +66,7 @@ impl<W: Pod + Send + Sync> Weights<W> {
         let n_panels = n_out.div_ceil(PANEL);
         let mut vectors = Aligned::zeroed(n_panels * n_vectors);
         pool.chunks(&mut vectors, PAIR * n_vectors, |pair, vectors| {
-            let n_together = PAIR.min(n_panels - pair * PAIR);
+            let n_together = n_together(pair * PAIR, n_panels);
             let first = pair * PAIR * PANEL;
             for out in first..n_out.min(first + n_together * PANEL) {
                 write(out, out % PANEL, vectors[(out - first) / PANEL..].iter_mut().step_by(n_together));
@@ -81,11 +87,7 @@ impl<W: Pod> Weights<W> {
     #[inline(always)]
     fn walk(&self, panel: usize) -> (usize, usize) {
         let first = panel / PAIR * PAIR;
-        if first + PAIR <= self.n_panels {
-            (first * self.n_vectors + panel - first, PAIR)
-        } else {
-            (panel * self.n_vectors, 1)
-        }
+        (first * self.n_vectors + panel - first, n_together(first, self.n_panels))
     }
 
     /// The vectors of a panel.

@@ -43,7 +43,7 @@ impl Buffers {
             return;
         }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // The one that nobody has taken for longest makes room: steps may be of other sizes than those before.
+        // The least recently used buffer makes room: the sizes of steps may have changed.
         let is_full = kept.len() == MAX_KEPT;
         let _oldest = is_full.then(|| kept.remove(0));
         kept.push(buffer);

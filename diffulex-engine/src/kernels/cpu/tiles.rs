@@ -97,6 +97,7 @@ unsafe fn block<V: Vector, T: Tiles<V>, const P: usize>(
     panel: usize,
     n_panels: usize,
 ) {
+    // Two pairs in tiles of a pair, or a pair in tiles of a panel.
     let mut waiting = [[[MaybeUninit::uninit(); P]; ROWS]; 2];
     for start in (0..n_vectors).step_by(CHUNK) {
         let chunk = start..n_vectors.min(start + CHUNK);
