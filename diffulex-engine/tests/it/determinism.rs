@@ -5,7 +5,9 @@ use diffulex_protocol::{DecodingSettings, SamplingParams, ServingCommand};
 use diffulex_strategies::{AcceptRule, Layout};
 use serde_json::json;
 
-use crate::harness::{Subject, deciding, decoding, engine, greedy, options, prompt, request, run, run_with, subjects};
+use crate::harness::{
+    Subject, deciding, decoding, engine, greedy, options, prompt, request, run, run_with, subject, subjects,
+};
 
 /// Requests of many lengths; every third one draws.
 fn many(n: u32) -> Vec<(String, Vec<u32>, SamplingParams)> {
@@ -325,16 +327,15 @@ fn every_accept_rule_comes_to_an_end_and_is_the_same_in_company() {
 
 #[test]
 fn the_seed_decides_what_is_left_to_chance() {
-    let subjects = subjects();
-    let of = |strategy| subjects.iter().find(|subject| subject.strategy == strategy).unwrap();
     let alg_temp = decoding(json!({ "alg_temp": 1.0 }));
     let rule = |name: &str| decoding(json!({ "accept_rule": name }));
     for (strategy, decoding) in
         [("semi_ar", rule("random")), ("diffusion_generate", rule("origin")), ("diffusion_generate", alg_temp)]
     {
+        let subject = subject(strategy);
         let answer = |seed| {
             let params = SamplingParams { seed: Some(seed), decoding: decoding.clone(), ..greedy(24) };
-            let told = run(&mut of(strategy).engine(&of(strategy).options), vec![request("r", &prompt(1, 9), params)]);
+            let told = run(&mut subject.engine(&subject.options), vec![request("r", &prompt(1, 9), params)]);
             told.reply("r").token_ids.clone()
         };
         assert_eq!(answer(1), answer(1), "{decoding:?}");

@@ -192,6 +192,11 @@ pub(crate) fn subjects() -> Vec<Subject> {
     all
 }
 
+/// The first subject of a strategy, on the emulated GPU also one that [`subjects`] leaves out.
+pub(crate) fn subject(strategy: &str) -> Subject {
+    every_subject().into_iter().find(|subject| subject.strategy == strategy).unwrap()
+}
+
 fn every_subject() -> Vec<Subject> {
     let page_bytes = |n_kv_heads: u64| 3 * 2 * n_kv_heads * 16 * 4 * 8;
     let options = EngineOptions { max_model_len: 96, ..options() };

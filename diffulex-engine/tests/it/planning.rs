@@ -466,7 +466,7 @@ fn a_context_that_a_waiting_request_uses_yields_to_a_request_that_runs_alone_onl
         toy.tick();
         toy.enqueue(9, scheduled(&prompt(1, 8), 8, multi_bd()).extending(Some(1)));
         while toy.scheduler.preemptions == 0 && toy.scheduler.contexts().n_pages() == 2 {
-            assert_eq!(toy.scheduler.n_running(), max_num_reqs, "nobody lacks a page");
+            assert_eq!(toy.scheduler.n_running(), max_num_reqs, "all have the pages they need");
             toy.tick();
         }
         let (n_preempted, n_held) = if max_num_reqs == 1 { (0, 0) } else { (1, 2) };
