@@ -36,18 +36,19 @@ fn a_command_names_its_request() {
 }
 
 #[test]
-fn an_event_names_its_request_and_a_reply_or_an_error_ends_it() {
+fn an_event_names_its_request_and_its_chunk_and_a_reply_or_an_error_ends_it() {
     let rid = || "r".to_owned();
-    let snapshot = ServingBufferSnapshot { rid: rid(), ..Default::default() };
+    let snapshot = ServingBufferSnapshot { rid: rid(), seq: 5, ..Default::default() };
     let cases = [
-        (ServingEvent::Delta(ServingDelta { rid: rid(), ..Default::default() }), Some("r"), false),
-        (ServingEvent::BufferSnapshot(Box::new(snapshot)), Some("r"), false),
-        (ServingEvent::Reply(Box::new(ServingReply::new("r", FinishReason::Aborted))), Some("r"), true),
-        (ServingEvent::Error(ServingError::new("r", ErrorCode::Timeout, "late")), Some("r"), true),
-        (ServingEvent::Goodbye, None, false),
+        (ServingEvent::Delta(ServingDelta { rid: rid(), seq: 4, ..Default::default() }), Some("r"), Some(4), false),
+        (ServingEvent::BufferSnapshot(Box::new(snapshot)), Some("r"), Some(5), false),
+        (ServingEvent::Reply(Box::new(ServingReply::new("r", FinishReason::Aborted))), Some("r"), None, true),
+        (ServingEvent::Error(ServingError::new("r", ErrorCode::Timeout, "late")), Some("r"), None, true),
+        (ServingEvent::Goodbye, None, None, false),
     ];
-    for (event, rid, is_terminal) in cases {
-        assert_eq!((event.request_id(), event.is_terminal()), (rid, is_terminal), "{event:?}");
+    for (event, rid, chunk, is_terminal) in cases {
+        let told = (event.request_id(), event.chunk_id(), event.is_terminal());
+        assert_eq!(told, (rid, chunk, is_terminal), "{event:?}");
     }
 }
 
@@ -94,7 +95,10 @@ fn fields_at_their_defaults_are_left_out() {
     }
     let command = generate(SamplingParams::default(), SnapshotSpan::Window);
     let command = to_value(&encode_command(&command).expect("encodes"));
-    assert_eq!((command.get("snapshot"), command["sampling_params"].get("decoding")), (None, None));
+    assert_eq!(command.get("snapshot"), None);
+    for key in ["decoding", "min_tokens", "top_logprobs", "presence_penalty", "frequency_penalty"] {
+        assert_eq!(command["sampling_params"].get(key), None, "{key}");
+    }
     let full = generate(SamplingParams::default(), SnapshotSpan::Full);
     assert_eq!(to_value(&encode_command(&full).expect("encodes"))["snapshot"], "full");
 }
@@ -149,6 +153,34 @@ fn limits_of_sampling_parameters_are_inclusive() {
     assert!(is_valid(stops(SamplingParams::MAX_STOPS, SamplingParams::MAX_STOP_BYTES)));
     assert!(!is_valid(stops(SamplingParams::MAX_STOPS + 1, 1)));
     assert!(!is_valid(stops(1, SamplingParams::MAX_STOP_BYTES + 1)));
+    let n_listed = SamplingParams::MAX_TOP_LOGPROBS;
+    let listed = SamplingParams { logprobs: true, top_logprobs: n_listed, prompt_logprobs: Some(n_listed), ..base() };
+    assert!(is_valid(listed));
+    assert!(is_valid(SamplingParams { max_tokens: 7, min_tokens: 7, ..base() }));
+    for sign in [-1.0, 1.0] {
+        let penalty = sign * SamplingParams::MAX_PENALTY;
+        assert!(is_valid(SamplingParams { presence_penalty: penalty, frequency_penalty: penalty, ..base() }));
+        let bias = sign * SamplingParams::MAX_LOGIT_BIAS;
+        let logit_bias = (0..SamplingParams::MAX_LOGIT_BIASES as u32).map(|id| (id, bias)).collect();
+        assert!(is_valid(SamplingParams { logit_bias, ..base() }));
+    }
+    let (low, high) = SamplingParams::REPETITION_PENALTIES;
+    assert!(
+        [low, high]
+            .map(|penalty| SamplingParams { repetition_penalty: Some(penalty), ..base() })
+            .into_iter()
+            .all(is_valid)
+    );
+}
+
+#[test]
+fn an_error_of_a_parameter_has_its_name_its_value_and_the_limit() {
+    let error = |params: SamplingParams| params.validate().expect_err("refused").to_string();
+    let base = SamplingParams::default;
+    assert_eq!(error(SamplingParams { top_p: Some(0.0), ..base() }), "top_p must be in (0, 1], got 0.0");
+    assert_eq!(error(SamplingParams { max_nfe: Some(0), ..base() }), "max_nfe must be at least 1, got 0");
+    let message = "min_tokens must be at most 7, got 8";
+    assert_eq!(error(SamplingParams { max_tokens: 7, min_tokens: 8, ..base() }), message);
 }
 
 /// A batch that is `len` bytes on the wire, and these bytes.

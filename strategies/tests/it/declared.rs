@@ -30,6 +30,20 @@ fn a_strategy_declares_its_layout_its_blocks_and_how_it_writes() {
 }
 
 #[test]
+fn a_prompt_is_scored_over_the_same_layout_where_there_are_masks() {
+    for kind in StrategyKind::ALL {
+        let name = kind.name();
+        let order = strategy(name).left_to_right().map(|order| (order.declared().layout, order.declared().block_size));
+        let want = match kind.layout() {
+            Layout::BlockCausal => Some((Layout::BlockCausal, BLOCK_SIZE)),
+            Layout::WholeAnswer => Some((Layout::WholeAnswer, 1)),
+            Layout::PromptFirst | Layout::Canvases => None,
+        };
+        assert_eq!(order, want, "{name}");
+    }
+}
+
+#[test]
 fn strategies_fit_models_by_attention_shift_and_family() {
     let fitting = |setup| -> Vec<&str> {
         StrategyKind::ALL.iter().filter(|kind| kind.fits(&setup)).map(|kind| kind.name()).collect()

@@ -1,6 +1,8 @@
 //! Settings: what each rule reads, what a rule takes over from another, and what is refused.
 
-use diffulex_strategies::{AcceptRule, Strategy, Value};
+use std::collections::BTreeSet;
+
+use diffulex_strategies::{AcceptRule, Strategy, StrategyKind, Value, settings};
 
 use crate::harness::{BLOCK_SIZE, declared, strategy, strategy_with};
 
@@ -29,6 +31,19 @@ fn an_accept_rule_reads_its_own_settings() {
         assert_eq!(rule.accept_threshold(), want.contains(&"accept_threshold").then_some(0.9), "{name}");
         assert_eq!(rule.denoising_steps(), None, "{name}: one step per position until somebody says how many");
     }
+}
+
+#[test]
+fn the_settings_are_those_of_all_strategies_and_rules_each_once() {
+    let all = settings();
+    for (nth, setting) in all.iter().enumerate() {
+        assert!(!all[..nth].contains(setting), "{} comes twice", setting.name);
+    }
+    let rules = AcceptRule::NAMES.iter().flat_map(|name| AcceptRule::of_name(name).expect("a rule").settings());
+    let own = StrategyKind::ALL.iter().flat_map(|kind| kind.settings().to_vec());
+    let read: BTreeSet<_> = rules.chain(own).map(|setting| setting.name).chain(["accept_rule"]).collect();
+    let listed: BTreeSet<_> = all.iter().map(|setting| setting.name).collect();
+    assert_eq!(listed, read);
 }
 
 #[test]
