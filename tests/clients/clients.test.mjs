@@ -2,7 +2,7 @@
 // Needs `npm ci` and the binary in DIFFULEX_BIN.
 
 import assert from "node:assert/strict";
-import { after, before, describe, test } from "node:test";
+import { describe, test } from "node:test";
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -11,7 +11,7 @@ import { generateText, streamText } from "ai";
 import { Ollama } from "ollama";
 import OpenAI from "openai";
 
-import { KEY, Server, adding, failure, note, versionOf, waitFor, whole } from "./harness.mjs";
+import { KEY, adding, failure, nameOf, note, servers, waitFor, whole } from "./harness.mjs";
 
 const QUESTION = "12 + 30 = ?";
 // An answer of 385 tokens. It arrives in one piece where the client reads late: the server joins what waits.
@@ -128,19 +128,13 @@ function aiSdk(modelOf) {
   };
 }
 
-let server;
-let guarded;
-before(async () => {
-  server = await Server.start();
-  guarded = await Server.start("--api-key", KEY);
-});
-after(() => Promise.all([server.stop(), guarded.stop()]));
+const started = servers();
 
 for (const calls of CLIENTS) {
-  const name = `${calls.package} ${versionOf(calls.package)} (npm)`;
-  const make = (at = server, key = "none", extra = {}) => calls.make({ url: at.url, key, extra });
-  const text = (prompt, n = 32) => calls.text(make(), server.model, prompt, n);
-  const pieces = (prompt, n = 32, extra = {}) => calls.pieces(make(server, "none", extra), server.model, prompt, n, extra);
+  const name = nameOf(calls.package);
+  const make = (at = started.open, key = "none", extra = {}) => calls.make({ url: at.url, key, extra });
+  const text = (prompt, n = 32) => calls.text(make(), started.open.model, prompt, n);
+  const pieces = (prompt, n = 32, extra = {}) => calls.pieces(make(started.open, "none", extra), started.open.model, prompt, n, extra);
   const features = {
     async plain() {
       assert.match(await text(QUESTION), /42/);
@@ -156,13 +150,13 @@ for (const calls of CLIENTS) {
       assert.ok(most > 1, "one piece");
     },
     async abort() {
-      const left = await server.metric("client_disconnects_total");
+      const left = await started.open.metric("client_disconnects_total");
       // A client that reads late may come too late to leave; it tries again then.
-      for (let i = 0; i < 20 && (await server.metric("client_disconnects_total")) === left; i++) {
+      for (let i = 0; i < 20 && (await started.open.metric("client_disconnects_total")) === left; i++) {
         for await (const _ of pieces("tell me a story", 1900, { ignore_eos: true })) break;
-        await waitFor("free pages", async () => (await server.metric("num_requests_running")) === 0);
+        await waitFor("free pages", async () => (await started.open.metric("num_requests_running")) === 0);
       }
-      assert.ok((await server.metric("client_disconnects_total")) > left);
+      assert.ok((await started.open.metric("client_disconnects_total")) > left);
     },
     async error() {
       for (const act of [() => calls.text(make(), "nobody", "hi", 8), () => whole(calls.pieces(make(), "nobody", "hi", 8, {}))]) {
@@ -178,9 +172,9 @@ for (const calls of CLIENTS) {
       assert.ok(!answer.includes("\ufffd"));
     },
     async "wrong key"() {
-      const { status } = await failure(() => calls.text(make(guarded, "wrong"), guarded.model, "hi", 8));
+      const { status } = await failure(() => calls.text(make(started.guarded, "wrong"), started.guarded.model, "hi", 8));
       assert.equal(status, 401);
-      assert.match(await calls.text(make(guarded, KEY), guarded.model, QUESTION, 32), /42/);
+      assert.match(await calls.text(make(started.guarded, KEY), started.guarded.model, QUESTION, 32), /42/);
     },
     async "too long"() {
       const { status, message } = await failure(() => text("word ".repeat(5000)));
@@ -189,10 +183,10 @@ for (const calls of CLIENTS) {
     },
     async denoise() {
       const metric = 'stream_frames_sent_total\\{mode="denoise"\\}';
-      const sent = await server.metric(metric);
+      const sent = await started.open.metric(metric);
       const all = await whole(pieces(COUNT, 400, { stream_mode: "denoise" }));
       assert.equal(all.join(""), await text(COUNT, 400));
-      assert.ok((await server.metric(metric)) > sent + 2);
+      assert.ok((await started.open.metric(metric)) > sent + 2);
     },
   };
   describe(`${name}, ${calls.interface}`, () => {

@@ -2,7 +2,7 @@
 // DIFFULEX_BIN.
 
 import assert from "node:assert/strict";
-import { after, before, describe, test } from "node:test";
+import { describe, test } from "node:test";
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
@@ -10,7 +10,7 @@ import { embedMany } from "ai";
 import { Ollama } from "ollama";
 import OpenAI from "openai";
 
-import { KEY, Server, failure, note, versionOf } from "./harness.mjs";
+import { KEY, failure, nameOf, note, servers } from "./harness.mjs";
 
 async function embedded(model, values) {
   return (await embedMany({ model, values, maxRetries: 0 })).embeddings;
@@ -46,17 +46,11 @@ const CLIENTS = [
   },
 ];
 
-let server;
-let guarded;
-before(async () => {
-  server = await Server.start();
-  guarded = await Server.start("--api-key", KEY);
-});
-after(() => Promise.all([server.stop(), guarded.stop()]));
+const started = servers();
 
 for (const calls of CLIENTS) {
-  const name = `${calls.package} ${versionOf(calls.package)} (npm)`;
-  const vectors = (texts, { at = server, key = "none", model = at.model } = {}) =>
+  const name = nameOf(calls.package);
+  const vectors = (texts, { at = started.open, key = "none", model = at.model } = {}) =>
     calls.vectors(calls.make({ url: at.url, key }), model, texts);
   const features = {
     async plain() {
@@ -79,9 +73,9 @@ for (const calls of CLIENTS) {
       assert.notDeepEqual(first, second);
     },
     async "wrong key"() {
-      const { status } = await failure(() => vectors(["hi"], { at: guarded, key: "wrong" }));
+      const { status } = await failure(() => vectors(["hi"], { at: started.guarded, key: "wrong" }));
       assert.equal(status, 401);
-      assert.equal((await vectors(["hi"], { at: guarded, key: KEY })).length, 1);
+      assert.equal((await vectors(["hi"], { at: started.guarded, key: KEY })).length, 1);
     },
     async "too long"() {
       const long = "word ".repeat(5000);

@@ -7,6 +7,7 @@ import { once } from "node:events";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { after, before } from "node:test";
 
 export const KEY = "secret";
 const DEADLINE_MS = 60_000;
@@ -41,6 +42,22 @@ export class Server {
   }
 }
 
+// For all tests of a file: `open`, and `guarded`, which asks for KEY.
+export function servers() {
+  const started = {};
+  before(async () => {
+    started.open = await Server.start();
+    started.guarded = await Server.start("--api-key", KEY);
+  });
+  after(() => Promise.all(Object.values(started).map((server) => server.stop())));
+  return started;
+}
+
+// As the table of clients names a package.
+export function nameOf(name) {
+  return `${name} ${versionOf(name)} (npm)`;
+}
+
 export async function waitFor(what, condition) {
   const deadline = Date.now() + DEADLINE_MS;
   while (!(await condition())) {
@@ -49,7 +66,7 @@ export async function waitFor(what, condition) {
   }
 }
 
-export function versionOf(name) {
+function versionOf(name) {
   return JSON.parse(readFileSync(join(import.meta.dirname, "node_modules", name, "package.json"), "utf8")).version;
 }
 
