@@ -22,7 +22,7 @@ const LOGIT_TOLERANCE: f32 = 1e-3;
 type Oracle = Box<dyn FnMut(&Tensor) -> candle_core::Result<Tensor>>;
 
 fn golden(checkpoint: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(checkpoint)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(checkpoint)
 }
 
 /// The config as candle's type has it: transformers' defaults where the checkpoint leaves a field to them.

@@ -36,7 +36,7 @@ class Program:
 
 
 def add_binary(parser):
-    parser.add_argument("--binary", default=str(HERE.parent.parent / "target/release/examples/forward_bench"))
+    parser.add_argument("--binary", default=str(HERE.parent.parent / "target/release/forward_bench"))
 
 
 def leave_out(program, peers, error):

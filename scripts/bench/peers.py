@@ -1,7 +1,7 @@
 """The same forwards by other engines: `python peers.py NAME FOLDER`.
 
 Each writes a line when its weights are loaded, then answers lines `BATCH BLOCK CONTEXT` on standard input with a line of
-JSON, as the `forward_bench` example does: the milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache,
+JSON, as `forward_bench` does: the milliseconds of forwards of BATCH sequences with CONTEXT tokens in the cache,
 BLOCK rows each, logits of every row.
 """
 

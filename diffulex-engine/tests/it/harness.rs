@@ -1,7 +1,7 @@
 //! An engine on the golden checkpoint, and requests to it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -15,8 +15,9 @@ use diffulex_protocol::{
     ServingReply, StreamMode,
 };
 
+/// From the package's folder, where cargo runs tests, so that a test program also runs on another machine.
 pub(crate) fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+    Path::new("../../tests/golden").join(name)
 }
 
 pub(crate) fn json(path: &str) -> serde_json::Value {

@@ -54,7 +54,7 @@ fn a_repositorys_name_is_recognised_and_how_to_download_it_is_told() {
          LLaDA-8B-Instruct`, then pass --model LLaDA-8B-Instruct"
     );
     // A folder that is there, and a path that is none of a repository's names.
-    for path in ["tests/nobody", "./a/b", "a/b/c", "a b/c", "~/models", "a/b.gguf"] {
+    for path in ["it/nobody", "./a/b", "a/b/c", "a b/c", "~/models", "a/b.gguf"] {
         let message = said(Path::new(path), &options());
         assert_eq!(message, format!("{path}: no such file or folder; a model is a checkpoint folder or a GGUF file"));
     }
