@@ -69,7 +69,8 @@ pub(super) trait Vector: Copy {
     unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [Self::Quads; 2];
     /// `sum` and the four products of each quad with the signed bytes that `input` has in its bits.
     unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints;
-    /// Asks for the memory at `place`, which need not be anybody's.
+    /// Asks for the memory at `place`, which need not be anybody's. On x86 it comes to the second cache only: the first one can
+    /// wait for few lines at a time, and the multiplies' own loads need them.
     unsafe fn prefetch(place: *const u8);
     /// The bits of the larger magnitudes: of `largest`, or of the values.
     #[inline(always)]

@@ -153,7 +153,7 @@ impl<P: PairProducts> Vector for Zmm<P> {
     #[inline(always)]
     unsafe fn prefetch(place: *const u8) {
         // SAFETY: see above; asking for memory that is nobody's does nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
     }
     #[inline(always)]
     unsafe fn magnitudes(values: &[f32; LANES], largest: &mut [u32; LANES]) {
@@ -349,7 +349,7 @@ impl<Q: QuadProducts> Vector for Ymm<Q> {
     #[inline(always)]
     unsafe fn prefetch(place: *const u8) {
         // SAFETY: see above; asking for memory that is nobody's does nothing.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
     }
     #[inline(always)]
     unsafe fn magnitudes(values: &[f32; LANES], largest: &mut [u32; LANES]) {
