@@ -8,7 +8,7 @@
 //! structs (`messagepack`), all else by serde.
 
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserializer, Serialize};
 
 use crate::messagepack::{Cursor, MAX_DEPTH};
 use crate::{ErrorCode, EventBatch, ServingCommand, ServingError, ServingEvent, ServingGenerate};
@@ -55,7 +55,7 @@ pub fn decode_command(bytes: &[u8]) -> Result<ServingCommand, CodecError> {
 /// The error for the request of a `generate` that [`decode_command`] could not read: every request whose id arrives ends in
 /// an event. `None` if the bytes are not a `generate`, or name no request.
 pub fn refusal(bytes: &[u8], error: &CodecError) -> Option<ServingError> {
-    let Heading { kind, rid } = Heading::deserialize(&mut reader(bytes)).ok()?;
+    let Heading { kind, rid } = Heading::of(bytes);
     let rid = rid.filter(|_| kind.as_deref() == Some("generate"))?;
     // Read once more, as what it says it is: that tells which field is at fault.
     let (param, message) = match serde_path_to_error::deserialize::<_, ServingGenerate>(&mut reader(bytes)) {
@@ -69,40 +69,46 @@ pub fn refusal(bytes: &[u8], error: &CodecError) -> Option<ServingError> {
     Some(ServingError { rid, message, code: ErrorCode::InvalidRequest, param })
 }
 
-/// The type and request of a command.
+/// The request that a message names, where it can be read that far.
+pub(crate) fn request_of(bytes: &[u8]) -> Option<String> {
+    Heading::of(bytes).rid
+}
+
+/// The type and request of a message.
 #[derive(Default)]
 struct Heading {
     kind: Option<String>,
     rid: Option<String>,
 }
 
-impl<'de> Deserialize<'de> for Heading {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys;
+impl Heading {
+    fn of(bytes: &[u8]) -> Self {
+        let mut heading = Self::default();
+        // The rest may be damaged, and is not read: an error of the reader's then, which changes nothing.
+        let _ = reader(bytes).deserialize_map(HeadingKeys(&mut heading));
+        heading
+    }
+}
 
-        impl<'de> Visitor<'de> for Keys {
-            type Value = Heading;
+struct HeadingKeys<'h>(&'h mut Heading);
 
-            fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                out.write_str("a command")
-            }
+impl<'de> Visitor<'de> for HeadingKeys<'_> {
+    type Value = ();
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Heading, A::Error> {
-                let mut heading = Heading::default();
-                // What stands behind the two may be damaged.
-                while heading.kind.is_none() || heading.rid.is_none() {
-                    match map.next_key::<String>()?.as_deref() {
-                        Some("type") => heading.kind = Some(map.next_value()?),
-                        Some("rid") => heading.rid = Some(map.next_value()?),
-                        Some(_) => drop(map.next_value::<IgnoredAny>()?),
-                        None => break,
-                    }
-                }
-                Ok(heading)
+    fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("a message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while self.0.kind.is_none() || self.0.rid.is_none() {
+            match map.next_key::<String>()?.as_deref() {
+                Some("type") => self.0.kind = Some(map.next_value()?),
+                Some("rid") => self.0.rid = Some(map.next_value()?),
+                Some(_) => drop(map.next_value::<IgnoredAny>()?),
+                None => break,
             }
         }
-
-        deserializer.deserialize_map(Keys)
+        Ok(())
     }
 }
 
@@ -142,7 +148,7 @@ fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
     Ok(bytes)
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, CodecError> {
     if bytes.len() > MAX_FRAME_BYTES {
         return Err(CodecError::TooLarge { len: bytes.len() });
     }

@@ -1,9 +1,10 @@
 //! The messages between the Diffulex front end and its workers.
 //!
 //! A front end sends [`ServingCommand`]s, a worker answers with [`ServingEvent`]s, one [`EventBatch`] a tick. On the
-//! wire both are MessagePack maps tagged by `type`, with the keys of Diffulex's own dictionaries, so that a Diffulex
-//! client can talk to our worker: every field we add is optional. [`codec`] turns them into bytes and back, with a size
-//! cap and a depth cap before anything is built.
+//! wire both are MessagePack maps tagged by `type`. Requests and answers have the keys of Diffulex's own dictionaries, and
+//! every field that we add to them is optional. The two still do not interoperate: Diffulex's front end knows no `batch`,
+//! `ready` and `heartbeat`, its worker sends none, and both sides of it bind. [`codec`] turns messages into bytes and back,
+//! with a size cap and a depth cap before anything is built.
 //!
 //! Never here: sockets, text, tensors, policy.
 
@@ -13,6 +14,7 @@ mod event;
 mod messagepack;
 mod params;
 mod report;
+mod salvage;
 mod settings;
 
 pub use codec::{CodecError, PROTOCOL_VERSION};
@@ -26,5 +28,6 @@ pub use event::{
 };
 pub use messagepack::FieldVisitor;
 pub use params::{ParamError, ParamProblem, SamplingParams};
-pub use report::{EngineStats, Histogram, ModelCard, NfeCountsTotal, OfferedRule, Ready};
+pub use report::{DeviceLoad, EngineStats, Histogram, ModelCard, ModelIdentity, NfeCountsTotal, OfferedRule, Ready};
+pub use salvage::{Salvaged, salvage};
 pub use settings::{DecodingSettings, SettingValue};

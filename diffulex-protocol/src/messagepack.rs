@@ -6,6 +6,7 @@
 //! own) is left to serde, so that what is read here, serde reads alike. Never here: errors, limits, the events' fields.
 
 use compact_str::CompactString;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// Deepest nesting of a message. Chosen by us: our own messages nest 5 deep, rmp-serde's default of 1024 invites stack
@@ -122,6 +123,17 @@ impl<'a> Cursor<'a> {
         let (text, rest) = self.rest.split_at_checked(length)?;
         self.rest = rest;
         Some(text)
+    }
+}
+
+/// The bytes of a value, whatever it is.
+pub(crate) struct Raw<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Read<'a> for Raw<'a> {
+    fn read(cursor: &mut Cursor<'a>) -> Option<Self> {
+        let bytes = cursor.rest;
+        cursor.read_plainly::<IgnoredAny>()?;
+        bytes.get(..bytes.len() - cursor.rest.len()).map(Self)
     }
 }
 

@@ -119,8 +119,8 @@ impl SamplingParams {
     pub const MAX_LOGIT_BIAS: f32 = 100.0;
     /// Most tokens with a bias. Chosen by us: they are looked at for every position of every step; OpenAI takes 300.
     pub const MAX_LOGIT_BIASES: usize = 1024;
-    /// Most alternatives per token: as many as scoring ranks.
-    pub const MAX_TOP_LOGPROBS: u32 = 8;
+    /// Most alternatives per token: OpenAI's limit, and no more than scoring ranks.
+    pub const MAX_TOP_LOGPROBS: u32 = 20;
 
     /// [`Self::validate`], where something must come of the request: a token, or the scores of the prompt.
     pub fn validate_answer(&self) -> Result<(), ParamError> {
@@ -298,7 +298,7 @@ mod tests {
             ("temperature", SamplingParams { temperature: -0.1, ..base() }),
             ("temperature", SamplingParams { temperature: f32::NAN, ..base() }),
             ("temperature", SamplingParams { temperature: 2.5, ..base() }),
-            ("prompt_logprobs", SamplingParams { prompt_logprobs: Some(9), ..base() }),
+            ("prompt_logprobs", SamplingParams { prompt_logprobs: Some(21), ..base() }),
             ("max_nfe", SamplingParams { max_nfe: Some(0), ..base() }),
             ("max_repetition_run", SamplingParams { max_repetition_run: Some(0), ..base() }),
             ("top_p", SamplingParams { top_p: Some(0.0), ..base() }),
@@ -311,14 +311,26 @@ mod tests {
             ("frequency_penalty", SamplingParams { frequency_penalty: f32::NAN, ..base() }),
             ("repetition_penalty", SamplingParams { repetition_penalty: Some(0.0), ..base() }),
             ("repetition_penalty", SamplingParams { repetition_penalty: Some(f32::INFINITY), ..base() }),
+            ("repetition_penalty", SamplingParams { repetition_penalty: Some(0.009), ..base() }),
+            ("repetition_penalty", SamplingParams { repetition_penalty: Some(100.5), ..base() }),
             ("logit_bias", SamplingParams { logit_bias: vec![(3, 100.5)], ..base() }),
             ("logit_bias", SamplingParams { logit_bias: vec![(3, 1.0), (3, 1.0)], ..base() }),
             ("logit_bias", SamplingParams { logit_bias: (0..1025).map(|id| (id, 1.0)).collect(), ..base() }),
-            ("top_logprobs", SamplingParams { top_logprobs: 9, logprobs: true, ..base() }),
+            ("top_logprobs", SamplingParams { top_logprobs: 21, logprobs: true, ..base() }),
             ("top_logprobs", SamplingParams { top_logprobs: 1, ..base() }),
         ];
         for (field, params) in wrong {
             assert_eq!(params.validate().map_err(|error| error.field), Err(field), "{params:?}");
+        }
+        for repetition_penalty in [0.01, 100.0] {
+            let at_limits = SamplingParams {
+                temperature: 2.0,
+                repetition_penalty: Some(repetition_penalty),
+                logit_bias: (0..1024).map(|id| (id, 100.0)).collect(),
+                stop: vec!["x".repeat(1024); 16],
+                ..base()
+            };
+            assert_eq!(at_limits.validate(), Ok(()));
         }
         let nothing = SamplingParams { max_tokens: 0, ..base() };
         assert_eq!(

@@ -61,6 +61,22 @@ pub struct ModelCard {
     pub page_size: u32,
     /// Pages of the pool.
     pub kv_pages: u32,
+    /// A request may have a suffix, and masks anywhere in its prompt.
+    pub infills: bool,
+    /// The files that a front end and its worker must have alike.
+    pub identity: ModelIdentity,
+}
+
+/// Hashes of a model's files: 16 hexadecimal digits, empty for files that there are none of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelIdentity {
+    /// Of `config.json`.
+    pub config: String,
+    /// Of `tokenizer.json`, or of `vocab.json` and `merges.txt`.
+    pub tokenizer: String,
+    /// Of the chat template.
+    pub chat_template: String,
 }
 
 /// An accept rule that a request may name.
@@ -91,8 +107,10 @@ pub struct EngineStats {
     pub context_pages: u32,
     /// Prompt tokens admitted.
     pub prompt_tokens: u64,
-    /// Tokens committed.
+    /// Tokens of answers, as a reply counts them: those that no stop string can take back any more.
     pub generation_tokens: u64,
+    /// Positions of answers that were decided, those behind the end of an answer included.
+    pub decided_positions: u64,
     /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
     /// Prompt tokens found there.
@@ -119,6 +137,18 @@ pub struct EngineStats {
     pub commit_confidence: Histogram,
     /// Milliseconds since the last finished step; tells a stuck engine.
     pub last_step_age_ms: u64,
+    /// The device's load; `None` where it shares the host's memory, or does not tell.
+    pub device: Option<DeviceLoad>,
+}
+
+/// Load of the device that runs the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceLoad {
+    /// Bytes of its own memory that no program has taken.
+    pub memory_free_bytes: u64,
+    /// Share of the last moments in which it was busy, 0 to 1; `None` where it does not tell.
+    pub utilization: Option<f32>,
 }
 
 /// [`crate::NfeCounts`] over all requests.

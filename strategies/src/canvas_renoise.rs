@@ -203,7 +203,7 @@ mod tests {
                 token: *token,
                 confidence: 0.5,
                 likeliest: (*likeliest, 0.6),
-                runners_up: Default::default(),
+                runners_up: Vec::new(),
                 score: -entropy,
                 chance: 0.0,
             })

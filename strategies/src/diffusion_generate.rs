@@ -41,6 +41,6 @@ impl Decode for DiffusionGenerate {
     }
 
     fn step(&self, block: &BlockView<'_>) -> Proposal {
-        Proposal::fill(self.accept.accept(block))
+        Proposal::fill(&self.accept.accept(block))
     }
 }

@@ -56,12 +56,12 @@ pub enum Edit {
 
 impl Edit {
     /// A candidate written for good.
-    pub fn fill(Candidate { row, token, confidence, .. }: Candidate) -> Self {
+    pub fn fill(&Candidate { row, token, confidence, .. }: &Candidate) -> Self {
         Self::Fill { row, token, confidence }
     }
 
     /// A candidate written as a draft that the network reads as it stands.
-    pub fn draft(Candidate { row, token, confidence, .. }: Candidate) -> Self {
+    pub fn draft(&Candidate { row, token, confidence, .. }: &Candidate) -> Self {
         Self::Draft { row, token, confidence, input: Input::Token(token) }
     }
 }
@@ -78,7 +78,7 @@ pub struct Proposal {
 
 impl Proposal {
     /// Candidates written for good.
-    pub fn fill(accepted: Vec<Candidate>) -> Self {
-        Self { edits: accepted.into_iter().map(Edit::fill).collect(), settles: true }
+    pub fn fill(accepted: &[Candidate]) -> Self {
+        Self { edits: accepted.iter().map(Edit::fill).collect(), settles: true }
     }
 }

@@ -106,7 +106,7 @@ impl Decode for FastDllmV2 {
     }
 
     fn step(&self, block: &BlockView<'_>) -> Proposal {
-        Proposal::fill(self.accept.accept(block))
+        Proposal::fill(&self.accept.accept(block))
     }
 }
 

@@ -109,6 +109,6 @@ impl Decode for MultiBlock {
     }
 
     fn step(&self, block: &BlockView<'_>) -> Proposal {
-        Proposal::fill(self.config.accept.accept(block))
+        Proposal::fill(&self.config.accept.accept(block))
     }
 }

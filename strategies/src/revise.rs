@@ -141,7 +141,7 @@ impl EditRule {
     /// The positions to write, replace and mask again now; `accept` is the rule for masks.
     pub fn propose(&self, accept: &AcceptRule, block: &BlockView<'_>) -> Proposal {
         let (masked, drafts): (Vec<Candidate>, Vec<Candidate>) =
-            block.candidates.iter().partition(|candidate| candidate.current.is_none());
+            block.candidates.iter().cloned().partition(|candidate| candidate.current.is_none());
         match *self {
             // A block may have to wait for the one before it longer than it may be edited.
             Self::Joint { max_post_edit_steps, .. } if masked.is_empty() && block.full_steps >= max_post_edit_steps => {
@@ -153,7 +153,7 @@ impl EditRule {
                     |draft: &Candidate| draft.current != Some(draft.token) && draft.confidence > edit_threshold;
                 let is_full = accepted.len() == masked.len();
                 let n_full_steps = block.full_steps + usize::from(masked.is_empty());
-                let written = accepted.into_iter().chain(drafts.into_iter().filter(is_replaced));
+                let written = accepted.iter().chain(drafts.iter().filter(|draft| is_replaced(draft)));
                 let edits: Vec<Edit> = written.map(Edit::draft).collect();
                 let settles = is_full && (edits.is_empty() || n_full_steps >= max_post_edit_steps);
                 Proposal { edits, settles }
@@ -172,7 +172,7 @@ impl EditRule {
                 let taken_back =
                     doubtful.iter().filter(|draft| !stays(draft)).map(|draft| Edit::Mask { row: draft.row });
                 let settles = accepted.len() == open.len();
-                Proposal { edits: taken_back.chain(accepted.iter().copied().map(Edit::draft)).collect(), settles }
+                Proposal { edits: taken_back.chain(accepted.iter().map(Edit::draft)).collect(), settles }
             }
         }
     }

@@ -40,14 +40,14 @@ impl Saber {
     /// The masks to write, ascending by row.
     fn accepted(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         let masked: Vec<Candidate> =
-            block.candidates.iter().copied().filter(|candidate| candidate.current.is_none()).collect();
+            block.candidates.iter().filter(|candidate| candidate.current.is_none()).cloned().collect();
         let established: Vec<f32> =
             block.written_confidences.iter().copied().filter(|confidence| *confidence > 0.0).collect();
         // Where nothing is established, nothing is above.
         let threshold =
             if established.is_empty() { 1.0 } else { established.iter().sum::<f32>() / established.len() as f32 };
         let sure: Vec<Candidate> =
-            masked.iter().copied().filter(|candidate| candidate.confidence > threshold).collect();
+            masked.iter().filter(|candidate| candidate.confidence > threshold).cloned().collect();
         if sure.len() < self.min_accept_tokens {
             best_by(&masked, self.min_accept_tokens, |candidate| candidate.confidence)
         } else {
@@ -81,9 +81,9 @@ impl Decode for Saber {
         let accepted = self.accepted(block);
         let is_accepted = |row: usize| accepted.iter().any(|candidate| candidate.row == row);
         let stands = |candidate: &&Candidate| candidate.current.is_some() || is_accepted(candidate.row);
-        let standing: Vec<Candidate> = block.candidates.iter().filter(stands).copied().collect();
+        let standing: Vec<Candidate> = block.candidates.iter().filter(stands).cloned().collect();
         if standing.len() == block.candidates.len() {
-            return Proposal { edits: accepted.into_iter().map(Edit::draft).collect(), settles: true };
+            return Proposal { edits: accepted.iter().map(Edit::draft).collect(), settles: true };
         }
         let n_doubtful = (self.min_accept_tokens / 2)
             .max(accepted.len().div_ceil(Self::REMASK_ONE_IN))
@@ -91,7 +91,7 @@ impl Decode for Saber {
         let rise = |candidate: &Candidate| candidate.confidence - block.last_confidences[candidate.row];
         let doubtful = best_by(&standing, n_doubtful, |candidate| -rise(candidate));
         // A token that is written and masked again in one step counts as established all the same.
-        let written = accepted.into_iter().map(Edit::draft);
+        let written = accepted.iter().map(Edit::draft);
         let revoked = doubtful.iter().map(|candidate| Edit::Mask { row: candidate.row });
         Proposal { edits: written.chain(revoked).collect(), settles: false }
     }

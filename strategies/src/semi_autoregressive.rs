@@ -92,8 +92,8 @@ impl Decode for SemiAutoregressive {
     fn step(&self, block: &BlockView<'_>) -> Proposal {
         let first = block.candidates.iter().find(|candidate| candidate.row == 0);
         match first.filter(|_| self.writes_first_alone()) {
-            Some(first) => Proposal::fill(vec![*first]),
-            None => Proposal::fill(self.accept.accept(block)),
+            Some(first) => Proposal::fill(std::slice::from_ref(first)),
+            None => Proposal::fill(&self.accept.accept(block)),
         }
     }
 }

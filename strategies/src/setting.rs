@@ -200,7 +200,11 @@ impl<'a> Value<'a> {
     fn count(self) -> Option<u32> {
         match self {
             Self::Integer(integer) => u32::try_from(integer).ok(),
-            Self::Flag(_) | Self::Number(_) | Self::Text(_) => None,
+            Self::Number(number) => {
+                let is_count = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
+                is_count.then_some(number as u32)
+            }
+            Self::Flag(_) | Self::Text(_) => None,
         }
     }
 

@@ -173,7 +173,7 @@ impl Strategy {
     }
 
     /// Writes one candidate whatever the rules say, for a watchdog that finds no progress.
-    pub fn force(&self, candidate: Candidate) -> Proposal {
+    pub fn force(&self, candidate: &Candidate) -> Proposal {
         let edit = if self.declared().writes_drafts { Edit::draft(candidate) } else { Edit::fill(candidate) };
         Proposal { edits: vec![edit], settles: false }
     }

@@ -112,7 +112,8 @@ impl Merge {
 
     /// The network's input where `candidate` is written.
     fn blend(&self, candidate: &Candidate) -> Blend {
-        let likeliest = std::iter::once(candidate.likeliest).chain(candidate.runners_up).take(self.top_k);
+        let likeliest =
+            std::iter::once(candidate.likeliest).chain(candidate.runners_up.iter().copied()).take(self.top_k);
         let mut tokens = [(0, 0.0); MAX_TOP_K + 1];
         match self.mode {
             MergeMode::DmaxTopk => {
@@ -170,7 +171,7 @@ impl Decode for TokenMerge {
     fn step(&self, block: &BlockView<'_>) -> Proposal {
         let config = self.blocks.config();
         let (masked, drafts): (Vec<Candidate>, Vec<Candidate>) =
-            block.candidates.iter().partition(|candidate| candidate.current.is_none());
+            block.candidates.iter().cloned().partition(|candidate| candidate.current.is_none());
         let accepted = config.accept.accept(&BlockView { candidates: &masked, ..*block });
         let is_full = accepted.len() == masked.len();
         let is_sure = block.candidates.iter().all(|candidate| candidate.likeliest.1 >= Self::SURE);
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn the_likeliest_tokens_take_part_by_their_probabilities() {
         let mut candidate = Candidate::plain(0, None, 5, 0.5);
-        (candidate.runners_up[0], candidate.runners_up[1]) = ((6, 0.25), (7, 0.125));
+        candidate.runners_up = vec![(6, 0.25), (7, 0.125)];
         candidate.token = 9;
         let blend = |mode, top_k| Merge { mode, top_k, weight: 2.0, ..Merge::default() }.blend(&candidate);
         let two = blend(MergeMode::DmaxTopk, 2);

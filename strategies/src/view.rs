@@ -5,8 +5,12 @@ use std::ops::Range;
 /// Likeliest tokens of a position that a strategy may look at. Chosen by us: Diffulex's configurations look at three.
 pub const MAX_TOP_K: usize = 8;
 
+/// Likeliest tokens of a position that a candidate has: those that a strategy looks at, and those that a client may ask for, which
+/// are up to 20 in OpenAI's API.
+pub const MAX_LIKELIEST: usize = 20;
+
 /// The network's prediction at one undecided position.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     /// Index into the block, `0..block_size`.
     pub row: usize,
@@ -18,8 +22,8 @@ pub struct Candidate {
     pub confidence: f32,
     /// The likeliest token and its probability; in greedy decoding the sampled one.
     pub likeliest: (u32, f32),
-    /// The likeliest after that, as far as the strategy looks at them; probability 0 behind the last.
-    pub runners_up: [(u32, f32); MAX_TOP_K - 1],
+    /// The likeliest after that, in falling order, as far as the strategy or the client asks for them.
+    pub runners_up: Vec<(u32, f32)>,
     /// The [`Score`] that the strategy asked for; rules rank by it.
     pub score: f32,
     /// A number in [0, 1), drawn for this position and step alone.
@@ -31,7 +35,7 @@ impl Candidate {
     /// One that is ranked by its confidence, and whose likeliest token is the sampled one.
     pub(crate) fn plain(row: usize, current: Option<u32>, token: u32, confidence: f32) -> Self {
         let likeliest = (token, confidence);
-        let runners_up = Default::default();
+        let runners_up = Vec::new();
         Self { row, current, token, confidence, likeliest, runners_up, score: confidence, chance: 0.0 }
     }
 

@@ -158,9 +158,6 @@ pub const DENOISING_STEPS: Setting = Setting::count(
     "Denoise steps that scheduled rules spread a block over, at most its size; most steps of a canvas",
 );
 
-/// Settings that are let pass under a rule that does not read them, so that a client may send one set with any rule.
-const COMMON: [&Setting; 3] = [&ACCEPT_THRESHOLD, &SEMI_COMPLETE_THRESHOLD, &DENOISING_STEPS];
-
 impl AcceptRule {
     /// The settings that it reads.
     pub fn settings(&self) -> Vec<&'static Setting> {
@@ -208,9 +205,6 @@ impl AcceptRule {
             let what = format!("must be in 1..={block_size}, the block size; got {steps}");
             return Err(SettingError::refused(DENOISING_STEPS.name, what));
         }
-        for setting in COMMON {
-            overrides.take(setting)?;
-        }
         match Self::all_settings().find(|setting| overrides.has(setting)) {
             Some(other) => {
                 Err(SettingError::refused(other.name, format!("does not apply to the accept rule {}", self.name())))
@@ -248,12 +242,12 @@ impl AcceptRule {
 
 /// The candidates more confident than `threshold`.
 fn above(candidates: &[Candidate], threshold: f32) -> Vec<Candidate> {
-    candidates.iter().copied().filter(|candidate| candidate.confidence > threshold).collect()
+    candidates.iter().filter(|candidate| candidate.confidence > threshold).cloned().collect()
 }
 
 /// The candidates at least as confident as `threshold`.
 fn at_least(candidates: &[Candidate], threshold: f32) -> Vec<Candidate> {
-    candidates.iter().copied().filter(|candidate| candidate.confidence >= threshold).collect()
+    candidates.iter().filter(|candidate| candidate.confidence >= threshold).cloned().collect()
 }
 
 /// `accepted`, or the best of `candidates` where that is empty.

@@ -62,7 +62,8 @@ impl Prophet {
             None => self.late_gap,
         };
         // Where only one token may be drawn the second has probability 0, and the gap has no bound.
-        let gap = |candidate: &Candidate| (candidate.likeliest.1 / candidate.runners_up[0].1).ln();
+        let second = |candidate: &Candidate| candidate.runners_up.first().map_or(0.0, |(_, probability)| *probability);
+        let gap = |candidate: &Candidate| (candidate.likeliest.1 / second(candidate)).ln();
         block.candidates.iter().map(gap).sum::<f32>() / block.candidates.len() as f32 >= threshold
     }
 }
@@ -100,7 +101,7 @@ mod tests {
             .zip(probabilities)
             .map(|(row, (first, second))| {
                 let mut candidate = Candidate::plain(row, None, 7, first);
-                candidate.runners_up[0] = (8, second);
+                candidate.runners_up = vec![(8, second)];
                 candidate
             })
             .collect();

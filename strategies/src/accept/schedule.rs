@@ -74,7 +74,7 @@ impl Rule for Sequential {
 
     fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         let end = block.candidates[0].row + quota(block, self.denoising_steps);
-        block.candidates.iter().copied().filter(|candidate| candidate.row < end).collect()
+        block.candidates.iter().filter(|candidate| candidate.row < end).cloned().collect()
     }
 }
 

@@ -30,7 +30,7 @@ impl Rule for Origin {
 
     fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         let share = share_due(block.step, self.denoising_steps.unwrap_or(block.progress.block_size));
-        block.candidates.iter().copied().filter(|candidate| candidate.chance < share).collect()
+        block.candidates.iter().filter(|candidate| candidate.chance < share).cloned().collect()
     }
 
     fn may_pause(&self) -> bool {

@@ -51,7 +51,7 @@ pub(crate) fn candidate(row: usize, current: Option<u32>, confidence: f32) -> Ca
         token,
         confidence,
         likeliest: (token, confidence),
-        runners_up: Default::default(),
+        runners_up: Vec::new(),
         score: confidence,
         chance: 0.5,
     }

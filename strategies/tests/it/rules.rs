@@ -29,7 +29,7 @@ fn the_best_of_a_run_must_be_above_0_4() {
 fn joint_replaces_above_its_threshold_only() {
     let strategy = strategy_with("block_edit", &[("edit_threshold", Value::Number(0.5))]);
     let drafts = [candidate(0, Some(1), 0.5), candidate(1, Some(1), 0.51)];
-    assert_eq!(strategy.step(&block(&drafts)).edits, [Edit::draft(drafts[1])]);
+    assert_eq!(strategy.step(&block(&drafts)).edits, [Edit::draft(&drafts[1])]);
 }
 
 #[test]
@@ -39,5 +39,5 @@ fn remask_doubts_below_its_threshold_only() {
     // One draft at the threshold and one below it, which is up again with the mask: the two best of these are written.
     let candidates = [candidate(0, Some(1), 0.5), candidate(1, Some(1), 0.49), candidate(2, None, 0.3)];
     let proposal = strategy.step(&block(&candidates));
-    assert_eq!(proposal.edits, [Edit::draft(candidates[1]), Edit::draft(candidates[2])]);
+    assert_eq!(proposal.edits, [Edit::draft(&candidates[1]), Edit::draft(&candidates[2])]);
 }

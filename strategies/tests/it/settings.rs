@@ -57,6 +57,31 @@ fn steps_may_be_as_many_as_a_block_has_positions() {
 }
 
 #[test]
+fn a_setting_that_the_accept_rule_does_not_read_is_refused() {
+    let of_rule = |name| strategy("multi_bd").with([("accept_rule", Value::Text(name))]).expect("taken");
+    for name in AcceptRule::NAMES {
+        let reads = of_rule(name).declared().accept.expect("a rule").settings();
+        for other in AcceptRule::all_settings().filter(|other| other.name != "accept_rule" && !reads.contains(other)) {
+            let error =
+                refusal(&strategy("multi_bd"), &[("accept_rule", Value::Text(name)), (other.name, Value::Integer(1))]);
+            assert_eq!(error, format!("{} does not apply to the accept rule {name}", other.name));
+        }
+    }
+    // What the strategy had before is no request for it.
+    let base = strategy_with("multi_bd", &[("accept_threshold", Value::Number(0.5))]);
+    assert!(base.with([("accept_rule", Value::Text("static"))]).is_ok());
+}
+
+#[test]
+fn a_count_may_be_written_with_a_point() {
+    let n_steps = |steps| {
+        strategy("multi_bd").with([("accept_rule", Value::Text("static")), ("denoising_steps", Value::Number(steps))])
+    };
+    assert_eq!(n_steps(4.0).expect("taken").declared().accept.and_then(|rule| rule.denoising_steps()), Some(4));
+    assert!(n_steps(4.5).is_err() && n_steps(-1.0).is_err() && n_steps(f64::NAN).is_err() && n_steps(1e300).is_err());
+}
+
+#[test]
 fn diffusion_generate_takes_an_accept_rule() {
     let rule = declared("diffusion_generate", &[("accept_rule", Value::Text("origin"))]).accept;
     assert_eq!(rule.expect("a rule").name(), "origin");

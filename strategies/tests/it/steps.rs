@@ -10,12 +10,12 @@ fn accepted_candidates_are_written_for_good() {
     let candidates = masks(&[0.95, 0.3, 0.92]);
     for name in ["multi_bd", "semi_ar", "d2f", "fast_dllm_v2"] {
         let proposal = strategy(name).step(&block(&candidates));
-        assert_eq!(proposal.edits, [Edit::fill(candidates[0]), Edit::fill(candidates[2])], "{name}");
+        assert_eq!(proposal.edits, [Edit::fill(&candidates[0]), Edit::fill(&candidates[2])], "{name}");
         assert!(proposal.settles, "{name}");
     }
     // Its schedule writes all that is left at the last step.
     let last = BlockView { step: 63, ..block(&candidates) };
-    let all = Proposal::fill(candidates.clone());
+    let all = Proposal::fill(&candidates);
     assert_eq!(all.edits.len(), 3);
     assert_eq!(strategy("diffusion_generate").step(&last), all);
 }
@@ -24,7 +24,7 @@ fn accepted_candidates_are_written_for_good() {
 fn block_edit_writes_drafts() {
     let candidates = masks(&[0.95, 0.3]);
     let proposal = strategy("block_edit").step(&block(&candidates));
-    assert_eq!(proposal, Proposal { edits: vec![Edit::draft(candidates[0])], settles: false });
+    assert_eq!(proposal, Proposal { edits: vec![Edit::draft(&candidates[0])], settles: false });
 }
 
 #[test]
@@ -32,8 +32,8 @@ fn a_forced_candidate_is_a_draft_where_the_strategy_writes_drafts() {
     let forced = candidate(3, None, 0.1);
     for kind in StrategyKind::ALL {
         let strategy = strategy(kind.name());
-        let edit = if strategy.declared().writes_drafts { Edit::draft(forced) } else { Edit::fill(forced) };
-        assert_eq!(strategy.force(forced), Proposal { edits: vec![edit], settles: false }, "{}", kind.name());
+        let edit = if strategy.declared().writes_drafts { Edit::draft(&forced) } else { Edit::fill(&forced) };
+        assert_eq!(strategy.force(&forced), Proposal { edits: vec![edit], settles: false }, "{}", kind.name());
     }
 }
 
@@ -55,7 +55,7 @@ fn a_block_with_shifted_logits_and_stale_kv_begins_with_its_first_position_alone
         let decided = if is_alone { 0..1 } else { whole.clone() };
         assert_eq!(strategy.focus(&masked, false), Focus { forwarded: whole.clone(), decided }, "{kv_reuse}");
         let row = usize::from(!is_alone);
-        assert_eq!(strategy.step(&block(&candidates)).edits, [Edit::fill(candidates[row])], "{is_shifted} {kv_reuse}");
+        assert_eq!(strategy.step(&block(&candidates)).edits, [Edit::fill(&candidates[row])], "{is_shifted} {kv_reuse}");
     }
 }
 
@@ -65,7 +65,7 @@ fn a_block_whose_first_position_is_written_is_decided_whole() {
     masked[0] = false;
     assert_eq!(semi_ar(true, "prefix").focus(&masked, true), Focus::whole(BLOCK_SIZE));
     let candidates = [candidate(1, None, 0.1), candidate(2, None, 0.95)];
-    assert_eq!(semi_ar(true, "prefix").step(&block(&candidates)).edits, [Edit::fill(candidates[1])]);
+    assert_eq!(semi_ar(true, "prefix").step(&block(&candidates)).edits, [Edit::fill(&candidates[1])]);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn saber_writes_above_the_mean_only() {
     candidates[0].current = Some(0);
     let view = BlockView { written_confidences: &written, last_confidences: &written, ..block(&candidates) };
     let drafts: Vec<Edit> = strategy("saber").step(&view).edits.into_iter().take(2).collect();
-    assert_eq!(drafts, [Edit::draft(candidates[2]), Edit::draft(candidates[3])]);
+    assert_eq!(drafts, [Edit::draft(&candidates[2]), Edit::draft(&candidates[3])]);
 }
 
 #[test]
