@@ -68,8 +68,10 @@ DEVICE uint64_t rank(const Recipe& recipe, const uint64_t* ranked, int n_tiles, 
     uint64_t below = ~(uint64_t)0, first = 0;
     for (uint32_t rank = 0; rank < recipe.n_ranked; rank++) {
         uint64_t key = 0;
-        for (int i = threadIdx.x; i < n_tiles * MAX_RANKED; i += THREADS)
-            if ((uint32_t)i % MAX_RANKED < recipe.n_ranked && ranked[i] < below) key = max(key, ranked[i]);
+        for (uint32_t i = threadIdx.x; i < n_tiles * recipe.n_ranked; i += THREADS) {
+            uint64_t of_tile = ranked[i / recipe.n_ranked * MAX_RANKED + i % recipe.n_ranked];
+            if (of_tile < below) key = max(key, of_tile);
+        }
         below = most(key, &shared->room);
         if (rank == 0) first = below;
         if (threadIdx.x == 0) shared->likeliest[rank] = below;

@@ -9,8 +9,8 @@ constexpr uint32_t NONE = 0xffffffffu;
 constexpr int TILE = 2048;
 constexpr int THREADS = 256;
 constexpr int PER_THREAD = TILE / THREADS;
-// Likeliest tokens that are reported, at most (MAX_TOP_K).
-constexpr int MAX_RANKED = 8;
+// Likeliest tokens that are reported, at most (MAX_LIKELIEST).
+constexpr int MAX_RANKED = 20;
 constexpr float ONE_MASS = 1099511627776.0f;  // 2^40
 
 // Which tokens may be drawn: those below `n`, which are all in the head, but for `mask`.

@@ -80,6 +80,8 @@ pub struct Emitter {
     seq: u32,
     sent_tokens: usize,
     sent_bytes: usize,
+    /// Tokens that [`Self::count_written`] has counted.
+    n_counted: u32,
     /// First position that was not final at the previous snapshot.
     snapshot_frontier: usize,
     /// Of the prompt, if they are asked for.
@@ -103,6 +105,7 @@ impl Emitter {
             seq: 0,
             sent_tokens: 0,
             sent_bytes: 0,
+            n_counted: 0,
             snapshot_frontier: prompt_len,
             // Those of a prompt of one token.
             scores: request.sampling_params.prompt_logprobs.map(|_| PromptScores::default()),
@@ -163,6 +166,18 @@ impl Emitter {
         }
         let safe = self.safe_len();
         if safe == 0 { 0 } else { self.ends.len().min(1 + self.ends.partition_point(|end| *end < safe)) }
+    }
+
+    /// Tokens that were written and are certain to stay, as far as no earlier call has counted them.
+    pub fn count_written(&mut self, sequence: &Sequence) -> u32 {
+        let positions = sequence.prompt_len()..sequence.prompt_len() + self.n_safe_tokens();
+        let n_written = (positions.len() - sequence.n_given(positions.clone())) as u32;
+        n_written - std::mem::replace(&mut self.n_counted, n_written)
+    }
+
+    /// Tokens that were counted so far.
+    pub fn n_counted(&self) -> u32 {
+        self.n_counted
     }
 
     /// Flushes what was held back and cuts the text at a stop string. Nothing is absorbed afterwards.

@@ -20,6 +20,7 @@ use crate::adapters::{AdapterTable, Named};
 use crate::admission::{Admission, Admitted};
 use crate::batch::{Forward, Frame, lay_out};
 use crate::config::{EngineConfig, EngineOptions};
+use crate::device_load::DeviceWatch;
 use crate::emit::{Emitter, Usage};
 use crate::error::{DeviceError, LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
@@ -56,6 +57,7 @@ pub struct Engine {
     next_ticket: Ticket,
     stats: EngineStats,
     last_step: Instant,
+    device: DeviceWatch,
     profiler: Profiler,
 }
 
@@ -77,7 +79,7 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let Loaded { config, card, text, runner } = load(files, options, progress)?;
+        let Loaded { config, card, text, runner, device } = load(files, options, progress)?;
         let scheduler = Scheduler::new(&config);
         // Bounds chosen by us: blocks have up to 64 positions and canvases 256, but few steps; forwards write less than one to a few dozen.
         let stats = EngineStats {
@@ -101,6 +103,7 @@ impl Engine {
             next_ticket: 0,
             stats,
             last_step: Instant::now(),
+            device,
             profiler: Profiler::new(options.profile_dir.clone()),
         };
         for source in &options.adapters {
@@ -267,11 +270,12 @@ impl Engine {
             if reason == FinishReason::Aborted {
                 self.stats.wasted_nfe += u64::from(nfe.denoise);
             }
-            if let Some(ServingEvent::Reply(reply)) = events.last()
-                && nfe.denoise > 0
-            {
-                let forwards = f64::from(nfe.decoding());
-                self.stats.tokens_per_forward.observe(f64::from(reply.written_tokens()) / forwards);
+            if let Some(ServingEvent::Reply(reply)) = events.last() {
+                let n_written = reply.written_tokens();
+                self.stats.generation_tokens += u64::from(n_written.saturating_sub(output.emitter.n_counted()));
+                if nfe.denoise > 0 {
+                    self.stats.tokens_per_forward.observe(f64::from(n_written) / f64::from(nfe.decoding()));
+                }
             }
         }
     }
@@ -498,6 +502,7 @@ impl Engine {
         match reason {
             Some(reason) => self.finish(span.ticket, reason, events),
             None => {
+                self.stats.generation_tokens += u64::from(output.emitter.count_written(&request.sequence));
                 let changed = change.is_visible;
                 let event = output.emitter.step_event(&request.sequence, &self.text, &output.usage, changed);
                 self.profiler.sent(event.as_slice());
@@ -520,7 +525,7 @@ impl Engine {
             }
         }
         self.stats.forced_fills += u64::from(change.was_forced);
-        self.stats.generation_tokens += change.filled.len() as u64;
+        self.stats.decided_positions += change.filled.len() as u64;
         for confidence in &change.filled {
             self.stats.commit_confidence.observe(f64::from(*confidence));
         }
@@ -566,6 +571,7 @@ impl ServingEngine for Engine {
             prefix_hits: self.scheduler.prefix_hits,
             preemptions: self.scheduler.preemptions,
             last_step_age_ms: self.last_step.elapsed().as_millis() as u64,
+            device: self.device.load(Instant::now()),
             ..self.stats.clone()
         }
     }

@@ -39,6 +39,11 @@ impl ModelFiles {
         if !path.exists() {
             return Err(LoadError::of(path.display(), nothing_there(&path)));
         }
+        if path.extension().is_some_and(|ending| ending == "safetensors") {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let what = format!("is one file of a checkpoint; pass the folder: --model {}", folder.display());
+            return Err(LoadError::of(path.display(), what));
+        }
         Ok(Self::Gguf(Arc::new(Gguf::open(&path)?)))
     }
 
@@ -170,6 +175,12 @@ fn check_checkpoint_folder(folder: &Path) -> Result<(), LoadError> {
     if names.iter().any(|name| name == "config.json") {
         return Ok(());
     }
+    if names.iter().any(|name| name == "adapter_config.json") {
+        let path = folder.display();
+        return here(format!(
+            "is an adapter, not a model; pass its base model with --model, and --lora-path NAME={path}"
+        ));
+    }
     let gguf = files.names(&[".gguf"])?;
     let hint = if gguf.is_empty() {
         String::new()
@@ -182,7 +193,8 @@ fn check_checkpoint_folder(folder: &Path) -> Result<(), LoadError> {
 /// The error for a path that does not exist.
 fn nothing_there(path: &Path) -> String {
     let Some(name) = repository_name(path) else {
-        return "no such file or folder; a model is a checkpoint folder or a GGUF file".to_owned();
+        let quoted = if path.starts_with("~") { ". The shell replaces ~ only where it is not in quotes" } else { "" };
+        return format!("no such file or folder; a model is a checkpoint folder or a GGUF file{quoted}");
     };
     let folder = name.rsplit('/').next().unwrap_or(name);
     format!(

@@ -2,15 +2,18 @@
 
 use std::time::Instant;
 
-use diffulex_protocol::ModelCard;
+use diffulex_protocol::{DeviceLoad, ModelCard, ModelIdentity};
+use diffulex_strategies::Layout;
 use serde::Deserialize;
 
 use crate::block_size::MAX_BLOCK_SIZE;
 use crate::config::{
     DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, Quantization, offered_rules,
 };
+use crate::device_load::{DeviceWatch, ReadLoad};
 use crate::error::{DeviceError, LoadError};
 use crate::files::ModelFiles;
+use crate::identity::model_identity;
 use crate::kernels::cpu::CpuOps;
 use crate::kernels::cuda::CudaOps;
 use crate::kernels::reference::ReferenceOps;
@@ -35,6 +38,8 @@ pub(crate) struct Loaded {
     pub(crate) card: ModelCard,
     pub(crate) text: TextModel,
     pub(crate) runner: Box<dyn Runner>,
+    /// Of the device.
+    pub(crate) device: DeviceWatch,
 }
 
 /// Loads `files` with `options`.
@@ -47,6 +52,14 @@ pub(crate) fn load(
     // What kind of model it is comes before its tokenizer, which may be of a kind that is not known either.
     models::read_config(files)?;
     let text = TextModel::load(files)?;
+    // The front end loads its own; this is said once.
+    for setting in text.unused_settings() {
+        let place = files.place();
+        tracing::warn!(
+            "{place}: tokenizer.json sets {setting}, which is not used; truncate_prompt_tokens of a request truncates"
+        );
+    }
+    let mut read_load: Option<ReadLoad> = None;
     let (config, spec, runner, place) = match device(options)? {
         Device::Reference => {
             let place = Place { device: "reference".to_owned(), threads: None, memory_bytes: None };
@@ -63,17 +76,22 @@ pub(crate) fn load(
             let failed = |error: DeviceError| LoadError::of("--device", error);
             let memory_bytes = ops.memory().map_err(failed)?.map(|room| room.total);
             let place = Place { device: ops.describe().map_err(failed)?, threads: None, memory_bytes };
+            let read = ops.monitor();
+            read_load = Some(Box::new(move || {
+                let used = read()?;
+                Some(DeviceLoad { memory_free_bytes: used.free_bytes, utilization: used.busy })
+            }));
             on_device(files, options, &text, *ops, place, progress)?
         }
     };
-    let card = card(&config, &spec, place);
+    let card = card(&config, &spec, place, model_identity(files)?);
     tracing::info!(
         architecture = card.architecture,
         parameters = card.parameters,
         seconds = started.elapsed().as_secs_f64(),
         "model loaded"
     );
-    Ok(Loaded { config, card, text, runner })
+    Ok(Loaded { config, card, text, runner, device: DeviceWatch::new(read_load) })
 }
 
 /// The devices there are.
@@ -166,7 +184,7 @@ fn default_threads() -> usize {
     if n_cores > 2 { n_cores - 1 } else { n_cores }
 }
 
-fn card(config: &EngineConfig, spec: &ModelSpec, place: Place) -> ModelCard {
+fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelIdentity) -> ModelCard {
     let declared = config.strategy.declared();
     ModelCard {
         architecture: spec.family.architecture.to_owned(),
@@ -189,5 +207,7 @@ fn card(config: &EngineConfig, spec: &ModelSpec, place: Place) -> ModelCard {
         kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
+        infills: declared.layout == Layout::WholeAnswer,
+        identity,
     }
 }

@@ -102,12 +102,14 @@ mod tests {
         })
     }
 
-    /// A sequence some of whose first positions are decided, with `tokens` in turn.
-    fn decided(strategy: Strategy, prompt: &[u32], params: &SamplingParams, tokens: &[u32], sure: &[bool]) -> Sequence {
+    /// An answer of one block after `prompt`.
+    fn sequence(strategy: Strategy, prompt: &[u32], params: &SamplingParams) -> Sequence {
         let limits = Limits { end: prompt.len() + BLOCK_SIZE, reason: FinishReason::MaxNewTokensReached };
-        let ends = [END];
-        let mut sequence =
-            Sequence::new(prompt, limits, N_TOKENS, &ends, params.clone(), strategy, LogitAlignment::Same);
+        Sequence::new(prompt, limits, N_TOKENS, &[END], params.clone(), strategy, LogitAlignment::Same)
+    }
+
+    /// `sequence` with some of its first positions decided, with `tokens` in turn.
+    fn decided(mut sequence: Sequence, tokens: &[u32], sure: &[bool]) -> Sequence {
         while sequence.blocks().is_empty() || sequence.undecided(sequence.blocks().len() - 1).is_empty() {
             let blocks = sequence.step_blocks();
             sequence.advance(blocks, &[]).expect("the prompt is encoded");
@@ -168,7 +170,9 @@ mod tests {
             penalties in (-2.0f32..2.0, -2.0f32..2.0, 0.5f32..2.0),
             bias in prop::collection::btree_map(0..N_TOKENS, -100.0f32..100.0, 0..5),
             min_tokens in 0u32..8,
-            whole in any::<bool>(),
+            kind in 0..3,
+            given in prop::collection::vec(prop::option::of(0..N_TOKENS), 0..BLOCK_SIZE),
+            suffix in prop::collection::vec(0..N_TOKENS, 0..4),
         ) {
             let (presence_penalty, frequency_penalty, repetition_penalty) = penalties;
             let params = SamplingParams {
@@ -179,12 +183,15 @@ mod tests {
                 min_tokens,
                 ..SamplingParams::default()
             };
-            let strategy = if whole {
-                strategy(StrategyKind::SemiAutoregressive, Attention::Full)
-            } else {
-                strategy(StrategyKind::MultiBlock, Attention::BlockCausal)
+            let sequence = match kind {
+                0 => sequence(strategy(StrategyKind::MultiBlock, Attention::BlockCausal), &prompt, &params),
+                // Its decided positions are drafts.
+                1 => sequence(strategy(StrategyKind::BlockEdit, Attention::BlockCausal), &prompt, &params),
+                _ => sequence(strategy(StrategyKind::SemiAutoregressive, Attention::Full), &prompt, &params)
+                    .holding(&given)
+                    .followed_by(&suffix),
             };
-            let sequence = decided(strategy, &prompt, &params, &tokens, &sure);
+            let sequence = decided(sequence, &tokens, &sure);
             let vocabulary = Vocabulary { n_sampleable: N_TOKENS as usize, mask_token_id: None };
             let all = LogitChanges::of(&sequence, vocabulary);
             for position in prompt.len()..prompt.len() + BLOCK_SIZE {

@@ -4,17 +4,20 @@
 //! event of a request, and a trace in Chrome's format. A process has a [`Recording`] for each run. Never here: when a profile
 //! runs, reports.
 
-use std::fs::{self, File, OpenOptions};
+mod folder;
+
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
 
 use diffulex_protocol::ProfileStart;
-use rustix::fs::OFlags;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use folder::ProfileFolder;
+pub use folder::{MAX_ENTRIES, MAX_FOLDER_BYTES};
 
 /// Bytes that one process writes for one run at most. Chosen by us: hours of a busy server; a profile that nobody stops must not
 /// fill a disk.
@@ -176,16 +179,6 @@ pub fn below(root: &Path, path: &str) -> Result<PathBuf, OutsideRoot> {
     Ok(root.join(relative))
 }
 
-/// The folder `path` below `root`, made where it is missing, for this user alone.
-fn make_folder(root: &Path, path: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-    // A link below the root may lead out of it.
-    if path.canonicalize()?.starts_with(root.canonicalize()?) {
-        return Ok(());
-    }
-    Err(io::Error::other(format!("{} is a link that leads out of {}", path.display(), root.display())))
-}
-
 /// A file that a recording writes.
 #[derive(Debug)]
 struct Sink {
@@ -194,13 +187,9 @@ struct Sink {
 }
 
 impl Sink {
-    /// Appends to `path`, or with `is_new` makes it; never through a link.
-    fn open(path: PathBuf, is_new: bool) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.append(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        let file = if is_new { options.create_new(true) } else { options.create(true) }.open(&path);
-        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let file = BufWriter::new(file.map_err(named)?);
+    /// Appends to `path`, or with `is_new` makes it.
+    fn open(folder: &ProfileFolder, path: PathBuf, is_new: bool) -> io::Result<Self> {
+        let file = BufWriter::new(folder.append_to(&path, is_new)?);
         Ok(Self { path, file })
     }
 }
@@ -237,6 +226,8 @@ pub struct Recording {
     /// One for each stage of the part, or none.
     events: Vec<Sink>,
     trace: Option<Sink>,
+    /// That may be written.
+    max_bytes: u64,
     n_bytes: u64,
     n_lost: u64,
     first_error: Option<String>,
@@ -259,18 +250,20 @@ impl Recording {
             return Err(io::Error::other("neither event_dir nor trace_path_template is given"));
         }
         let root = root.ok_or_else(|| io::Error::other("there is no folder for profiles (--profile-dir)"))?;
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
+        let files = ProfileFolder::open(root)?;
+        // Front end and worker share what there is.
+        let max_bytes = MAX_BYTES.min(files.room()? / 2);
         let pid = std::process::id();
         let mut events = Vec::new();
         if let Some(folder) = event_dir {
             let folder = below(root, folder).map_err(io::Error::other)?;
-            make_folder(root, &folder)?;
             for stage in part.stages() {
-                events.push(Sink::open(folder.join(format!("events_{}_{pid}.jsonl", stage.as_str())), false)?);
+                let path = folder.join(format!("events_{}_{pid}.jsonl", stage.as_str()));
+                events.push(Sink::open(&files, path, false)?);
             }
         }
         let trace = match trace_path_template {
-            Some(template) => Some(open_trace(root, template, part, pid)?),
+            Some(template) => Some(open_trace(&files, root, template, part, pid)?),
             None => None,
         };
         let mut recording = Self {
@@ -280,6 +273,7 @@ impl Recording {
             part,
             events,
             trace,
+            max_bytes,
             n_bytes: 0,
             n_lost: 0,
             first_error: None,
@@ -310,7 +304,7 @@ impl Recording {
         {
             let written = serde_json::to_vec(&line).map_err(io::Error::from).and_then(|mut line| {
                 line.push(b'\n');
-                append(sink, &line, &mut self.n_bytes)
+                append(sink, &line, &mut self.n_bytes, self.max_bytes)
             });
             self.note(written);
         }
@@ -363,7 +357,7 @@ impl Recording {
         event["pid"] = self.pid.into();
         // The first is the name of the process.
         let begin = if event["ph"] == "M" { "[\n" } else { ",\n" };
-        let written = append(sink, format!("{begin}{event}").as_bytes(), &mut self.n_bytes);
+        let written = append(sink, format!("{begin}{event}").as_bytes(), &mut self.n_bytes, self.max_bytes);
         self.note(written);
     }
 
@@ -378,18 +372,17 @@ impl Recording {
     }
 }
 
-fn append(sink: &mut Sink, bytes: &[u8], n_bytes: &mut u64) -> io::Result<()> {
-    if *n_bytes + bytes.len() as u64 > MAX_BYTES {
-        return Err(io::Error::other(format!("the run has {MAX_BYTES} bytes, the most that a process writes")));
+fn append(sink: &mut Sink, bytes: &[u8], n_bytes: &mut u64, max_bytes: u64) -> io::Result<()> {
+    if *n_bytes + bytes.len() as u64 > max_bytes {
+        return Err(io::Error::other(format!("the run has {max_bytes} bytes, the most that a process writes")));
     }
     *n_bytes += bytes.len() as u64;
     sink.file.write_all(bytes)
 }
 
 /// The first of `<template>.<part>.<pid>.trace.json`, `...2.trace.json` and so on that does not exist.
-fn open_trace(root: &Path, template: &str, part: Part, pid: u32) -> io::Result<Sink> {
+fn open_trace(files: &ProfileFolder, root: &Path, template: &str, part: Part, pid: u32) -> io::Result<Sink> {
     let template = below(root, template).map_err(io::Error::other)?;
-    make_folder(root, template.parent().unwrap_or(root))?;
     let mut stem = template.into_os_string();
     stem.push(format!(".{}.{pid}", part.as_str()));
     let path = |n: usize| {
@@ -397,10 +390,10 @@ fn open_trace(root: &Path, template: &str, part: Part, pid: u32) -> io::Result<S
         path.push(if n == 1 { ".trace.json".to_owned() } else { format!(".{n}.trace.json") });
         PathBuf::from(path)
     };
-    let mut opened = Sink::open(path(1), true);
+    let mut opened = Sink::open(files, path(1), true);
     for n in 2..=MAX_TRACES {
         match &opened {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => opened = Sink::open(path(n), true),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => opened = Sink::open(files, path(n), true),
             _ => break,
         }
     }
@@ -413,6 +406,8 @@ fn microseconds(ns: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn order(event_dir: &str, trace: &str) -> ProfileStart {
@@ -449,7 +444,16 @@ mod tests {
     fn a_link_leads_no_file_out_of_the_folder() {
         let (root, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         std::os::unix::fs::symlink(other.path(), root.path().join("link")).expect("a link");
-        for order in [order("link", "t"), order("e", "link/t")] {
+        // One that would be made behind the link, too, and one behind a link that stays inside.
+        fs::create_dir(root.path().join("inside")).expect("a folder");
+        std::os::unix::fs::symlink("inside", root.path().join("inner")).expect("a link");
+        for order in [
+            order("link", "t"),
+            order("e", "link/t"),
+            order("link/new/e", "t"),
+            order("e", "link/new/t"),
+            order("inner/e", "t"),
+        ] {
             assert!(Recording::start(&order, Some(root.path()), Part::Engine).is_err());
         }
         let victim = other.path().join("victim");
@@ -458,6 +462,43 @@ mod tests {
         std::os::unix::fs::symlink(&victim, root.path().join("f").join(name)).expect("a link");
         assert!(Recording::start(&order("f", "t"), Some(root.path()), Part::Engine).is_err());
         assert!(!victim.exists() && fs::read_dir(other.path()).expect("a folder").next().is_none());
+    }
+
+    #[test]
+    fn a_pipe_is_no_file_to_write_to() {
+        let root = tempfile::tempdir().expect("a folder");
+        let name = format!("events_engine_{}.jsonl", std::process::id());
+        fs::create_dir(root.path().join("e")).expect("a folder");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, root.path().join("e").join(name), mode).expect("a pipe");
+        assert!(Recording::start(&order("e", "t"), Some(root.path()), Part::Engine).is_err());
+    }
+
+    #[test]
+    fn files_are_bounded_in_number_and_in_size() {
+        let root = tempfile::tempdir().expect("a folder");
+        let start = |run: usize| {
+            let order = order(&format!("{run}/e"), &format!("{run}/t"));
+            Recording::start(&order, Some(root.path()), Part::Engine).map(Recording::finish)
+        };
+        // Each takes two folders and three files.
+        let refused = (0..MAX_ENTRIES).find_map(|run| Some((run, start(run).err()?))).expect("a limit");
+        assert!((195..=201).contains(&refused.0), "{refused:?}");
+        let words = refused.1.to_string();
+        assert!(words.contains("1000 files") && words.contains(&root.path().display().to_string()), "{words}");
+
+        let root = tempfile::tempdir().expect("a folder");
+        let full = File::create(root.path().join("full")).expect("a file");
+        full.set_len(MAX_FOLDER_BYTES - 1000).expect("a hole");
+        let mut recording = Recording::start(&order("e", "t"), Some(root.path()), Part::Engine).expect("room for some");
+        for _ in 0..10 {
+            recording.event(Stage::Engine, "stage_input_received", "a", 1, json!({"filler": "x".repeat(100)}));
+        }
+        let problem = recording.finish().problem.expect("not all of it was written");
+        assert!(problem.contains("500 bytes"), "{problem}");
+        full.set_len(MAX_FOLDER_BYTES).expect("a hole");
+        let words = Recording::start(&order("f", "t"), Some(root.path()), Part::Engine).expect_err("full").to_string();
+        assert!(words.contains("4294967296 bytes"), "{words}");
     }
 
     #[test]

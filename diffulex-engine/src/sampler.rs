@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K};
+use diffulex_strategies::{BlockCandidates, Candidate};
 
 use crate::error::RequestError;
 use crate::kernels::{Recipe, Scored, Vocabulary};
@@ -87,8 +87,8 @@ fn candidate(
     scored: &Scored,
     randomness: &dyn Randomness,
 ) -> Candidate {
-    let Scored { token, confidence, score, likeliest: [likeliest, others @ ..], .. } = *scored;
-    let runners_up: [(u32, f32); MAX_TOP_K - 1] = others;
+    let Scored { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
+    let runners_up = runners_up.clone();
     // A known token is ranked by nothing, so its score is what was asked for.
     let known = sequence.known(position).zip(scored.log_probabilities.first().copied());
     let (token, confidence, score) = known.map_or((token, confidence, score), |(token, log)| (token, log.exp(), log));

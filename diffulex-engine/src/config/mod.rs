@@ -250,7 +250,20 @@ fn strategy(
     if kind == StrategyKind::CanvasRenoise {
         strategy = generation.applied(&strategy)?;
     }
-    strategy.with(values_of(&options.decoding)).map_err(|error| error.to_string())
+    let is_optional = |name: &str| options.optional_settings.iter().any(|optional| optional == name);
+    let (optional, needed): (Vec<_>, Vec<_>) = values_of(&options.decoding).partition(|(name, _)| is_optional(name));
+    strategy = strategy.with(needed).map_err(|error| error.to_string())?;
+    for setting in optional {
+        diffulex_strategies::check_settings([setting]).map_err(|error| error.to_string())?;
+        match strategy.with([setting]) {
+            Ok(with_it) => strategy = with_it,
+            Err(error) => {
+                let flag = format!("--{}", setting.0.replace('_', "-"));
+                tracing::warn!(flag, strategy = kind.name(), reason = error.what, "a flag has no effect");
+            }
+        }
+    }
+    Ok(strategy)
 }
 
 fn mask_token_id(

@@ -56,7 +56,7 @@ impl std::fmt::Display for DeviceChoice {
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum DtypeChoice {
-    /// Weights as in the checkpoint, K and V as in [`crate::kernels::WeightType::kv_type`].
+    /// Weights as in the checkpoint; K and V float32 if the weights are, otherwise bfloat16.
     #[default]
     Auto,
     /// 32-bit floats.
@@ -92,6 +92,8 @@ pub struct EngineOptions {
     pub mask_token_id: Option<u32>,
     /// Settings of the strategy, which a request may change for itself.
     pub decoding: DecodingSettings,
+    /// Names of those settings that are left out, with a warning in the log, where the strategy lacks them.
+    pub optional_settings: Vec<String>,
     /// Longest prompt and answer together; cut to what the model was made for.
     pub max_model_len: u32,
     /// Requests in the batch.
@@ -132,6 +134,17 @@ pub struct EngineOptions {
     pub profile_dir: Option<PathBuf>,
 }
 
+impl EngineOptions {
+    /// The adapter of requests that name no model: the one given at the start, if it is the only one. (Diffulex adapts every
+    /// request.)
+    pub fn default_adapter(&self) -> Option<&str> {
+        match self.adapters.as_slice() {
+            [only] => Some(&only.name),
+            _ => None,
+        }
+    }
+}
+
 impl Default for EngineOptions {
     fn default() -> Self {
         Self {
@@ -140,6 +153,7 @@ impl Default for EngineOptions {
             buffer_size: None,
             mask_token_id: None,
             decoding: DecodingSettings::default(),
+            optional_settings: Vec::new(),
             // The next four are Diffulex's defaults (diffulex/config.py).
             max_model_len: 2048,
             max_num_reqs: 128,

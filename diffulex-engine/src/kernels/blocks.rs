@@ -104,12 +104,22 @@ impl BlockType {
         values.into_iter().take(self.n_values())
     }
 
+    /// The numbers that everything in `block` is multiplied with: its scale and its minimum, or its scale twice.
+    pub fn scales(self, block: &[u8]) -> [half::f16; 2] {
+        let half = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]);
+        match self {
+            Self::Q8_0 => [half(0); 2],
+            Self::Q4K => [half(0), half(2)],
+            Self::Q6K => [half(208); 2],
+        }
+    }
+
     /// The scales and minima of `block`.
     pub fn steps(self, block: &[u8]) -> Steps {
-        let half = |at: usize| half::f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
+        let [scale, min] = self.scales(block).map(half::f16::to_f32);
         let none = [0; Self::MOST_GROUPS];
         match self {
-            Self::Q8_0 => Steps { scale: half(0), factors: [1; Self::MOST_GROUPS], min: 0.0, min_factors: none },
+            Self::Q8_0 => Steps { scale, factors: [1; Self::MOST_GROUPS], min: 0.0, min_factors: none },
             // Scales and minima of the first four groups are the lower six bits of eight bytes; those of the others have
             // their lower four bits in four bytes more, and two in what the first eight left over.
             Self::Q4K => {
@@ -121,14 +131,14 @@ impl BlockType {
                     factors[group + 4] = (bytes[group + 8] & 0xf | bytes[group] >> 6 << 4) as i8;
                     min_factors[group + 4] = (bytes[group + 8] >> 4 | bytes[group + 4] >> 6 << 4) as i8;
                 }
-                Steps { scale: half(0), factors, min: half(2), min_factors }
+                Steps { scale, factors, min, min_factors }
             }
             Self::Q6K => {
                 let mut factors = none;
                 for (factor, byte) in factors.iter_mut().zip(&block[192..208]) {
                     *factor = *byte as i8;
                 }
-                Steps { scale: half(208), factors, min: 0.0, min_factors: none }
+                Steps { scale, factors, min: 0.0, min_factors: none }
             }
         }
     }

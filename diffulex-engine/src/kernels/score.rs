@@ -21,7 +21,7 @@
 
 use std::sync::Arc;
 
-use diffulex_strategies::{MAX_TOP_K, Score};
+use diffulex_strategies::{MAX_LIKELIEST, Score};
 
 use super::Ops;
 use crate::error::StepError;
@@ -94,7 +94,7 @@ pub struct Recipe {
     pub draw: Draw,
     /// The score to rank the row by.
     pub score: Score,
-    /// How many of the likeliest tokens are reported, 1 to [`MAX_TOP_K`].
+    /// How many of the likeliest tokens are reported, 1 to [`MAX_LIKELIEST`].
     pub n_likeliest: usize,
     /// Tokens whose log-probabilities are asked for.
     pub asked: Vec<u32>,
@@ -150,7 +150,7 @@ impl Recipe {
     /// How many of the likeliest tokens a body has to find.
     pub(crate) fn n_ranked(&self) -> usize {
         let for_score = if self.score == Score::Margin { 2 } else { 1 };
-        self.n_likeliest.clamp(for_score, MAX_TOP_K)
+        self.n_likeliest.clamp(for_score, MAX_LIKELIEST)
     }
 }
 
@@ -234,9 +234,10 @@ pub struct Scored {
     pub confidence: f32,
     /// The score that was asked for.
     pub score: f32,
-    /// The likeliest tokens that may be drawn, in falling order, ties to the highest id first, as many as were asked for;
-    /// probability 0 behind the last. In greedy rows the first is the token.
-    pub likeliest: [(u32, f32); MAX_TOP_K],
+    /// The likeliest token that may be drawn, ties to the highest id; in greedy rows the token.
+    pub likeliest: (u32, f32),
+    /// The likeliest after that, in falling order, ties to the highest id first, as far as they are asked for and may be drawn.
+    pub runners_up: Vec<(u32, f32)>,
     /// Of the tokens asked for, in that order.
     pub log_probabilities: Vec<f32>,
     /// Of each class, where there are classes.

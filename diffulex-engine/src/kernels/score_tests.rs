@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use diffulex_strategies::{MAX_TOP_K, Score};
+use diffulex_strategies::{MAX_LIKELIEST, Score};
 use proptest::prelude::*;
 
 use super::cpu::{CpuOps, Simd};
@@ -156,11 +156,13 @@ fn check(case: &Case, index: usize, got: Option<&Scored>) -> bool {
         );
     };
     close(got.confidence, plain.probabilities[token], "confidence");
-    for (place, (id, p)) in got.likeliest.iter().enumerate() {
-        let want = ranked.get(place).filter(|_| place < recipe.n_likeliest);
-        let want = want.map(|id| (*id, plain.probabilities[*id])).filter(|(_, p)| *p > 1e-30);
-        close(*p, want.map_or(0.0, |(_, p)| p), "likeliest");
-        assert!(want.is_none_or(|(want, _)| want == *id as usize), "{place}: {id}, not {want:?}: {recipe:?}");
+    let likeliest: Vec<(u32, f32)> = [got.likeliest].into_iter().chain(got.runners_up.iter().copied()).collect();
+    assert!(likeliest.len() <= recipe.n_likeliest, "{likeliest:?}: {recipe:?}");
+    for place in 0..recipe.n_likeliest {
+        let (id, p) = likeliest.get(place).copied().unwrap_or_default();
+        let want = ranked.get(place).map(|id| (*id, plain.probabilities[*id])).filter(|(_, p)| *p > 1e-30);
+        close(p, want.map_or(0.0, |(_, p)| p), "likeliest");
+        assert!(want.is_none_or(|(want, _)| want == id as usize), "{place}: {id}, not {want:?}: {recipe:?}");
     }
     let mut falling = plain.probabilities.clone();
     falling.sort_by(|a, b| b.total_cmp(a));
@@ -258,7 +260,7 @@ fn recipe(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = Recipe> 
     );
     let about = (
         proptest::sample::select(vec![Score::Probability, Score::Margin, Score::NegativeEntropy]),
-        1..=MAX_TOP_K,
+        1..=MAX_LIKELIEST,
         proptest::collection::vec(0..n, 0..4),
         proptest::bool::weighted(0.3),
     );
@@ -457,8 +459,10 @@ fn scores_the_whole_product<O: Ops>(ops: &O, hold: WeightType) {
         let mut sorted: Vec<usize> = (0..n_out).collect();
         sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
         for scored in pair {
-            let likeliest = scored.as_ref().unwrap().likeliest.map(|(token, _)| token as usize);
-            assert_eq!(likeliest[..4], sorted[..4], "{hold:?}");
+            let scored = scored.as_ref().unwrap();
+            let likeliest = [scored.likeliest].into_iter().chain(scored.runners_up.iter().copied());
+            let likeliest: Vec<usize> = likeliest.map(|(token, _)| token as usize).collect();
+            assert_eq!(likeliest, sorted[..4], "{hold:?}");
         }
         let drawn = pair[1].as_ref().unwrap();
         assert_eq!(drawn.token, token(row));

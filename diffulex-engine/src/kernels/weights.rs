@@ -46,6 +46,43 @@ impl WeightData<'_> {
         }
     }
 
+    /// The first value that is NaN or infinite, with its index, or the first value of a block with such a scale.
+    pub fn first_not_finite(&self) -> Option<(usize, f32)> {
+        // Whole pieces are checked without branches; only the piece of a bad value is searched.
+        const PIECE: usize = 1 << 14;
+        fn search<const N: usize>(
+            bytes: &[u8],
+            is_bad: impl Fn([u8; N]) -> bool,
+            value: impl Fn([u8; N]) -> f32,
+        ) -> Option<(usize, f32)> {
+            let values = bytes.as_chunks::<N>().0;
+            let bad =
+                values.chunks(PIECE).position(|piece| piece.iter().fold(false, |any, bytes| any | is_bad(*bytes)))?;
+            let index = bad * PIECE + values[bad * PIECE..].iter().position(|bytes| is_bad(*bytes))?;
+            Some((index, value(values[index])))
+        }
+        // All bits of the exponent are set.
+        match self {
+            Self::F32(bytes) => {
+                search(bytes, |four| u32::from_le_bytes(four) & 0x7f80_0000 == 0x7f80_0000, f32::from_le_bytes)
+            }
+            Self::Bf16(bytes) => search(
+                bytes,
+                |two| u16::from_le_bytes(two) & 0x7f80 == 0x7f80,
+                |two| half::bf16::from_le_bytes(two).to_f32(),
+            ),
+            Self::F16(bytes) => search(
+                bytes,
+                |two| u16::from_le_bytes(two) & 0x7c00 == 0x7c00,
+                |two| half::f16::from_le_bytes(two).to_f32(),
+            ),
+            Self::Blocks(kind, bytes) => bytes.chunks_exact(kind.n_bytes()).enumerate().find_map(|(index, block)| {
+                let bad = kind.scales(block).into_iter().find(|scale| !scale.is_finite())?;
+                Some((index * kind.n_values(), bad.to_f32()))
+            }),
+        }
+    }
+
     /// As 32-bit floats, in order.
     pub fn to_f32(self) -> Vec<f32> {
         fn pairs(bytes: &[u8]) -> impl Iterator<Item = [u8; 2]> + '_ {

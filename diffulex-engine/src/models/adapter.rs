@@ -102,6 +102,9 @@ impl Adapter {
             ("alpha_pattern", serde_json::json!({})),
             ("modules_to_save", serde_json::Value::Null),
             ("layer_replication", serde_json::Value::Null),
+            ("use_qalora", false.into()),
+            ("alora_invocation_tokens", serde_json::Value::Null),
+            ("arrow_config", serde_json::Value::Null),
         ];
         if let Some(what) = unknown_switch(&config, &known) {
             return Err(here(&what));

@@ -15,6 +15,9 @@ use crate::kernels::{BlockType, WeightData, WeightType};
 /// Maximum names listed in an error.
 const NAMES_SHOWN: usize = 8;
 
+/// Maximum header of a safetensors file (safetensors' MAX_HEADER_SIZE).
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
 /// The weights of a low-rank adapter, which may be in the model's folder.
 pub(super) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 
@@ -149,7 +152,10 @@ impl Checkpoint {
         let fail = |error: &dyn std::fmt::Display| LoadError::of(files.place(), format!("{name}: {error}"));
         let content = files.map(name)?;
         let bytes = content.bytes();
-        let header = SafeTensors::deserialize(bytes).map_err(|error| fail(&error))?;
+        let header = SafeTensors::deserialize(bytes).map_err(|error| match missing_bytes(bytes) {
+            Some(what) => fail(&what),
+            None => fail(&error),
+        })?;
         let base = bytes.as_ptr() as usize;
         for (tensor, view) in header.tensors() {
             let start = view.data().as_ptr() as usize - base;
@@ -187,7 +193,9 @@ impl Checkpoint {
             let len = n_units.and_then(|n| n.checked_mul(unit_bytes)).filter(|len| *len <= n_bytes - tensor.start);
             let Some(len) = len else {
                 let (shape, start) = (&tensor.shape, tensor.start);
-                return Err(fail(format!("{shape:?} at byte {start} does not fit the file of {n_bytes} bytes")));
+                return Err(fail(format!(
+                    "{shape:?} at byte {start} does not fit the file of {n_bytes} bytes: the download is incomplete, or the file damaged"
+                )));
             };
             let entry = Entry {
                 shard: self.shards.len(),
@@ -247,13 +255,20 @@ impl Checkpoint {
                 .map_err(|what| LoadError::of(&self.place, format!("{name}: {what}")))?;
             bytes = &self.ordered;
         }
-        match entry.stored {
-            Stored::Values(Dtype::F32) => Ok(WeightData::F32(bytes)),
-            Stored::Values(Dtype::BF16) => Ok(WeightData::Bf16(bytes)),
-            Stored::Values(Dtype::F16) => Ok(WeightData::F16(bytes)),
-            Stored::Blocks(kind) => Ok(WeightData::Blocks(kind, bytes)),
+        let data = match entry.stored {
+            Stored::Values(Dtype::F32) => WeightData::F32(bytes),
+            Stored::Values(Dtype::BF16) => WeightData::Bf16(bytes),
+            Stored::Values(Dtype::F16) => WeightData::F16(bytes),
+            Stored::Blocks(kind) => WeightData::Blocks(kind, bytes),
             Stored::Values(other) => {
-                Err(LoadError::of(&self.place, format!("{name} is {other:?}; expected F32, BF16 or F16")))
+                return Err(LoadError::of(&self.place, format!("{name} is {other:?}; expected F32, BF16 or F16")));
+            }
+        };
+        match data.first_not_finite() {
+            None => Ok(data),
+            Some((index, value)) => {
+                let what = format!("{name} has {value} at index {index} of {}: the file is damaged", data.n_values());
+                Err(LoadError::of(&self.place, what))
             }
         }
     }
@@ -313,6 +328,25 @@ fn put_in_order(bytes: &[u8], n_rows: usize, n_heads: usize, ordered: &mut Vec<u
         }
     }
     Ok(())
+}
+
+/// How many bytes a safetensors file lacks, in words for an error, if its end is missing.
+fn missing_bytes(bytes: &[u8]) -> Option<String> {
+    let n_found = bytes.len() as u64;
+    let incomplete = |n_wanted: u64| format!("has {n_found} of {n_wanted} bytes: the download is incomplete");
+    let Some(size) = bytes.first_chunk().map(|size| u64::from_le_bytes(*size)) else {
+        return Some(format!("has {n_found} bytes: the download is incomplete"));
+    };
+    let data = size.checked_add(8)?;
+    let Some(header) = usize::try_from(data).ok().and_then(|data| bytes.get(8..data)) else {
+        // Of what is not safetensors at all, the first word is a text, and no header is so long.
+        return (data <= MAX_HEADER_BYTES)
+            .then(|| format!("has {n_found} bytes, and a header of {data}: the download is incomplete"));
+    };
+    let header: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let ends = header.values().filter_map(|entry| entry.get("data_offsets")?.get(1)?.as_u64());
+    let n_wanted = data.checked_add(ends.max()?)?;
+    (n_found < n_wanted).then(|| incomplete(n_wanted))
 }
 
 /// Names of the weight files.

@@ -9,6 +9,40 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(config: &serde_json::Value) 
     serde_path_to_error::deserialize(config).map_err(refuse)
 }
 
+/// The names of the fields that `T` reads.
+pub(super) fn fields_of<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
+    let mut names: &[&str] = &[];
+    // It asks for its fields by name, and gets none.
+    let _ = T::deserialize(Asked(&mut names));
+    names
+}
+
+/// Takes note of the fields that a type asks for.
+struct Asked<'a>(&'a mut &'static [&'static str]);
+
+impl<'de> serde::Deserializer<'de> for Asked<'_> {
+    type Error = serde::de::value::Error;
+
+    fn deserialize_struct<V: serde::de::Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, Self::Error> {
+        *self.0 = fields;
+        Err(serde::de::Error::custom("there are no fields"))
+    }
+
+    fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+        Err(serde::de::Error::custom("there are no fields"))
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct newtype_struct
+        seq tuple tuple_struct map enum identifier ignored_any
+    }
+}
+
 /// Maximum of a size: four times the largest vocabulary. Chosen by us: products of three do not overflow, and allocations made
 /// before the first tensor is read stay small.
 const MAX_SIZE: usize = 1 << 20;

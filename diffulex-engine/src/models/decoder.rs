@@ -10,7 +10,7 @@ use std::iter::from_fn;
 
 use serde::Deserialize;
 
-use super::config_fields::{check_positive, check_sizes, parse, refuse};
+use super::config_fields::{check_positive, check_sizes, fields_of, parse, refuse};
 use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::{Adapters, Site};
@@ -54,6 +54,11 @@ pub(super) struct DecoderConfig {
 pub(super) struct RopeParameters {
     rope_theta: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
+}
+
+/// The fields of `rope_parameters` that are read.
+pub(super) fn position_fields() -> &'static [&'static str] {
+    fields_of::<RopeParameters>()
 }
 
 impl DecoderConfig {

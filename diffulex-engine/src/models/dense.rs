@@ -20,7 +20,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::config_fields::{check_sizes, parse, refuse, refuse_switches};
+use super::config_fields::{check_sizes, fields_of, parse, refuse, refuse_switches};
 use super::decoder::{Decoder, DecoderConfig, MLP_NAMES, Names, QkvNames, load_dense_mlp};
 use super::families::Family;
 use super::loader::Loader;
@@ -58,6 +58,11 @@ const LLADA_NAMES: Names = Names {
 #[derive(Deserialize)]
 struct MlpConfig {
     intermediate_size: usize,
+}
+
+/// The fields of config.json that are read of a network with transformers' names.
+pub(super) fn fields() -> Vec<&'static str> {
+    [fields_of::<DecoderConfig>(), fields_of::<MlpConfig>()].concat()
 }
 
 /// Loads a network with transformers' names.
@@ -111,6 +116,11 @@ fn llada_switches() -> [(&'static str, Value); 12] {
         ("multi_query_attention", false.into()),
         ("scale_logits", false.into()),
     ]
+}
+
+/// The fields of LLaDA's config.json that are read or checked, and transformers' names of sizes, which its reference does not read.
+pub(super) fn llada_fields() -> Vec<&'static str> {
+    [fields_of::<LladaConfig>(), &llada_switches().map(|(field, _)| field), &fields()].concat()
 }
 
 /// Loads a network with LLaDA's names.

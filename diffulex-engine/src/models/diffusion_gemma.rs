@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::config_fields::{check_positive, check_sizes, parse, refuse, refuse_switches};
+use super::config_fields::{check_positive, check_sizes, fields_of, parse, refuse, refuse_switches};
 use super::decoder::{ExpertShape, MLP_NAMES, load_experts, load_mlp};
 use super::families::Family;
 use super::loader::Loader;
@@ -288,6 +288,30 @@ enum Pass {
     Denoise,
 }
 
+/// Switches of `text_config`, some of which Gemma 4 uses elsewhere: field, and the only known value.
+fn switches() -> [(&'static str, Value); 10] {
+    [
+        ("hidden_activation", "gelu_pytorch_tanh".into()),
+        ("attention_bias", false.into()),
+        ("tie_word_embeddings", true.into()),
+        // Of images, which are not read; the other value lets text see what follows it.
+        ("use_bidirectional_attention", "vision".into()),
+        ("quantization_config", Value::Null),
+        ("attention_k_eq_v", true.into()),
+        ("enable_moe_block", true.into()),
+        ("hidden_size_per_layer_input", 0.into()),
+        ("num_kv_shared_layers", 0.into()),
+        ("use_double_wide_mlp", false.into()),
+    ]
+}
+
+/// The fields of `text_config` that are read or checked.
+pub(super) fn fields() -> Vec<&'static str> {
+    // Layers without an input per layer have no vocabulary of it, and a pattern only repeats `layer_types`.
+    let repeated = ["vocab_size_per_layer_input", "sliding_window_pattern", "_sliding_window_pattern"];
+    [fields_of::<TextConfig>(), &switches().map(|(field, _)| field), &repeated].concat()
+}
+
 /// Tensors of the images' side.
 const VISION: [&str; 2] = ["model.encoder.vision_tower.", "model.encoder.embed_vision."];
 
@@ -300,15 +324,7 @@ impl<O: Ops> DiffusionGemma<O> {
         max_positions: usize,
     ) -> Result<Self, LoadError> {
         let text = config.get("text_config").ok_or_else(|| refuse("has no text_config"))?;
-        let switches = [
-            ("hidden_activation", "gelu_pytorch_tanh".into()),
-            ("attention_bias", false.into()),
-            ("tie_word_embeddings", true.into()),
-            // Of images, which are not read; the other value lets text see what follows it.
-            ("use_bidirectional_attention", "vision".into()),
-            ("quantization_config", Value::Null),
-        ];
-        refuse_switches(text, &switches)?;
+        refuse_switches(text, &switches())?;
         refuse_switches(config, &[("tie_word_embeddings", true.into())])?;
         let text: TextConfig = parse(text)?;
         text.check()?;

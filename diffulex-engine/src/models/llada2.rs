@@ -19,7 +19,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::config_fields::{check_positive, check_sizes, parse, refuse, refuse_switches};
+use super::config_fields::{check_positive, check_sizes, fields_of, parse, refuse, refuse_switches};
 use super::decoder::{
     Decoder, DecoderConfig, ExpertShape, Experts, FeedForward, MLP_NAMES, Names, QkvNames, load_dense_mlp,
     load_experts, load_mlp,
@@ -76,6 +76,15 @@ fn switches() -> [(&'static str, Value); 8] {
     ]
 }
 
+/// LLaDA2.2's limit of the experts that the rows of one block may use (SGLang, llada2.py).
+const EXPERT_CAPACITY: &str = "expert_capacity";
+
+/// The fields of config.json that are read or checked.
+pub(super) fn fields() -> Vec<&'static str> {
+    let switches = switches().map(|(field, _)| field);
+    [fields_of::<DecoderConfig>(), fields_of::<Llada2Config>(), &switches, &[EXPERT_CAPACITY]].concat()
+}
+
 /// Loads LLaDA2.
 pub(super) fn load<O: Ops>(
     loader: &mut Loader<'_, O>,
@@ -84,6 +93,12 @@ pub(super) fn load<O: Ops>(
     max_positions: usize,
 ) -> Result<Decoder<O>, LoadError> {
     refuse_switches(config, &switches())?;
+    if let Some(capacity) = config.get(EXPERT_CAPACITY).filter(|capacity| !capacity.is_null()) {
+        return Err(refuse(format!(
+            "{EXPERT_CAPACITY} is {capacity}: this is LLaDA2.2, whose blocks share that many experts, and this network chooses experts \
+             for each row by itself"
+        )));
+    }
     let mut shared = DecoderConfig::from_json(config)?;
     let moe: Llada2Config = parse(config)?;
     let (hidden, head_dim) = (shared.hidden_size, shared.head_dim());

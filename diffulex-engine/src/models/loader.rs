@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::Checkpoint;
 use super::adapter::Adapter;
-use super::config_fields::parse;
+use super::config_fields::{fields_of, parse};
 use super::low_rank::Site;
 use crate::error::LoadError;
 use crate::kernels::routing::Routing;
@@ -37,17 +37,23 @@ pub(super) struct Declared {
     pub(super) mask_token_id: Option<u32>,
 }
 
+#[derive(Deserialize)]
+struct DeclaredFields {
+    block_size: Option<usize>,
+    // Fast-dLLM v2 and DiffusionGemma have names of their own for it.
+    bd_size: Option<usize>,
+    canvas_length: Option<usize>,
+    mask_token_id: Option<u32>,
+}
+
 impl Declared {
+    /// The fields that are read.
+    pub(super) fn fields() -> &'static [&'static str] {
+        fields_of::<DeclaredFields>()
+    }
+
     pub(super) fn read(config: &serde_json::Value) -> Result<Self, LoadError> {
-        #[derive(Deserialize)]
-        struct Fields {
-            block_size: Option<usize>,
-            // Fast-dLLM v2 and DiffusionGemma have names of their own for it.
-            bd_size: Option<usize>,
-            canvas_length: Option<usize>,
-            mask_token_id: Option<u32>,
-        }
-        let Fields { block_size, bd_size, canvas_length, mask_token_id } = parse(config)?;
+        let DeclaredFields { block_size, bd_size, canvas_length, mask_token_id } = parse(config)?;
         Ok(Self { block_size: block_size.or(bd_size).or(canvas_length), mask_token_id })
     }
 }

@@ -8,6 +8,7 @@
 mod adapter;
 mod checkpoint;
 mod config_fields;
+mod config_rules;
 mod decoder;
 mod dense;
 mod diffusion_gemma;
@@ -201,6 +202,13 @@ pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::V
     Ok((family, config))
 }
 
+/// The fields of config.json that Diffulex neither uses nor knows to be without effect. Fails for those that would change what a
+/// network computes.
+pub fn unknown_fields(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
+    let (family, config) = read_config(files)?;
+    config_rules::unknown_fields(family, &config).map_err(|error| error.at(&files.place()))
+}
+
 /// Loads the network of `files` onto the device of `ops`, with the adapter of `merged`, or else the one among `files`,
 /// added to its weights. `progress` is called with the weights loaded so far and the total.
 pub fn load<O: Ops + 'static>(
@@ -213,7 +221,12 @@ pub fn load<O: Ops + 'static>(
 ) -> Result<Box<dyn Network<O>>, LoadError> {
     let (family, config) = read_config(files)?;
     let here = |error: LoadError| error.at(&files.place());
-    refuse_unsupported(family, &config).map_err(here)?;
+    config_rules::refuse_unsupported(family, &config).map_err(here)?;
+    let unknown = config_rules::unknown_fields(family, &config).map_err(here)?;
+    if !unknown.is_empty() {
+        let (place, names) = (files.place(), unknown.join(", "));
+        tracing::warn!("{place}: config.json has fields that are not known here, and not used: {names}");
+    }
     let declared = Declared::read(&config).map_err(here)?;
     let mut checkpoint = Checkpoint::open(files)?;
     let dtype = dtype.unwrap_or(checkpoint.weight_type());
@@ -259,65 +272,4 @@ fn boxed<O: Ops + 'static>(
     network: Result<impl Network<O> + 'static, LoadError>,
 ) -> Result<Box<dyn Network<O>>, LoadError> {
     Ok(Box::new(network?))
-}
-
-/// Fails for fields that no network here supports, and names them.
-fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(), LoadError> {
-    let refuse = |what: String| Err(config_fields::refuse(what));
-    let given = |field: &str| config.get(field).filter(|value| !value.is_null());
-    if let Some(activation) = given("hidden_act")
-        && activation != "silu"
-    {
-        return refuse(format!("hidden_act is {activation}; this network knows silu"));
-    }
-    for field in ["rope_scaling", "rope_parameters"] {
-        if let Some(rope) = given(field) {
-            let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-            // transformers takes a missing kind for the default; some older ways of stretching had none, but a factor.
-            if kind.map_or(rope.get("factor").is_some(), |kind| kind != "default") {
-                return refuse(format!("{field} {rope} is not supported; only the default rotary positions are"));
-            }
-        }
-    }
-    // LLaDA2 alone turns a part of each head.
-    for (name, from) in
-        [("partial_rotary_factor", Some(config)), ("rope_parameters.partial_rotary_factor", given("rope_parameters"))]
-    {
-        if family.network != NetworkKind::Llada2
-            && let Some(share) =
-                from.and_then(|from| from.get("partial_rotary_factor")).and_then(serde_json::Value::as_f64)
-            && share != 1.0
-        {
-            return refuse(format!("{name} is {share}; this network knows 1"));
-        }
-    }
-    if let Some(layers) = given("layer_types").and_then(|layers| layers.as_array())
-        && let Some(kind) = layers.iter().find(|kind| *kind != "full_attention")
-    {
-        return refuse(format!("layer_types has {kind}; this network knows full_attention"));
-    }
-    for field in ["use_sliding_window", "mlp_bias", "use_bias"] {
-        if given(field).is_some_and(|value| value != false) {
-            return refuse(format!("{field} is on; this network does not have it"));
-        }
-    }
-    // Only the converter to GGUF writes this field.
-    if let Some(is_shifted) = given("shift_logits")
-        && *is_shifted != (family.alignment == LogitAlignment::Next)
-    {
-        return refuse(format!("shift_logits is {is_shifted}; {} has them otherwise", family.architecture));
-    }
-    for field in ["clip_qkv", "quantization_config", "compression_config"] {
-        if let Some(value) = given(field) {
-            return refuse(format!("{field} is {value}; this network does not have it"));
-        }
-    }
-    for field in ["attention_bias", "use_qkv_bias"] {
-        if let Some(value) = given(field)
-            && *value != family.qkv_bias
-        {
-            return refuse(format!("{field} is {value}; {} has it {}", family.architecture, family.qkv_bias));
-        }
-    }
-    Ok(())
 }

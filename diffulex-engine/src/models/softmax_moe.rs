@@ -15,7 +15,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::config_fields::{check_sizes, parse, refuse};
+use super::config_fields::{check_sizes, fields_of, parse, refuse};
 use super::decoder::{
     Decoder, DecoderConfig, ExpertShape, Experts, FeedForward, MLP_NAMES, load_dense_mlp, load_experts, load_mlp,
 };
@@ -38,6 +38,11 @@ struct SdarMoeConfig {
     /// Layers that have an MLP all the same.
     #[serde(default)]
     mlp_only_layers: Vec<usize>,
+}
+
+/// The fields of SDAR-MoE's config.json that are read.
+pub(super) fn sdar_fields() -> Vec<&'static str> {
+    [fields_of::<DecoderConfig>(), fields_of::<SdarMoeConfig>()].concat()
 }
 
 /// Loads SDAR-MoE.
@@ -90,6 +95,11 @@ struct LladaMoeConfig {
     router_num_group: Option<usize>,
     routed_scaling_factor: Option<f32>,
     qk_layernorm: Option<bool>,
+}
+
+/// The fields of LLaDA-MoE's config.json that are read, and `norm_topk_prob`, which its reference does not read.
+pub(super) fn llada_fields() -> Vec<&'static str> {
+    [fields_of::<DecoderConfig>(), fields_of::<LladaMoeConfig>(), &["norm_topk_prob"]].concat()
 }
 
 /// Loads LLaDA-MoE.

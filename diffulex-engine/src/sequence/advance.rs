@@ -93,6 +93,7 @@ impl Sequence {
         }
         self.settle(&proposals, &mut change);
         self.note_stop();
+        self.note_repetition();
         Ok(change)
     }
 
@@ -117,7 +118,7 @@ impl Sequence {
             };
             let candidate = block.candidates.iter().find(|candidate| candidate.row == row).filter(|_| is_written);
             let alternatives = candidate.map(|candidate| {
-                let likeliest = std::iter::once(candidate.likeliest).chain(candidate.runners_up);
+                let likeliest = std::iter::once(candidate.likeliest).chain(candidate.runners_up.iter().copied());
                 likeliest.take(n_wanted).filter(|(_, probability)| *probability > 0.0).collect()
             });
             let position = self.block_start(index) + row;
@@ -171,7 +172,7 @@ impl Sequence {
             .find_map(|BlockCandidates { block, candidates }| {
                 let masked = candidates.iter().rev().filter(|candidate| candidate.current.is_none());
                 let best = masked.max_by(|a, b| a.confidence.total_cmp(&b.confidence))?;
-                Some((*block, self.strategy.force(*best)))
+                Some((*block, self.strategy.force(best)))
             })
             .ok_or_else(|| RequestError::engine("decoding made no progress and has no candidate to force"))
     }
@@ -272,6 +273,23 @@ impl Sequence {
             }
             // Positions attend to the whole answer, so the masks after the end token stay.
             (Some(_), Layout::WholeAnswer) | (None, _) => {}
+        }
+    }
+
+    /// Finds the first run of equal tokens of the length that ends the answer, in the text that is final. A token that the client
+    /// gave is no part of a run.
+    fn note_repetition(&mut self) {
+        let Some(max) = self.params.max_repetition_run else { return };
+        let (mut run, mut last) = (0, None);
+        for position in self.geometry.prompt_len..self.final_end() {
+            let written = Some(self.positions.tokens[position])
+                .filter(|_| self.positions.states[position] == PositionState::Filled);
+            run = if written.is_some() && written == last { run + 1 } else { u32::from(written.is_some()) };
+            last = written;
+            if run >= max {
+                self.repetition_end = Some(position + 1);
+                return;
+            }
         }
     }
 

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use diffulex_protocol::{Alternatives, FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{Declared, Input, Layout, Progress, Score, Strategy};
+use diffulex_strategies::{Declared, Input, Layout, MAX_LIKELIEST, Progress, Score, Strategy};
 
 use crate::alignment::LogitAlignment;
 pub use advance::StepChange;
@@ -28,6 +28,9 @@ use geometry::Geometry;
 pub use position::PositionState;
 use position::Positions;
 use scoring::Scoring;
+
+// Candidates have what clients may ask for.
+const _: () = assert!(SamplingParams::MAX_TOP_LOGPROBS as usize <= MAX_LIKELIEST);
 
 /// Limits of one request, checked when it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,8 @@ pub struct Sequence {
     stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
+    /// Position behind the first run of `max_repetition_run` equal tokens, if there is one.
+    repetition_end: Option<usize>,
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
@@ -125,6 +130,7 @@ impl Sequence {
             scoring: None,
             rebuild_end: 0,
             first_stop: None,
+            repetition_end: None,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         };
@@ -357,9 +363,11 @@ impl Sequence {
         self.first_stop
     }
 
-    /// Positions that must be decided before the answer is whole: the limit, or the first end token.
+    /// Positions that must be decided before the answer is whole: the limit, the first end token, or the end of a run of equal
+    /// tokens.
     pub fn answer_end(&self) -> usize {
-        self.first_stop.unwrap_or(self.limits.end)
+        let end = self.first_stop.unwrap_or(self.limits.end);
+        self.repetition_end.map_or(end, |run| run.min(end))
     }
 
     /// First position after the prompt that is not decided.
@@ -437,6 +445,11 @@ impl Sequence {
             return (self.n_cached_blocks() == self.blocks.len()).then_some(self.limits.reason);
         }
         if self.frontier() >= self.answer_end() {
+            // Another end at the same place comes first.
+            let end = self.first_stop.unwrap_or(self.limits.end);
+            if self.repetition_end.is_some_and(|run| run < end) {
+                return Some(FinishReason::MaxRepetitionRunReached);
+            }
             return Some(match self.first_stop {
                 // A stop id of the client's own counts as its stop string does.
                 Some(stop) if self.params.stop_token_ids.contains(&self.positions.tokens[stop]) => {
@@ -449,16 +462,7 @@ impl Sequence {
         if self.params.max_nfe.is_some_and(|max| self.nfe.decoding() >= max) {
             return Some(FinishReason::MaxNfeReached);
         }
-        if self.params.max_repetition_run.is_some_and(|max| self.repetition_run() >= max as usize) {
-            return Some(FinishReason::MaxRepetitionRunReached);
-        }
         None
-    }
-
-    /// Equal tokens at the end of the text that is final.
-    fn repetition_run(&self) -> usize {
-        let done = &self.positions.tokens[self.geometry.prompt_len..self.final_end()];
-        done.last().map_or(0, |last| done.iter().rev().take_while(|token| *token == last).count())
     }
 
     /// All decided tokens of the answer, including those after an end token.

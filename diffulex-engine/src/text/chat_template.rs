@@ -1,18 +1,26 @@
 //! Hugging Face chat templates, rendered by minijinja the way transformers' jinja2 renders them.
 
+mod account;
+mod compiled;
+mod filters;
+mod layout;
+mod metering;
+mod syntax;
+
+use std::hash::{BuildHasher, RandomState};
+
 use diffulex_protocol::ChatMessage;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, StringInput, Value, ValueKind, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, context, escape_formatter};
+use minijinja::value::Value;
+use minijinja::{Environment, Error, ErrorKind, context, escape_formatter};
 
-use super::panics::caught;
+use super::panics::{caught, caught_on_stack};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
-
-const NAME: &str = "chat";
+use compiled::Compiled;
 
 /// Maximum instructions of one rendering, so that an endless template is an error. Chosen by us: released templates take up to
-/// about 100 per message, so this is enough for 100,000 messages, and takes a second.
+/// about 200 per message, half of them for the account, so this is enough for 50,000 messages, and takes a few seconds.
 const MAX_INSTRUCTIONS: u64 = 10_000_000;
 
 /// Maximum output of one rendering: this many bytes plus a multiple of the messages' size. Chosen by us: released templates
@@ -20,17 +28,35 @@ const MAX_INSTRUCTIONS: u64 = 10_000_000;
 const MAX_OWN_BYTES: usize = 1 << 20;
 const MAX_REPEATS: usize = 4;
 
-/// Maximum width and precision in format strings, because a few bytes of template could otherwise allocate any amount of
-/// memory. Chosen by us: released templates indent by 4 and have no format strings.
-const MAX_WIDTH: usize = 1000;
+/// Maximum size of all values that one rendering makes: this many bytes, plus a multiple of the messages' size, plus some for each
+/// message. Chosen by us: released templates copy each message up to ten times.
+const MAX_VALUES: u64 = 64 << 20;
+const MAX_COPIES: u64 = 64;
+const MESSAGE_VALUES: u64 = 4096;
+
+/// Bytes of stack for parsing, and for rendering templates that recurse. Chosen by us: several times what the deepest template
+/// that is accepted takes.
+const STACK: usize = 64 << 20;
 
 /// Default template for models without one: ChatML, which every block-diffusion family except LLaDA uses.
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// Where a rendered conversation ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConversationEnd {
+    /// Behind the start of the assistant's turn.
+    #[default]
+    GenerationPrompt,
+    /// Behind its last message.
+    LastMessage,
+    /// Behind the content of its last message, which the answer continues.
+    Content,
+}
+
 pub(super) struct ChatTemplate {
-    /// Globals include `bos_token`, `eos_token` and other special tokens that templates print.
-    environment: Environment<'static>,
+    /// Its globals include `bos_token`, `eos_token` and other special tokens that templates print.
+    compiled: Compiled,
     source: String,
 }
 
@@ -44,44 +70,79 @@ impl ChatTemplate {
         };
         let mut environment = Environment::new();
         // The same settings as transformers' jinja2.
+        let fail = |what: String| LoadError::of(files.place(), format!("chat template: {what}"));
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|error| LoadError::of(files.place(), error))?);
+        let syntax = syntax.map_err(|error| fail(error.to_string()))?;
+        syntax::check(&source, &syntax).map_err(fail)?;
+        environment.set_syntax(syntax);
         environment.set_fuel(Some(MAX_INSTRUCTIONS));
         environment.set_formatter(|out, state, value| {
-            // It would go through all of its items after the last that fits.
-            let is_sequence = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
-            match value.len().filter(|n_items| is_sequence && *n_items > MAX_OWN_BYTES) {
-                Some(n_items) => Err(Error::new(ErrorKind::InvalidOperation, format!("a list of {n_items} items"))),
-                None => escape_formatter(out, state, value),
-            }
+            metering::spend_written(state, value)?;
+            escape_formatter(out, state, value)
         });
         environment.set_unknown_method_callback(|state, value, method, arguments| {
             if let ("format", Some(text)) = (method, value.as_str()) {
-                check_widths(text.split('{').skip(1).filter_map(|field| field.split('}').next()))?;
+                layout::check_widths(text.split('{').skip(1).filter_map(|field| field.split('}').next()))?;
             }
-            minijinja_contrib::pycompat::unknown_method_callback(state, value, method, arguments)
+            filters::method(state, value, method, arguments)
         });
-        environment.add_filter("tojson", tojson);
-        environment.add_filter("format", format);
-        environment.add_filter("indent", indent);
+        // It prints all that is known, and jinja2 has none.
+        environment.remove_global("debug");
+        filters::add_filters(&mut environment);
+        metering::add_filters(&mut environment);
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        caught(|| environment.add_template_owned(NAME, source.clone()))
-            .and_then(|added| added.map_err(|error| error.to_string()))
-            .map_err(|what| LoadError::of(files.place(), format!("chat template: {what}")))?;
         let settings = tokenizer_config.as_object().into_iter().flatten();
         for (key, value) in settings.filter(|(key, _)| key.ends_with("_token")) {
             if let Some(content) = value.as_str().or_else(|| value.get("content")?.as_str()) {
                 environment.add_global(key.clone(), content);
             }
         }
-        Ok(Self { environment, source })
+        let compiled = caught_on_stack(STACK, || Compiled::compile(environment, source.clone()));
+        Ok(Self { compiled: compiled.and_then(|compiled| compiled).map_err(fail)?, source })
     }
 
     /// As it was loaded.
     pub(super) fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Renders a conversation up to `end`.
+    pub(super) fn render_until(&self, messages: &[ChatMessage], end: ConversationEnd) -> Result<String, RequestError> {
+        let adds_prompt = end == ConversationEnd::GenerationPrompt;
+        let options = std::iter::once(("add_generation_prompt".to_owned(), adds_prompt.into())).collect();
+        match messages.split_last() {
+            Some((last, others)) if end == ConversationEnd::Content => self.render_open(others, last, &options),
+            _ => self.render(messages, &options),
+        }
+    }
+
+    /// Renders a conversation up to the end of the content of `last`. A mark behind the content finds the place, as in
+    /// transformers: the content itself may occur elsewhere, and templates write it trimmed.
+    fn render_open(
+        &self,
+        others: &[ChatMessage],
+        last: &ChatMessage,
+        options: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, RequestError> {
+        // No message can hold it on purpose.
+        let mark = format!("CONTINUED-{:016x}", RandomState::new().hash_one(&last.content));
+        // The space behind the mark is gone where the template trims.
+        let marked = ChatMessage { role: last.role.clone(), content: format!("{}{mark} ", last.content) };
+        let mut rendered = self.render(&[others, &[marked]].concat(), options)?;
+        let Some(end) = rendered.rfind(&mark) else {
+            let message = "messages: the model's chat template leaves out the content of the last message, which \
+                           continue_final_message would continue";
+            return Err(RequestError::invalid("messages", message));
+        };
+        let is_trimmed = !rendered[end + mark.len()..].starts_with(' ');
+        rendered.truncate(end);
+        let n_spaces = last.content.len() - last.content.trim_end().len();
+        if is_trimmed && rendered.ends_with(&last.content[last.content.len() - n_spaces..]) {
+            rendered.truncate(end - n_spaces);
+        }
+        Ok(rendered)
     }
 
     pub(super) fn render(
@@ -90,54 +151,36 @@ impl ChatTemplate {
         options: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, RequestError> {
         let n_bytes: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        let n_messages = messages.len();
         let messages: Vec<Value> = messages
             .iter()
             .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() })
             .collect();
-        let context = context! { messages, add_generation_prompt => true };
-        let context = if options.is_empty() {
-            context
-        } else {
-            let options = Value::from_pairs(options.iter().map(|(name, value)| (name.clone(), from_json(value))));
-            context! { ..options, ..context }
-        };
         let limit = MAX_OWN_BYTES + MAX_REPEATS * n_bytes;
-        let mut out = Bounded { bytes: Vec::new(), limit, is_over: false };
-        // It panics at some format strings: at names that are not ASCII.
-        let rendered = caught(|| self.environment.get_template(NAME)?.render_captured_to(context, &mut out).map(drop));
+        let max_values = MAX_VALUES + MAX_COPIES * n_bytes as u64 + MESSAGE_VALUES * n_messages as u64;
+        let own = [("messages", Value::from(messages)), ("add_generation_prompt", true.into())];
+        let options = options.iter().map(|(name, value)| (name.as_str(), from_json(value)));
+        // The last of a name counts.
+        let pairs = own.into_iter().chain(options).chain([(metering::LIMIT, max_values.into())]);
+        let context = Value::from_pairs(pairs);
+        let mut out = String::new();
+        let run = || self.compiled.run(context, &mut out);
+        // It panics at some format strings: at names that are not ASCII. A thread takes longer than most templates.
+        let rendered = if self.compiled.recurses() { caught_on_stack(STACK, run) } else { caught(run) };
         let fail = |reason: String| {
             RequestError::invalid("messages", format!("messages do not fit the model's chat template: {reason}"))
         };
+        let too_long = || fail(format!("it writes more than {limit} bytes"));
         rendered.map_err(fail)?.map_err(|error| match error.kind() {
-            _ if out.is_over => fail(format!("it writes more than {limit} bytes")),
+            _ if out.len() > limit => too_long(),
             ErrorKind::OutOfFuel => fail(format!("it takes more than {MAX_INSTRUCTIONS} instructions")),
             // The template's own message (raise_exception) is the useful part.
             _ => fail(error.detail().map_or_else(|| error.to_string(), str::to_owned)),
         })?;
-        String::from_utf8(out.bytes).map_err(|error| fail(error.to_string()))
-    }
-}
-
-/// A writer with a size limit.
-struct Bounded {
-    bytes: Vec<u8>,
-    limit: usize,
-    /// True after a write beyond the limit.
-    is_over: bool,
-}
-
-impl std::io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.is_over |= bytes.len() > self.limit - self.bytes.len();
-        if self.is_over {
-            return Err(std::io::ErrorKind::FileTooLarge.into());
+        if out.len() > limit {
+            return Err(too_long());
         }
-        self.bytes.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        Ok(out)
     }
 }
 
@@ -167,89 +210,5 @@ fn from_json(json: &serde_json::Value) -> Value {
         serde_json::Value::Object(entries) => {
             Value::from_pairs(entries.iter().map(|(name, value)| (name.clone(), from_json(value))))
         }
-    }
-}
-
-/// minijinja's `format`, with bounded widths and precisions.
-fn format(state: &mut State<'_, '_>, text: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
-    let fields = text.as_str().unwrap_or_default().split('%').map(|field| {
-        let named = field.strip_prefix('(').and_then(|field| field.split_once(')'));
-        let field = named.map_or(field, |(_, field)| field);
-        field.split(char::is_alphabetic).next().unwrap_or_default()
-    });
-    check_widths(fields.skip(1))?;
-    minijinja::filters::format(state, text, arguments)
-}
-
-/// minijinja's `indent`, with a bounded width.
-fn indent(
-    text: StringInput<'_>,
-    width: Option<usize>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    named: Kwargs,
-) -> Result<Value, Error> {
-    let width = width.or(named.get("width")?);
-    check_width(width.or(Some(0)))?;
-    minijinja::filters::indent(text, width, first, blank, named)
-}
-
-/// Fails if the width or precision of a format field is too large.
-fn check_widths<'a>(fields: impl Iterator<Item = &'a str>) -> Result<(), Error> {
-    let mut numbers = fields.flat_map(|field| field.split(|character: char| !character.is_ascii_digit()));
-    numbers.try_for_each(|number| if number.is_empty() { Ok(()) } else { check_width(number.parse().ok()) })
-}
-
-fn check_width(width: Option<usize>) -> Result<(), Error> {
-    let fits = width.is_some_and(|width| width <= MAX_WIDTH);
-    let error = || Error::new(ErrorKind::InvalidOperation, format!("a width or precision over {MAX_WIDTH}"));
-    fits.then_some(()).ok_or_else(error)
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`: Python's separators, no HTML escaping.
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    check_width(indent.or(Some(0)))?;
-    let json = serde_json::to_value(value)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, "value is not JSON").with_source(error))?;
-    let mut text = String::new();
-    write_python_json(&json, indent, 0, &mut text);
-    Ok(Value::from_safe_string(text))
-}
-
-fn write_python_json(value: &serde_json::Value, indent: Option<usize>, depth: usize, out: &mut String) {
-    let new_line = |out: &mut String, depth: usize| {
-        if let Some(width) = indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', width * depth));
-        }
-    };
-    let separator = if indent.is_some() { "," } else { ", " };
-    match value {
-        serde_json::Value::Array(items) if !items.is_empty() => {
-            out.push('[');
-            for (index, item) in items.iter().enumerate() {
-                out.push_str(if index > 0 { separator } else { "" });
-                new_line(out, depth + 1);
-                write_python_json(item, indent, depth + 1, out);
-            }
-            new_line(out, depth);
-            out.push(']');
-        }
-        serde_json::Value::Object(entries) if !entries.is_empty() => {
-            out.push('{');
-            for (index, (key, item)) in entries.iter().enumerate() {
-                out.push_str(if index > 0 { separator } else { "" });
-                new_line(out, depth + 1);
-                out.push_str(&serde_json::Value::from(key.as_str()).to_string());
-                out.push_str(": ");
-                write_python_json(item, indent, depth + 1, out);
-            }
-            new_line(out, depth);
-            out.push('}');
-        }
-        scalar => out.push_str(&scalar.to_string()),
     }
 }

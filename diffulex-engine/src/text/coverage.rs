@@ -14,9 +14,9 @@ const NFC_SHRINKS_BY: usize = 4;
 
 /// The maximum number of bytes of a text that become one token, if there is one.
 pub(super) fn max_bytes_per_token(tokenizer: &Tokenizer) -> Option<usize> {
-    // Truncation limits the number of tokens, and an added token that strips surrounding white space has no maximum.
+    // An added token that strips surrounding white space has no maximum.
     let added = tokenizer.get_added_tokens_decoder();
-    if tokenizer.get_truncation().is_some() || added.values().any(|token| token.lstrip || token.rstrip) {
+    if added.values().any(|token| token.lstrip || token.rstrip) {
         return None;
     }
     let pre_tokenizer = match tokenizer.get_pre_tokenizer() {
@@ -121,12 +121,8 @@ mod tests {
 
     #[test]
     fn there_is_no_bound_where_text_may_be_lost() {
-        let changes: [fn(&mut Value); 7] = [
+        let changes: [fn(&mut Value); 6] = [
             |file| file["added_tokens"] = added("<|end|>", true),
-            |file| {
-                file["truncation"] =
-                    json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0})
-            },
             |file| file["normalizer"] = json!({"type": "Strip", "strip_left": true, "strip_right": true}),
             |file| file["normalizer"] = json!({"type": "Replace", "pattern": {"Regex": "a+"}, "content": "a"}),
             |file| file["pre_tokenizer"] = json!({"type": "Whitespace"}),

@@ -9,9 +9,11 @@ mod byte_alphabet;
 mod chat_template;
 mod coverage;
 mod detokenize;
+mod growth;
 mod merges;
 mod panics;
 mod tokenizer;
 
+pub use chat_template::ConversationEnd;
 pub use detokenize::Detokenizer;
 pub use tokenizer::{SpecialTokens, TextModel};

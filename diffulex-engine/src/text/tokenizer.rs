@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use diffulex_protocol::ChatMessage;
 use tokenizers::Tokenizer;
 
-use super::chat_template::ChatTemplate;
+use super::chat_template::{ChatTemplate, ConversationEnd};
+use super::growth::Growth;
 use super::panics::caught;
 use super::{byte_alphabet, coverage, merges};
 use crate::error::{LoadError, RequestError};
@@ -43,6 +44,8 @@ pub struct TextModel {
     mask_token_id: Option<u32>,
     vocab_size: u32,
     max_bytes_per_token: Option<usize>,
+    max_growth: Growth,
+    unused: Vec<&'static str>,
 }
 
 impl TextModel {
@@ -54,7 +57,9 @@ impl TextModel {
             None => merges::tokenizer_json(files)?.into(),
         };
         let fail = |what: String| LoadError::of(files.place(), format!("tokenizer: {what}"));
-        let tokenizer = catching(|| Tokenizer::from_bytes(bytes.as_ref())).map_err(fail)?;
+        let max_growth = Growth::of(&bytes).map_err(fail)?;
+        let mut tokenizer = catching(|| Tokenizer::from_bytes(bytes.as_ref())).map_err(fail)?;
+        let unused = switch_off(&mut tokenizer).map_err(fail)?;
         let largest_id = tokenizer.get_vocab(true).into_values().max();
         let vocab_size = match largest_id.map(|id| id.checked_add(1)) {
             None => 0,
@@ -108,7 +113,14 @@ impl TextModel {
             mask_token_id,
             vocab_size,
             max_bytes_per_token,
+            max_growth,
+            unused,
         })
+    }
+
+    /// Settings of the tokenizer's file that have no effect here.
+    pub fn unused_settings(&self) -> &[&'static str] {
+        &self.unused
     }
 
     /// Tokenises `text`. Special tokens spelled out in it become their ids; none is added.
@@ -118,6 +130,9 @@ impl TextModel {
 
     /// Like [`Self::encode`]; with `adds_special_tokens`, those that the tokenizer's post-processor puts around a text are added.
     pub fn encode_with(&self, text: &str, adds_special_tokens: bool) -> Result<Vec<u32>, RequestError> {
+        caught(|| self.max_growth.check(&self.tokenizer, text))
+            .and_then(|checked| checked)
+            .map_err(|what| RequestError::invalid("prompt", format!("prompt {what}")))?;
         let encoding = catching(|| self.tokenizer.encode_fast(text, adds_special_tokens))
             .map_err(|what| RequestError::invalid("prompt", format!("prompt cannot be tokenised: {what}")))?;
         Ok(encoding.get_ids().to_vec())
@@ -131,6 +146,11 @@ impl TextModel {
     /// Renders messages with the model's template, up to the start of the assistant's turn.
     pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, RequestError> {
         self.render_chat_with(messages, &serde_json::Map::new())
+    }
+
+    /// Like [`Self::render_chat`], up to `end`.
+    pub fn render_chat_until(&self, messages: &[ChatMessage], end: ConversationEnd) -> Result<String, RequestError> {
+        self.template.render_until(messages, end)
     }
 
     /// Like [`Self::render_chat`], with variables of the template such as `enable_thinking`.
@@ -202,6 +222,21 @@ impl TextModel {
     pub fn vocab_size(&self) -> u32 {
         self.vocab_size
     }
+}
+
+/// Switches truncation and padding off and returns the names of those that were on. They are settings of a training run: a server
+/// reads all of a prompt, or the part that the request's `truncate_prompt_tokens` asks for.
+fn switch_off(tokenizer: &mut Tokenizer) -> Result<Vec<&'static str>, String> {
+    let mut unused = Vec::new();
+    if tokenizer.get_truncation().is_some() {
+        tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+        unused.push("truncation");
+    }
+    if tokenizer.get_padding().is_some() {
+        tokenizer.with_padding(None);
+        unused.push("padding");
+    }
+    Ok(unused)
 }
 
 /// Calls the tokenizers crate and turns its panics into errors. It panics on some malformed files (Helper of its decoders, at the

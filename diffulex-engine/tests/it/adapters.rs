@@ -171,7 +171,7 @@ fn a_request_with_d2fs_adapter_is_decoded_by_d2f() {
             assert_eq!(d2f.nfe_counts.denoise, merged.reply(&rid).nfe_counts.denoise, "{adapter}, {index}");
         }
         let mut set = with_adapter("r", 0, Some("d2f"));
-        set.sampling_params.decoding = decoding(json!({ "denoising_steps": 3, "add_block_threshold": 0.5 }));
+        set.sampling_params.decoding = decoding(json!({ "semi_complete_threshold": 0.5, "add_block_threshold": 0.5 }));
         assert_eq!(run(&mut engine, vec![set]).reply("r").token_ids.len(), 14, "d2f's settings are taken");
     }
     // Any other adapter is decoded as its base is.

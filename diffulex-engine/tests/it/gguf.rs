@@ -421,6 +421,32 @@ fn damaged_files_are_refused_with_what_was_expected() {
 }
 
 #[test]
+fn blocks_with_scales_that_are_not_finite_are_refused_by_their_tensors_name() {
+    let bytes = std::fs::read(golden("gguf/tiny_q4_k_m.gguf")).unwrap();
+    let head = Content::read(&mut Cursor::new(&bytes)).unwrap();
+    let nan = half::f16::NAN.to_le_bytes();
+    // Offsets of scales and minima in a block.
+    for (kind, scales) in [(GgmlDType::Q4K, &[0, 2][..]), (GgmlDType::Q6K, &[208])] {
+        let of_kind = head.tensor_infos.iter().find(|(_, tensor)| tensor.ggml_dtype == kind);
+        let (name, tensor) = of_kind.expect("a tensor of that kind");
+        for scale in scales {
+            let at = (head.tensor_data_offset + tensor.offset) as usize + kind.type_size() + scale;
+            let file = File::of(&patched(&bytes, at, &nan));
+            let message = file.open().and_then(|files| load(&files)).unwrap_err().to_string();
+            let authors = authors_name("sdar", name);
+            assert!(message.contains(&format!("{authors} has NaN at index 256 of ")), "{name}: {message}");
+        }
+    }
+    let spoilt = Tensor::full(f32::INFINITY, (256,), &Device::Cpu).unwrap();
+    let mut parts = Parts::tiny();
+    parts.tensors.retain(|(name, _)| name != "output_norm.weight");
+    parts.tensors.push(("output_norm.weight".to_owned(), QTensor::quantize(&spoilt, GgmlDType::F32).unwrap()));
+    let file = parts.file();
+    let message = file.open().and_then(|files| load(&files)).unwrap_err().to_string();
+    assert!(message.contains("model.norm.weight has inf at index 0 of 256"), "{message}");
+}
+
+#[test]
 fn a_folder_of_gguf_files_is_told_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(golden("gguf/tiny_q4_k_m.gguf"), folder.path().join("tiny.gguf")).unwrap();

@@ -189,9 +189,12 @@ fn block_generation(trace: &serde_json::Value) -> Generation {
     let block_size = usize_of(&params["block_length"]);
     let n_blocks = usize_of(&params["gen_length"]) / block_size;
     let threshold = params["threshold"].as_f64().map(|threshold| threshold as f32);
-    let decoding = decoding(
-        json!({ "accept_rule": if threshold.is_some() { "threshold" } else { "static" }, "accept_threshold": threshold, "denoising_steps": params["steps"].as_u64().map(|steps| (steps as usize / n_blocks) as u32) }),
-    );
+    let n_steps = params["steps"].as_u64().map(|steps| (steps as usize / n_blocks) as u32);
+    // A threshold leaves the schedule without effect.
+    let decoding = decoding(match threshold {
+        Some(threshold) => json!({ "accept_rule": "threshold", "accept_threshold": threshold }),
+        None => json!({ "accept_rule": "static", "denoising_steps": n_steps }),
+    });
     let (prompt, all) = (ids(&trace["prompt"]), ids(&trace["final"]));
     let mut want = all[prompt.len()..all.len() / block_size * block_size].to_vec();
     let eos = params["eos_id"].as_u64().map(|id| id as u32);

@@ -254,6 +254,7 @@ fn every_subject() -> Vec<Subject> {
         // Everything is there twice.
         Subject { page_bytes: 2 * page_bytes(4), ..golden("semi_ar", Files::golden("llada"), &guided, 192, 4) },
         golden("semi_ar", Files::golden("llada"), &early_commit, 96, 4),
+        golden("semi_ar", Files::golden("llada_moe"), &of_four, 96, 4),
         golden("saber", Files::golden("llada"), &saber, 96, 4),
         golden("saber", Files::golden("dream"), &saber, 96, 2),
         golden("diffusion_generate", Files::golden("dream"), &options, 96, 2),

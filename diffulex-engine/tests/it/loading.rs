@@ -54,10 +54,38 @@ fn a_repositorys_name_is_recognised_and_how_to_download_it_is_told() {
          LLaDA-8B-Instruct`, then pass --model LLaDA-8B-Instruct"
     );
     // A folder that is there, and a path that is none of a repository's names.
-    for path in ["it/nobody", "./a/b", "a/b/c", "a b/c", "~/models", "a/b.gguf"] {
+    for path in ["it/nobody", "./a/b", "a/b/c", "a b/c", "a/b.gguf"] {
         let message = said(Path::new(path), &options());
         assert_eq!(message, format!("{path}: no such file or folder; a model is a checkpoint folder or a GGUF file"));
     }
+}
+
+#[test]
+fn a_home_that_the_shell_did_not_expand_is_told() {
+    assert_eq!(
+        said(Path::new("~/models"), &options()),
+        "~/models: no such file or folder; a model is a checkpoint folder or a GGUF file. The shell replaces ~ only where it is \
+         not in quotes"
+    );
+}
+
+#[test]
+fn an_adapter_and_a_single_file_of_weights_are_told_where_they_belong() {
+    assert_eq!(
+        said_of(&[("adapter_config.json", b"{}"), ("adapter_model.safetensors", b"x")]),
+        "MODEL: is an adapter, not a model; pass its base model with --model, and --lora-path NAME=MODEL"
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("model.safetensors");
+    std::fs::write(&file, b"x").unwrap();
+    assert_eq!(
+        said(&file, &options()),
+        format!(
+            "{}: is one file of a checkpoint; pass the folder: --model {}",
+            file.display(),
+            folder.path().display()
+        )
+    );
 }
 
 #[test]

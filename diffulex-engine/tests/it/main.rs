@@ -17,6 +17,7 @@ mod golden;
 mod harness;
 mod hostile;
 mod loading;
+mod model_files;
 mod pages;
 mod picture;
 mod planning;

@@ -2,8 +2,9 @@
 
 use diffulex_engine::{EngineOptions, ServingEngine};
 use diffulex_protocol::{SamplingParams, ServingCommand, ServingEvent, StreamMode};
+use serde_json::json;
 
-use crate::harness::{Subject, engine, greedy, options, prompt, request, run, run_with, subjects};
+use crate::harness::{Subject, decoding, engine, greedy, options, prompt, request, run, run_with, subjects};
 
 /// Requests that use every penalty, greedy and drawn.
 fn penalised() -> Vec<(String, Vec<u32>, SamplingParams)> {
@@ -83,7 +84,7 @@ fn alternatives_change_no_greedy_answer_and_begin_with_its_token() {
         let mut engine = subject.engine(&EngineOptions { prefix_caching: false, ..subject.options.clone() });
         let plain =
             run(&mut engine, vec![request("r", &prompt(3, 11), SamplingParams { logprobs: true, ..greedy(20) })]);
-        let params = SamplingParams { logprobs: true, top_logprobs: 8, ..greedy(20) };
+        let params = SamplingParams { logprobs: true, top_logprobs: 20, ..greedy(20) };
         let told = run(&mut engine, vec![request("r", &prompt(3, 11), params)]);
         let (plain, reply) = (plain.reply("r"), told.reply("r"));
         assert_eq!(
@@ -95,7 +96,7 @@ fn alternatives_change_no_greedy_answer_and_begin_with_its_token() {
         assert!(plain.alternatives.is_empty());
         assert_eq!(reply.alternatives.len(), reply.token_ids.len());
         for ((id, confidence), likeliest) in reply.token_ids.iter().zip(&reply.confidences).zip(&reply.alternatives) {
-            assert!(likeliest.len() == 8 && likeliest.is_sorted_by(|a, b| a.1 >= b.1), "{}", subject.strategy);
+            assert!(likeliest.len() == 20 && likeliest.is_sorted_by(|a, b| a.1 >= b.1), "{}", subject.strategy);
             assert_eq!(likeliest[0], (*id, *confidence), "{}", subject.strategy);
         }
     }
@@ -158,6 +159,37 @@ fn penalties_make_an_answer_repeat_less() {
     ] {
         assert!(n_distinct(stronger.clone()) > plain, "{stronger:?}");
     }
+}
+
+#[test]
+fn tokens_of_one_step_do_not_count_for_each_other() {
+    let ids = |denoising_steps: u32| {
+        let params = SamplingParams {
+            logit_bias: vec![(77, 30.0)],
+            presence_penalty: 2.0,
+            frequency_penalty: 2.0,
+            repetition_penalty: Some(100.0),
+            decoding: decoding(json!({"accept_rule": "static", "denoising_steps": denoising_steps})),
+            ..greedy(4)
+        };
+        run(&mut engine(&options()), vec![request("r", &prompt(1, 8), params)]).reply("r").token_ids.clone()
+    };
+    assert_eq!(ids(1), [77; 4]);
+    assert_eq!(ids(4).iter().filter(|id| **id == 77).count(), 1, "in later steps it is penalised");
+}
+
+#[test]
+fn a_low_temperature_and_one_candidate_take_fewer_forwards_than_greedy_decoding() {
+    let answer = |params: SamplingParams| {
+        let told = run(&mut engine(&options()), vec![request("r", &prompt(1, 8), params)]);
+        (told.reply("r").nfe_counts.denoise, told.reply("r").token_ids.clone())
+    };
+    let drawn = |temperature, top_k| SamplingParams { temperature, top_k, seed: Some(1), ..greedy(32) };
+    let ((greedy, greedy_ids), (cold, _), (one, ids)) =
+        (answer(greedy(32)), answer(drawn(0.01, None)), answer(drawn(1.0, Some(1))));
+    assert!(2 * cold < greedy, "{cold} {greedy}");
+    assert!(one <= cold && one <= 32 / 4, "{one} {cold}");
+    assert_ne!(ids, greedy_ids, "which it is not");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Life of a request: limits, ends, refusals, streams, aborts.
 
-use diffulex_engine::{EngineOptions, ModelFiles, ServingEngine, TextModel};
+use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine, TextModel};
 use diffulex_protocol::{
     ErrorCode, FinishReason, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, SnapshotSpan, StreamMode,
 };
@@ -289,17 +289,52 @@ fn max_nfe_ends_an_answer_at_what_is_final() {
     check_stream(&told, "cut", engine.card().mask_token_id);
 }
 
+/// Checks that answers with `max_repetition_run` are those without, up to the last token of the first run of that length.
+fn check_repetition_runs(engine: &mut Engine, prompt: &[u32], params: &SamplingParams) {
+    for stream in [None, Some(StreamMode::BlockAppend), Some(StreamMode::Denoise)] {
+        let asked = |rid: &str, params: SamplingParams| {
+            let request = request(rid, prompt, params);
+            vec![match stream {
+                Some(mode) => streaming(request, mode),
+                None => request,
+            }]
+        };
+        let whole = run(engine, asked("whole", params.clone())).reply("whole").token_ids.clone();
+        for max in [1, 2, 3, 4, 9] {
+            let limited = SamplingParams { max_repetition_run: Some(max), ..params.clone() };
+            let told = run(engine, asked("cut", limited));
+            let reply = told.reply("cut");
+            let max = max as usize;
+            let end = (max..=whole.len()).find(|end| whole[end - max..*end].iter().all(|id| *id == whole[end - 1]));
+            let expected = &whole[..end.unwrap_or(whole.len())];
+            assert_eq!(reply.token_ids, expected, "{max} in {whole:?}");
+            // The limit of tokens comes first where both are reached at once.
+            let is_cut = end.is_some_and(|end| end < whole.len());
+            assert_eq!(reply.finish_reason == FinishReason::MaxRepetitionRunReached, is_cut, "{max} in {whole:?}");
+            if stream.is_some() {
+                check_stream(&told, "cut", engine.card().mask_token_id);
+            }
+        }
+    }
+}
+
 #[test]
-fn a_repetition_run_counts_committed_tokens_only() {
-    let mut engine = engine(&options());
-    // The golden prompt whose answer begins with four equal tokens.
-    let prompt = [338, 42, 450, 431, 138, 244];
-    let params = SamplingParams { max_repetition_run: Some(3), ..greedy(24) };
-    let told = run(&mut engine, vec![request("r", &prompt, params)]);
-    let reply = told.reply("r");
-    assert_eq!(reply.finish_reason, FinishReason::MaxRepetitionRunReached);
-    let n = reply.token_ids.len();
-    assert!(n >= 3 && reply.token_ids[n - 3..].iter().all(|id| *id == reply.token_ids[n - 1]));
+fn a_repetition_run_ends_the_answer_at_its_last_token() {
+    for subject in subjects() {
+        let mut engine = subject.engine(&subject.options);
+        // One token is made so likely that runs of it are everywhere, and begin and end inside of blocks.
+        for (seed, bias) in (0..6).zip([2.0, 3.0, 4.0, 5.0, 6.0, 100.0]) {
+            let params = SamplingParams {
+                temperature: 1.0,
+                seed: Some(seed),
+                logit_bias: vec![(77, bias)].into_iter().collect(),
+                ignore_eos: true,
+                ..greedy(30)
+            };
+            check_repetition_runs(&mut engine, &prompt(seed as u32, 9), &params);
+        }
+        check_repetition_runs(&mut engine, &[338, 42, 450, 431, 138, 244], &greedy(24));
+    }
 }
 
 #[test]

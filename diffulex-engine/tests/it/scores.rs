@@ -212,7 +212,7 @@ fn scores_are_refused_by_name_where_a_prompt_has_no_order() {
 }
 
 #[test]
-fn the_settings_of_a_strategy_leave_scores_as_they_are() {
+fn settings_and_sampling_leave_scores_as_they_are() {
     let text = prompt(9, 17);
     for (checkpoint, strategy, settings) in [
         ("llada", "semi_ar", json!({"cfg_scale": 0.7, "kv_reuse": "dual"})),
@@ -223,7 +223,19 @@ fn the_settings_of_a_strategy_leave_scores_as_they_are() {
         let want = scores(&mut engine_of(checkpoint, Some(8), &options()), &text);
         let named = EngineOptions { decoding_strategy: Some(strategy.to_owned()), ..options() };
         let served = scores(&mut engine_of(checkpoint, Some(8), &deciding(named.clone(), settings.clone())), &text);
-        let params = SamplingParams { decoding: decoding(settings), logit_bias: vec![(3, 9.0)], ..scoring(2) };
+        let params = SamplingParams {
+            decoding: decoding(settings),
+            logit_bias: vec![(3, 9.0)],
+            temperature: 1.7,
+            seed: Some(3),
+            top_p: Some(0.3),
+            top_k: Some(2),
+            min_p: Some(0.4),
+            presence_penalty: 2.0,
+            frequency_penalty: 2.0,
+            repetition_penalty: Some(3.0),
+            ..scoring(2)
+        };
         let mut engine = engine_of(checkpoint, Some(8), &named);
         let asked = run(&mut engine, vec![request("one", &text, params)]).reply("one").prompt_scores.clone().unwrap();
         assert_eq!((&served, &asked), (&want, &want), "{checkpoint}");

@@ -1,5 +1,7 @@
 //! Sequences from outside: where blocks lie, what a step is about, and what a request knows of itself.
 
+use std::collections::BTreeMap;
+
 use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
@@ -167,6 +169,43 @@ fn a_token_that_the_client_gave_ends_no_answer() {
     let step = candidates(&sequence, 0, &[0.95]);
     sequence.advance(0..1, &[step]).expect("legal edits");
     assert_eq!(sequence.answer_end(), 6);
+}
+
+#[test]
+fn a_token_that_the_client_gave_is_no_part_of_a_run() {
+    // Behind the prompt: given tokens, of which `written` is one more.
+    let end = |written: u32, given: [Option<u32>; 4]| {
+        let params = SamplingParams { max_repetition_run: Some(2), ..SamplingParams::default() };
+        let limits = Limits { end: 6, reason: FinishReason::MaxNewTokensReached };
+        let strategy = strategy(StrategyKind::SemiAutoregressive, &[]);
+        let mut sequence =
+            Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).holding(&given);
+        let mut step = candidates(&sequence, 0, &[0.95]);
+        step.candidates.iter_mut().for_each(|candidate| candidate.token = written);
+        sequence.advance(0..1, &[step]).expect("legal edits");
+        assert!(sequence.undecided(0).is_empty());
+        sequence.answer_end()
+    };
+    assert_eq!(end(9, [Some(9), Some(9), Some(9), None]), 6);
+    assert_eq!(end(9, [None, Some(9), None, Some(8)]), 6, "a given token between two of them");
+    assert_eq!(end(9, [Some(9), None, None, Some(8)]), 5);
+}
+
+#[test]
+fn what_the_client_gave_and_drafts_are_no_occurrences_in_the_answer() {
+    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).holding(&[None, Some(9), None, None]);
+    let occurrences = sequence.followed_by(&[7, 9]).occurrences();
+    assert_eq!(occurrences, BTreeMap::from([(0, 0), (1, 0), (7, 0), (9, 0)]));
+
+    let mut sequence = self::sequence(StrategyKind::BlockEdit, [4, 4]);
+    let prompt = sequence.step_blocks();
+    sequence.advance(prompt, &[]).expect("a prompt");
+    let blocks = sequence.step_blocks();
+    let step = candidates(&sequence, 1, &[0.95, 0.3]);
+    sequence.advance(blocks, &[step]).expect("legal edits");
+    let drafts: Vec<_> = (0..8).map(|position| sequence.draft(position)).collect();
+    assert_eq!(drafts[4..], [Some(4), None, Some(6), None]);
+    assert_eq!(sequence.occurrences(), (0..4).map(|token| (token, 0)).collect());
 }
 
 #[test]

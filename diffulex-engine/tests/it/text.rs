@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use diffulex_engine::text::Detokenizer;
-use diffulex_engine::{ModelFiles, TextModel};
+use diffulex_engine::{ConversationEnd, ModelFiles, TextModel};
 use diffulex_protocol::ChatMessage;
 use proptest::prelude::*;
 
@@ -125,6 +125,35 @@ fn chats_render_as_jinja_renders_them() {
         n_compared += 1;
     }
     assert!(n_compared > 0);
+}
+
+#[test]
+fn a_continued_conversation_ends_behind_the_content_whatever_the_template_does_to_it() {
+    let rendered = |template: &str, contents: [&str; 3]| {
+        let mut files = Files::golden("sdar");
+        files.0.insert("chat_template.jinja".to_owned(), template.as_bytes().to_vec());
+        let text = TextModel::load(&files.leak()).unwrap();
+        let roles = ["system", "user", "assistant"];
+        let message =
+            |(role, content): (&str, &str)| ChatMessage { role: role.to_owned(), content: content.to_owned() };
+        let messages: Vec<ChatMessage> = roles.into_iter().zip(contents).map(message).collect();
+        let prompt = text.render_chat_until(&messages, ConversationEnd::GenerationPrompt);
+        assert_eq!(prompt.ok(), text.render_chat(&messages).ok());
+        text.render_chat_until(&messages, ConversationEnd::Content).map_err(|error| error.message)
+    };
+    let of_each = |message: &str| format!("{{% for message in messages %}}{message}{{% endfor %}}");
+    let plain = of_each("[{{ message.content }}]");
+    assert_eq!(rendered(&plain, ["s", "a b", "a"]).unwrap(), "[s][a b][a");
+    assert_eq!(rendered(&plain, ["s", "u", ""]).unwrap(), "[s][u][");
+    assert_eq!(rendered(&plain, ["CONTINUED-0-HERE", "u", " x \n"]).unwrap(), "[CONTINUED-0-HERE][u][ x \n");
+    // Trimmed, as transformers has it: without the spaces that the template drops.
+    let trimming = of_each("[{{ message.content | trim }}]");
+    assert_eq!(rendered(&trimming, [" s", "u ", " x \n"]).unwrap(), "[s][u][x");
+    assert_eq!(rendered(&trimming, ["s", "u", ""]).unwrap(), "[s][u][");
+    let thinking = of_each("[{{ message.content.split('</think>')[-1].strip() }}]");
+    assert_eq!(rendered(&thinking, ["s", "u", "<think>t</think> x y"]).unwrap(), "[s][u][x y");
+    let error = rendered("{{ messages[0].content }}", ["s", "u", "s"]).unwrap_err();
+    assert!(error.starts_with("messages: ") && error.contains("continue_final_message"), "{error}");
 }
 
 #[test]

@@ -183,6 +183,13 @@ fn models_that_do_not_see_what_follows_say_so() {
     let error = told.error("r");
     assert_eq!(error.param.as_deref(), Some("suffix"));
     assert!(error.message.contains("multi_bd"), "{}", error.message);
+    let d2f = crate::harness::subject("d2f");
+    let told = run(&mut d2f.engine(&d2f.options), vec![gap("r", greedy(8), &[1, 2]), masked("m", "xx_x", greedy(8))]);
+    for (rid, param) in [("r", "suffix"), ("m", "prompt")] {
+        let error = told.error(rid);
+        assert_eq!(error.param.as_deref(), Some(param));
+        assert!(error.message.contains("d2f"), "{}", error.message);
+    }
     // Nothing is nothing.
     assert_eq!(run(&mut engine(&options()), vec![gap("r", greedy(8), &[])]).reply("r").token_ids.len(), 8);
 }
@@ -256,7 +263,7 @@ const PICTURES: [&str; 5] =
 
 #[test]
 fn masks_in_a_prompt_are_filled_as_the_slow_loop_fills_them() {
-    for checkpoint in ["llada", "dream"] {
+    for checkpoint in ["llada", "llada_moe", "dream"] {
         let options = EngineOptions {
             decoding_strategy: Some("semi_ar".to_owned()),
             block_size: Some(6),

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use diffulex_strategies::{MAX_TOP_K, Score};
+use diffulex_strategies::Score;
 
 use super::cut::{Cut, least_kept, place};
 use super::linear::{self, TILE, TiledProduct};
@@ -232,7 +232,7 @@ impl<'a> Part<'a> {
         let row = &self.rows[index];
         let recipe = row.recipe;
         let of_tiles = || tiles.iter().map(|tile| &tile[index]);
-        let summary = Summary::joined(of_tiles().map(|tile| tile.summary), row.wanted);
+        let summary = Summary::joined(of_tiles().map(|tile| &tile.summary), row.wanted);
         let mut drawing = if recipe.is_greedy() {
             Drawing { scored: greedy(recipe, &summary)?, search: None }
         } else if summary.largest[0].is_finite() && summary.total.is_finite() {
@@ -248,7 +248,7 @@ impl<'a> Part<'a> {
             return None;
         };
         if recipe.asks_log_probabilities() {
-            let whole = Summary::joined(of_tiles().filter_map(|tile| tile.whole.as_deref().copied()), row.wanted);
+            let whole = Summary::joined(of_tiles().filter_map(|tile| tile.whole.as_deref()), row.wanted);
             let (top, log_total) = (whole.largest[0], whole.total.ln());
             if !top.is_finite() || !log_total.is_finite() {
                 return None;
@@ -294,15 +294,15 @@ impl<'a> Part<'a> {
         };
         let probability = |weight: f32| (f64::from(weight) / cut.total()) as f32;
         let ranked = summary.ranked.tokens().iter().map(|(token, _)| (*token, weights.values()[*token as usize]));
-        let ranked = ranked.filter(|(_, weight)| cut.keeps(*weight));
-        let ranked = Probabilities::new(ranked.map(|(token, weight)| (token, probability(weight))));
-        let confidence = probability(weight);
-        let score = match recipe.score {
-            Score::Probability => confidence,
-            Score::Margin => ranked.margin(),
-            Score::NegativeEntropy => cut.negative_entropy(weights.values()),
-        };
-        Some(Drawing { scored: ranked.scored(recipe, token, confidence, score), search: None })
+        let ranked =
+            ranked.filter(|(_, weight)| cut.keeps(*weight)).map(|(token, weight)| (token, probability(weight)));
+        let mut scored = scored(recipe, token, probability(weight), ranked.clone())?;
+        match recipe.score {
+            Score::Probability => {}
+            Score::Margin => scored.score = margin(ranked),
+            Score::NegativeEntropy => scored.score = cut.negative_entropy(weights.values()),
+        }
+        Some(Drawing { scored, search: None })
     }
 
     /// Sums and maxima over classes, of a row that comes in tiles.
@@ -452,42 +452,45 @@ impl Row<'_> {
     }
 }
 
-/// Likeliest tokens and their probabilities.
-struct Probabilities([(u32, f32); MAX_TOP_K]);
+/// A row's answer; the score is still to be found.
+fn scored(
+    recipe: &Recipe,
+    token: u32,
+    confidence: f32,
+    mut likeliest: impl Iterator<Item = (u32, f32)>,
+) -> Option<Scored> {
+    let first = likeliest.next()?;
+    Some(Scored {
+        token,
+        confidence,
+        score: confidence,
+        likeliest: first,
+        runners_up: likeliest.take(recipe.n_likeliest - 1).collect(),
+        log_probabilities: Vec::new(),
+        classes: Vec::new(),
+    })
+}
 
-impl Probabilities {
-    fn new(ranked: impl Iterator<Item = (u32, f32)>) -> Self {
-        let mut places = [(0, 0.0); MAX_TOP_K];
-        places.iter_mut().zip(ranked).for_each(|(place, next)| *place = next);
-        Self(places)
-    }
-
-    fn margin(&self) -> f32 {
-        self.0[0].1 - self.0[1].1
-    }
-
-    /// As the recipe asks for it.
-    fn scored(mut self, recipe: &Recipe, token: u32, confidence: f32, score: f32) -> Scored {
-        self.0[recipe.n_likeliest..].fill((0, 0.0));
-        let Self(likeliest) = self;
-        Scored { token, confidence, score, likeliest, log_probabilities: Vec::new(), classes: Vec::new() }
-    }
+/// The first's probability less the second's.
+fn margin(mut likeliest: impl Iterator<Item = (u32, f32)>) -> f32 {
+    let mut next = || likeliest.next().map_or(0.0, |(_, probability)| probability);
+    next() - next()
 }
 
 /// A greedy row.
 fn greedy(recipe: &Recipe, summary: &Summary) -> Option<Scored> {
     let total = summary.log_sum_exp();
     let probability = |logit: f32| (logit - total).exp();
-    let ranked = Probabilities::new(summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit))));
-    let (token, _) = summary.ranked.tokens().first()?;
-    let (token, confidence) = (*token, ranked.0[0].1);
-    let score = match recipe.score {
-        Score::Probability => confidence,
+    let (token, logit) = summary.ranked.tokens().first()?;
+    let ranked = summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit)));
+    let mut scored = scored(recipe, *token, probability(*logit), ranked)?;
+    match recipe.score {
+        Score::Probability => {}
         // Of all that the head has, the mask included.
-        Score::Margin => probability(summary.largest[0]) - probability(summary.largest[1]),
-        Score::NegativeEntropy => summary.negative_entropy(),
-    };
-    Some(ranked.scored(recipe, token, confidence, score))
+        Score::Margin => scored.score = probability(summary.largest[0]) - probability(summary.largest[1]),
+        Score::NegativeEntropy => scored.score = summary.negative_entropy(),
+    }
+    Some(scored)
 }
 
 /// A row that is drawn from all that may be drawn; `tiles` are its tiles, each with its largest weight.
@@ -508,14 +511,15 @@ fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, s
         Draw::Token(token) => (token as usize / TILE, Search::Token { token, top, total }),
     };
     let probability = |logit: f32| (f64::from((logit - top) * factor).exp() / total) as f32;
-    let ranked = Probabilities::new(summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit))));
-    let score = match recipe.score {
-        // Comes with the token.
-        Score::Probability => 0.0,
-        Score::Margin => ranked.margin(),
-        Score::NegativeEntropy => summary.negative_entropy(),
-    };
-    Some(Drawing { scored: ranked.scored(recipe, 0, 0.0, score), search: Some(search) })
+    let ranked = summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit)));
+    // Token and confidence come with the search.
+    let mut scored = scored(recipe, 0, 0.0, ranked.clone())?;
+    match recipe.score {
+        Score::Probability => {}
+        Score::Margin => scored.score = margin(ranked),
+        Score::NegativeEntropy => scored.score = summary.negative_entropy(),
+    }
+    Some(Drawing { scored, search: Some(search) })
 }
 
 /// The token that a search finds in a tile of weights from `first` on, and its probability.

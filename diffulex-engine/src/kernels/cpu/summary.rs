@@ -2,7 +2,7 @@
 //!
 //! Summaries of tiles are joined in order, so that a row has the same summary whoever found those of its tiles.
 
-use diffulex_strategies::MAX_TOP_K;
+use smallvec::SmallVec;
 
 use super::Simd;
 use crate::kernels::Vocabulary;
@@ -12,7 +12,7 @@ use crate::kernels::Vocabulary;
 pub(super) struct Wanted {
     /// Tokens that may be drawn.
     pub(super) vocabulary: Vocabulary,
-    /// How many of the likeliest tokens, 1 to [`MAX_TOP_K`].
+    /// How many of the likeliest tokens, at least 1.
     pub(super) n_ranked: usize,
     /// The two largest logits.
     pub(super) second: bool,
@@ -22,47 +22,38 @@ pub(super) struct Wanted {
     pub(super) factor: f32,
 }
 
-/// The largest of some tokens' logits, in falling order, ties to the highest id first. Of numbers that are none, any.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ranked {
-    n: usize,
-    places: [(u32, f32); MAX_TOP_K],
-}
+/// The largest of some tokens' logits, in falling order, ties to the highest id first. Of numbers that are none, any. Most rows want
+/// one, some rules two, and a client's alternatives more: only those are worth an allocation for each tile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Ranked(SmallVec<[(u32, f32); 2]>);
 
 impl Ranked {
-    /// Of no token.
-    fn none() -> Self {
-        Self { n: 0, places: [(0, f32::NEG_INFINITY); MAX_TOP_K] }
-    }
-
     /// Of one token.
     fn one(token: u32, logit: f32) -> Self {
-        let mut one = Self::none();
-        one.places[0] = (token, logit);
-        one.n = 1;
-        one
+        Self(SmallVec::from_slice(&[(token, logit)]))
     }
 
     /// With another token among the largest `n`, if it is one of them.
     fn insert(&mut self, n: usize, token: u32, logit: f32) {
         let is_smaller = |(other, larger): &(u32, f32)| (*larger, *other) > (logit, token);
-        if self.n == n && is_smaller(&self.places[n - 1]) {
-            return;
+        if self.0.len() == n {
+            if is_smaller(&self.0[n - 1]) {
+                return;
+            }
+            self.0.pop();
         }
-        let place = self.places[..self.n].partition_point(is_smaller);
-        self.n = n.min(self.n + 1);
-        self.places[place..self.n].rotate_right(1);
-        self.places[place] = (token, logit);
+        let place = self.0.partition_point(is_smaller);
+        self.0.insert(place, (token, logit));
     }
 
     /// The tokens and their logits.
     pub(super) fn tokens(&self) -> &[(u32, f32)] {
-        &self.places[..self.n]
+        &self.0
     }
 }
 
 /// A row of logits in short. Logits are multiplied with a factor for `total` and `log_total`, and for nothing else.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Summary {
     /// The likeliest that may be drawn, as many as were wanted, as far as there are so many.
     pub(super) ranked: Ranked,
@@ -76,12 +67,9 @@ pub(super) struct Summary {
 
 impl Summary {
     /// Of no tokens.
-    pub(super) const NOTHING: Self = Self {
-        ranked: Ranked { n: 0, places: [(0, f32::NEG_INFINITY); MAX_TOP_K] },
-        largest: [f32::NEG_INFINITY; 2],
-        total: 0.0,
-        log_total: 0.0,
-    };
+    fn nothing() -> Self {
+        Self { ranked: Ranked::default(), largest: [f32::NEG_INFINITY; 2], total: 0.0, log_total: 0.0 }
+    }
 
     /// Of the tokens from `first` on.
     pub(super) fn of_tile(simd: Simd, first: usize, logits: &[f32], wanted: Wanted) -> Self {
@@ -105,7 +93,7 @@ impl Summary {
             // Nearly always: nothing is likelier than the likeliest.
             Some(place) if n_ranked == 1 && vocabulary.has(first + place) => Ranked::one((first + place) as u32, top),
             _ => {
-                let mut ranked = Ranked::none();
+                let mut ranked = Ranked::default();
                 for (id, logit) in (first..).zip(logits).filter(|(id, _)| vocabulary.has(*id)) {
                     ranked.insert(n_ranked, id as u32, *logit);
                 }
@@ -116,8 +104,8 @@ impl Summary {
     }
 
     /// Of tiles in order.
-    pub(super) fn joined(tiles: impl Iterator<Item = Self>, wanted: Wanted) -> Self {
-        tiles.fold(Self::NOTHING, |before, tile| before.and(&tile, wanted))
+    pub(super) fn joined<'t>(tiles: impl Iterator<Item = &'t Self>, wanted: Wanted) -> Self {
+        tiles.fold(Self::nothing(), |before, tile| before.and(tile, wanted))
     }
 
     /// Of what came before and the tokens behind it.
@@ -165,7 +153,8 @@ mod tests {
 
     fn of(simd: Simd, logits: &[f32], wanted: Wanted) -> Summary {
         let tiles = logits.chunks(TILE).enumerate();
-        Summary::joined(tiles.map(|(tile, logits)| Summary::of_tile(simd, tile * TILE, logits, wanted)), wanted)
+        let tiles: Vec<_> = tiles.map(|(tile, logits)| Summary::of_tile(simd, tile * TILE, logits, wanted)).collect();
+        Summary::joined(tiles.iter(), wanted)
     }
 
     proptest! {

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUfunction_attribute_enum, CUresult};
+use cudarc::driver::sys::{CUdevice_attribute_enum, CUfunction_attribute_enum, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 
 use super::holdings::Holdings;
+use super::nvml::BusPlace;
 use super::staging::Pinned;
 use crate::error::DeviceError;
 use crate::memory::Room;
@@ -97,6 +98,20 @@ impl Device {
     pub(super) fn memory(&self) -> Result<Room, DeviceError> {
         let (free, total) = self.check("read free memory", self.context.mem_get_info())?;
         Ok(Room { free: free as u64, total: total as u64, source: self.name.clone(), is_dedicated: true })
+    }
+
+    /// Its place on the machine's buses; `None` where the driver does not tell.
+    pub(super) fn place(&self) -> Option<BusPlace> {
+        use CUdevice_attribute_enum::{
+            CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+        };
+
+        let attribute = |attribute| u32::try_from(self.context.attribute(attribute).ok()?).ok();
+        Some(BusPlace {
+            domain: attribute(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+            bus: attribute(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+            device: attribute(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+        })
     }
 
     /// The kernel called `name`.

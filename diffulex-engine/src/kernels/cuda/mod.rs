@@ -15,6 +15,7 @@ mod embed;
 mod experts;
 mod holdings;
 mod matrix;
+mod nvml;
 mod padding;
 mod product;
 mod queue;
@@ -32,6 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arena::Block;
 use buffer::Buffer;
 use device::Device;
+use nvml::Nvml;
 use queue::{Arg, Extent, Queue, Ticket};
 
 use super::routing::Routing;
@@ -51,6 +53,15 @@ pub struct CudaOps {
     score: score::Memory,
 }
 
+/// How a device is used, by all programs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceUse {
+    /// Bytes of its memory that nothing has taken.
+    pub free_bytes: u64,
+    /// Share of the last moments in which a kernel ran, 0 to 1; `None` where nothing tells.
+    pub busy: Option<f32>,
+}
+
 impl CudaOps {
     /// Number of CUDA devices; none where there is no driver.
     pub fn n_devices() -> usize {
@@ -67,6 +78,17 @@ impl CudaOps {
     /// Name, card and compute capability, for people.
     pub fn describe(&self) -> Result<String, DeviceError> {
         self.device.describe()
+    }
+
+    /// Reads how the device is used, from any thread and at any time; `None` where it does not tell.
+    pub fn monitor(&self) -> impl Fn() -> Option<DeviceUse> + Send + use<> {
+        let device = Arc::clone(&self.device);
+        let nvml = device.place().and_then(Nvml::open);
+        move || {
+            // A device that fails ends the worker where it is needed; here, it only does not tell.
+            let free_bytes = device.memory().ok()?.free;
+            Some(DeviceUse { free_bytes, busy: nvml.as_ref().and_then(Nvml::utilization) })
+        }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use diffulex_strategies::{MAX_TOP_K, Score};
+use diffulex_strategies::{MAX_LIKELIEST, Score};
 
 use super::CudaOps;
 use super::arena::Block;
@@ -33,18 +33,18 @@ const CUT_THREADS: u32 = 1024;
 /// Shared memory of a block, in bytes: `Room`; `CutRoom`; `FinishRoom`; the table of classes.
 const ROOM: u32 = 280;
 const CUT_ROOM: u32 = ROOM + 8 * CUT_THREADS + 8;
-const FINISH_ROOM: u32 = ROOM + 8 * MAX_TOP_K as u32;
+const FINISH_ROOM: u32 = ROOM + 8 * MAX_LIKELIEST as u32;
 const CLASS_ROOM: u32 = 8 * 2048;
 
 /// Bytes of what the kernels keep about a tile, of its likeliest tokens, and about a cut.
 const TILE_BYTES: usize = 24;
-const RANKED_BYTES: usize = 8 * MAX_TOP_K;
+const RANKED_BYTES: usize = 8 * MAX_LIKELIEST;
 const CUT_BYTES: usize = 16;
 
 /// Words of a recipe, of a change, of a record and of a class's answer.
 const RECIPE_WORDS: usize = 24;
 const CHANGE_WORDS: usize = 5;
-const RECORD_WORDS: usize = 4 + 2 * MAX_TOP_K;
+const RECORD_WORDS: usize = 4 + 2 * MAX_LIKELIEST;
 const CLASS_WORDS: usize = 3;
 
 /// Tables of classes, which stay on the device as long as somebody has the classes.
@@ -379,14 +379,17 @@ fn scored(recipe: &Recipe, place: usize, first_answer: usize, words: &[u32]) -> 
     if is_scored == 0 {
         return None;
     }
-    let (tokens, probabilities) = likeliest.split_at(MAX_TOP_K);
+    let (tokens, probabilities) = likeliest.split_at(MAX_LIKELIEST);
+    let mut likeliest = tokens.iter().zip(probabilities).map(|(token, p)| (*token, f32::from_bits(*p)));
     let (asked, classes) = words[first_answer..].split_at(recipe.asked.len());
     let classes = classes.chunks_exact(CLASS_WORDS).take(n_classes(recipe));
     Some(Scored {
         token,
         confidence: f32::from_bits(confidence),
         score: f32::from_bits(score),
-        likeliest: std::array::from_fn(|rank| (tokens[rank], f32::from_bits(probabilities[rank]))),
+        likeliest: likeliest.next()?,
+        // The kernel leaves probability 0 behind the last.
+        runners_up: likeliest.take(recipe.n_likeliest - 1).take_while(|(_, probability)| *probability > 0.0).collect(),
         log_probabilities: asked.iter().map(|log| f32::from_bits(*log)).collect(),
         classes: classes
             .map(|class| ClassScore {

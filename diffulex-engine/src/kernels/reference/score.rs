@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use diffulex_strategies::{MAX_TOP_K, Score};
+use diffulex_strategies::Score;
 
 use crate::kernels::{ClassScore, Classes, Draw, Recipe, Scored};
 
@@ -139,16 +139,14 @@ pub(super) fn scored(logits: &[f32], recipe: &Recipe) -> Option<Scored> {
         Draw::Token(token) => token as usize,
     };
     let confidence = distribution.probabilities[token];
-    let mut likeliest = [(0, 0.0); MAX_TOP_K];
     let kept = sorted.iter().filter(|id| distribution.log_probabilities[**id] > f64::NEG_INFINITY);
-    for (place, id) in likeliest.iter_mut().zip(kept.take(recipe.n_likeliest)) {
-        *place = (*id as u32, distribution.probabilities[*id] as f32);
-    }
+    let mut likeliest = kept.map(|id| (*id as u32, distribution.probabilities[*id] as f32)).take(recipe.n_likeliest);
     let mut scored = Scored {
         token: token as u32,
         confidence: confidence as f32,
         score: distribution.score(recipe.score, confidence) as f32,
-        likeliest,
+        likeliest: likeliest.next()?,
+        runners_up: likeliest.collect(),
         log_probabilities: Vec::new(),
         classes: Vec::new(),
     };
