@@ -1,6 +1,6 @@
 """Schemathesis over the server's own OpenAPI document: no answer has a status, a type or a form that the document does not name.
 
-Needs `pip install -r requirements-openapi.txt` and the binary in DIFFULEX_BIN.
+Needs `pip install -r environments/openapi.txt` and the binary in DIFFULEX_BIN.
 """
 
 import subprocess
@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from contract import Server
+from server import Server
 
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 # Random bodies for each route, beside those that cover its schema. Chosen by us: a minute in all.

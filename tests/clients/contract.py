@@ -1,115 +1,78 @@
-"""What every client must be able to do, as one set of tests: a client supplies the calls of its own library (`Calls`).
+"""The tests that every client must pass. A client supplies the calls of its own library (`Calls`, or `AsyncCalls` if they are awaited).
 
-A test that passes is a cell of the table in docs/clients.md; `table.py` writes it from what the tests note in the folder
-DIFFULEX_CLIENT_RESULTS. None of the clients is patched.
+Each test class writes the features that it asks for, and each passed test its feature, as files into the folder
+DIFFULEX_CLIENT_RESULTS; `table.py` makes the table of docs/clients.md of them. None of the clients is patched.
 """
 
-import importlib
-import importlib.util
+import asyncio
+import contextlib
+import functools
 import json
 import os
-import re
-import signal
-import subprocess
-import time
-import unittest
-import urllib.request
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 
-KEY = "secret"
+from server import DEADLINE_S, KEY, shared
+
 QUESTION = "12 + 30 = ?"
 # An answer of 385 tokens. It arrives in one piece where the client reads late (the server joins what waits), as in its first
 # stream, which builds its types.
 COUNT = "count from 1 to 99"
 # Long enough to be left, by a client that passes `ignore_eos`: it ends at max_tokens only.
 STORY = "tell me a story"
-FEATURES = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
-# Interfaces that embed, and what of it they have.
-EMBEDDINGS = ("embeddings", "embed")
-EMBEDDING_FEATURES = ("plain", "error", "Unicode", "wrong key", "too long")
-DEADLINE_S = 60
+UNICODE = "repeat: größe 你好 🙂"
 
 
-def optional(name):
-    """A client's package. It is in one of the environments, as clients need different versions of what they share; the table misses its
-    row if it was in neither."""
-    if importlib.util.find_spec(name) is None:
-        raise unittest.SkipTest(f"{name} is not in this environment")
-    return importlib.import_module(name)
-
-
-class Server:
-    """The binary on a port of its own choosing."""
-
-    def __init__(self, *arguments):
-        binary = os.environ.get("DIFFULEX_BIN", "target/release/diffulex-server")
-        command = [binary, "--port", "0", "--log-level", "warn", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.output = []
-        for line in self.process.stdout:
-            self.output.append(line)
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-            if found:
-                self.url = found.group(0)
-                break
-        else:
-            raise RuntimeError("the server did not start:\n" + "".join(self.output))
-        # It listens before the model is loaded; /ready answers 503 until then.
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(self.url + "/ready", timeout=5).read()
-                break
-            except OSError:
-                try:
-                    self.process.wait(timeout=0.05)
-                    raise RuntimeError("the server left while starting")
-                except subprocess.TimeoutExpired:
-                    pass
-        else:
-            raise RuntimeError("the server did not become ready")
-        self.model = self.get("/v1/models", KEY)["data"][0]["id"]
-
-    def get(self, path, key=None):
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=30) as answer:
-            return json.load(answer)
-
-    def metric(self, name):
-        """The sum of a metric over its labels that match `name`, a regular expression."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        return sum(float(value) for value in re.findall(rf"^diffulex_{name} (\S+)$", text, re.M))
-
-    def wait_for(self, what, condition):
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited in vain for: {what}")
-            time.sleep(0.05)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        # Whatever it still prints must not block it.
-        self.process.communicate(timeout=40)
-
-
-def note(client, interface, feature):
-    """Notes a cell of the table."""
+def note(client, release, interface, feature, way="sync", passed=True):
+    """Writes a cell of the table: a feature that is asked for or, with `passed`, works. `way` is sync or async."""
     folder = os.environ.get("DIFFULEX_CLIENT_RESULTS")
     if folder:
-        cell = {"client": client, "interface": interface, "feature": feature}
+        cell = {"client": client, "version": release, "interface": interface, "way": way, "feature": feature, "passed": passed}
         Path(folder, f"{uuid.uuid4()}.json").write_text(json.dumps(cell))
 
 
-class Calls:
-    """The calls of one client on one interface. `url` is the server's, without a path."""
+@functools.cache
+def loop():
+    """The event loop of all asynchronous clients of this process; some keep connections from call to call."""
+    return asyncio.new_event_loop()
 
-    # Its name with its version, and the interface, for the table.
-    client = interface = ""
+
+def wait(coroutine):
+    return loop().run_until_complete(coroutine)
+
+
+def status_of(error):
+    """The HTTP status of an exception or of the one that it was raised from."""
+    while error is not None:
+        for name in ("status_code", "status", "code", "http_status"):
+            if isinstance(status := getattr(error, name, None), int):
+                return status
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class Client:
+    """A client on one interface. `url` is the server's, without a path."""
+
+    # Its name, that of its package, and the interface, for the table.
+    client = package = interface = ""
+    way = "sync"
 
     def __init__(self, url, model, key):
         self.url, self.model, self.key = url, model, key
+
+    @classmethod
+    def note(cls, feature, passed=True):
+        note(cls.client or cls.package, version(cls.package), cls.interface, feature, cls.way, passed)
+
+    def status_and_message(self, error):
+        """What the client's own exception says."""
+        return status_of(error), str(error)
+
+
+class Calls(Client):
+    """The calls of a client that generates."""
 
     def text(self, prompt, max_tokens=32):
         """The answer at temperature 0."""
@@ -119,46 +82,99 @@ class Calls:
         """The same, piece by piece; closing it ends the connection. `extra` are fields of the body."""
         raise NotImplementedError
 
-    def status_and_message(self, error):
-        """What the client's own exception says."""
+
+    def idle(self):
+        """Gives a client that works in this thread's event loop the time to."""
+
+
+class AsyncCalls(Calls):
+    """The calls of a client that generates and is awaited."""
+
+    way = "async"
+
+    def idle(self):
+        wait(asyncio.sleep(0.01))
+
+    async def answer(self, prompt, max_tokens):
+        """As `text`."""
         raise NotImplementedError
 
+    async def stream(self, prompt, max_tokens, **extra):
+        """As `pieces`, an asynchronous generator."""
+        raise NotImplementedError
+        yield
 
-class EmbeddingCalls:
-    """The calls of one client on one interface that embeds. `url` is the server's, without a path."""
+    def text(self, prompt, max_tokens=32):
+        return wait(self.answer(prompt, max_tokens))
 
-    client = interface = ""
+    def pieces(self, prompt, max_tokens=32, **extra):
+        # One task reads the stream to its end, as some clients demand; closing cancels it.
+        queue, left = asyncio.Queue(), asyncio.Event()
 
-    def __init__(self, url, model, key):
-        self.url, self.model, self.key = url, model, key
+        async def read():
+            end = None
+            try:
+                async with contextlib.aclosing(self.stream(prompt, max_tokens, **extra)) as stream:
+                    async for piece in stream:
+                        queue.put_nowait(piece)
+                        # Some clients swallow that they were cancelled.
+                        if left.is_set():
+                            break
+            except Exception as error:
+                end = error
+            queue.put_nowait(end)
+
+        task = loop().create_task(read())
+        try:
+            while isinstance(piece := wait(queue.get()), str):
+                yield piece
+            if piece is not None:
+                raise piece
+        finally:
+            left.set()
+            task.cancel()
+            _, running = wait(asyncio.wait({task}, timeout=DEADLINE_S))
+            assert not running, "the client does not leave its stream"
+
+
+class EmbeddingCalls(Client):
+    """The calls of a client that embeds."""
 
     def vectors(self, texts):
         """The embedding of each of several texts."""
         raise NotImplementedError
 
-    def status_and_message(self, error):
-        """What the client's own exception says."""
+
+class AsyncEmbeddingCalls(EmbeddingCalls):
+    """The calls of a client that embeds and is awaited."""
+
+    way = "async"
+
+    async def embed(self, texts):
+        """As `vectors`."""
         raise NotImplementedError
+
+    def vectors(self, texts):
+        return wait(self.embed(texts))
 
 
 class Servers:
-    """A server, one with a key, and `calls`, a class of Calls or EmbeddingCalls, to the first."""
+    """A server, one with a key, and a client of each. A test class has `calls`, a class of Calls or EmbeddingCalls."""
 
     calls = None
+    features = ()
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
-        cls.guarded = Server("--api-key", KEY)
+        cls.server = shared()
+        cls.guarded = shared("--api-key", KEY)
+        for feature in cls.features:
+            cls.calls.note(feature, passed=False)
         cls.one = cls.calls(cls.server.url, cls.server.model, "none")
 
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.stop()
-        cls.guarded.stop()
-
     def passed(self, feature):
-        note(self.calls.client, self.calls.interface, feature)
+        assert feature in self.features, feature
+        self.calls.note(feature)
 
     def failure(self, act):
         """The status and the message of the exception that `act` raises."""
@@ -171,6 +187,8 @@ class Servers:
 
 class EmbeddingContract(Servers):
     """The tests of embeddings, as in Contract."""
+
+    features = ("plain", "error", "Unicode", "wrong key", "too long")
 
     def test_plain(self):
         texts = [f"text {nth}" for nth in range(70)]
@@ -213,51 +231,30 @@ class CuttingEmbeddingContract(EmbeddingContract):
         self.passed("too long")
 
 
-class Contract(Servers):
-    """The tests. A class beside it is a unittest.TestCase with `calls`, a class of Calls."""
+class AnswerContract(Servers):
+    """The tests of a client without streams. A class beside it is a unittest.TestCase with `calls`, a class of Calls."""
+
+    features = ("plain", "error", "Unicode", "wrong key", "too long")
 
     def test_plain(self):
         self.assertIn("42", self.one.text(QUESTION))
         self.passed("plain")
 
-    def test_stream(self):
-        text = self.one.text(COUNT, 400)
-        most = 0
-        for _ in range(20):
-            pieces = [piece for piece in self.one.pieces(COUNT, 400) if piece]
-            self.assertEqual("".join(pieces), text)
-            most = max(most, len(pieces))
-            if most > 1:
-                break
-        self.assertGreater(most, 1)
-        self.passed("stream")
-
-    def test_abort(self):
-        before = self.server.metric("client_disconnects_total")
-        # A client that reads late may come too late to leave; it tries again then.
-        for _ in range(20):
-            stream = self.one.pieces(STORY, 1900, ignore_eos=True)
-            next(iter(stream))
-            stream.close()
-            self.server.wait_for("free pages", lambda: self.server.metric("num_requests_running") == 0)
-            if self.server.metric("client_disconnects_total") > before:
-                break
-        self.assertGreater(self.server.metric("client_disconnects_total"), before)
-        self.passed("abort")
-
     def test_error(self):
-        nobody = self.calls(self.server.url, "nobody", "none")
-        for act in (lambda: nobody.text("hi"), lambda: list(nobody.pieces("hi"))):
+        for act in self.asks(self.calls(self.server.url, "nobody", "none")):
             status, message = self.failure(act)
             self.assertEqual(status, 404)
             self.assertIn("nobody", message)
             self.assertNotIn("[object Object]", message)
         self.passed("error")
 
+    def asks(self, client):
+        """Each way in which a client asks."""
+        return [lambda: client.text("hi")]
+
     def test_unicode(self):
-        prompt = "repeat: größe 你好 🙂"
-        text = self.one.text(prompt, 48)
-        self.assertEqual("".join(self.one.pieces(prompt, 48)), text)
+        text = self.one.text(UNICODE, 48)
+        self.assertEqual(text, self.server.answer(UNICODE, 48))
         self.assertNotIn("\ufffd", text)
         self.passed("Unicode")
 
@@ -272,6 +269,56 @@ class Contract(Servers):
         self.assertEqual(status, 400)
         self.assertRegex(message, "tokens")
         self.passed("too long")
+
+
+class StreamContract(AnswerContract):
+    """The tests of a client that streams, and that sends no fields which it does not know."""
+
+    features = ("plain", "stream", "error", "Unicode", "wrong key", "too long")
+
+    def test_stream(self):
+        text = self.one.text(COUNT, 400)
+        most = 0
+        for _ in range(20):
+            pieces = [piece for piece in self.one.pieces(COUNT, 400) if piece]
+            self.assertEqual("".join(pieces), text)
+            most = max(most, len(pieces))
+            if most > 1:
+                break
+        self.assertGreater(most, 1)
+        self.passed("stream")
+
+    def asks(self, client):
+        return [lambda: client.text("hi"), lambda: list(client.pieces("hi"))]
+
+    def test_unicode(self):
+        text = self.one.text(UNICODE, 48)
+        self.assertEqual("".join(self.one.pieces(UNICODE, 48)), text)
+        self.assertNotIn("\ufffd", text)
+        self.passed("Unicode")
+
+
+class Contract(StreamContract):
+    """The tests of a client that streams and can be given fields of the body."""
+
+    features = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
+
+    def test_abort(self):
+        before = self.server.metric("client_disconnects_total")
+        # A client that reads late may come too late to leave; it tries again then.
+        for _ in range(20):
+            stream = self.one.pieces(STORY, 1900, ignore_eos=True)
+            next(iter(stream))
+            stream.close()
+            self.server.wait_for("free pages", self.nothing_runs)
+            if self.server.metric("client_disconnects_total") > before:
+                break
+        self.assertGreater(self.server.metric("client_disconnects_total"), before)
+        self.passed("abort")
+
+    def nothing_runs(self):
+        self.one.idle()
+        return self.server.metric("num_requests_running") == 0
 
     def test_denoise(self):
         def n_frames():

@@ -7,7 +7,7 @@ import { once } from "node:events";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
-import { after, before } from "node:test";
+import { after, before, describe, test } from "node:test";
 
 export const KEY = "secret";
 const DEADLINE_MS = 60_000;
@@ -53,9 +53,10 @@ export function servers() {
   return started;
 }
 
-// As the table of clients names a package.
-export function nameOf(name) {
-  return `${name} ${versionOf(name)} (npm)`;
+// A package under the name that package.json has for one of its versions, as the table of clients names it.
+export async function installed(folder) {
+  const { name, version } = JSON.parse(readFileSync(join(import.meta.dirname, "node_modules", folder, "package.json"), "utf8"));
+  return { client: name.startsWith("@") ? name : `${name} (npm)`, version, library: await import(folder) };
 }
 
 export async function waitFor(what, condition) {
@@ -66,13 +67,28 @@ export async function waitFor(what, condition) {
   }
 }
 
-function versionOf(name) {
-  return JSON.parse(readFileSync(join(import.meta.dirname, "node_modules", name, "package.json"), "utf8")).version;
+// Writes a cell of the table: a feature that is asked for or, with `passed`, works.
+export function note(client, version, interfaceName, feature, passed) {
+  const folder = process.env.DIFFULEX_CLIENT_RESULTS;
+  const cell = { client, version, interface: interfaceName, way: "async", feature, passed };
+  if (folder) writeFileSync(join(folder, `${randomUUID()}.json`), JSON.stringify(cell));
 }
 
-export function note(client, interfaceName, feature) {
-  const folder = process.env.DIFFULEX_CLIENT_RESULTS;
-  if (folder) writeFileSync(join(folder, `${randomUUID()}.json`), JSON.stringify({ client, interface: interfaceName, feature }));
+// Tests of the features of a client, each of which becomes a cell of the table. One that it `lacks` must fail.
+export function contract({ client, version }, { interface: interfaceName, lacks = [] }, features) {
+  describe(`${client} ${version}, ${interfaceName}`, () => {
+    for (const [feature, check] of Object.entries(features)) {
+      note(client, version, interfaceName, feature, false);
+      if (lacks.includes(feature)) {
+        test(`no ${feature}`, () => assert.rejects(check));
+        continue;
+      }
+      test(feature, async () => {
+        await check();
+        note(client, version, interfaceName, feature, true);
+      });
+    }
+  });
 }
 
 // A fetch that adds fields to the body, for clients without a way to.
@@ -85,7 +101,8 @@ export async function failure(act) {
   try {
     await act();
   } catch (error) {
-    return { status: error.status ?? error.statusCode ?? error.status_code, message: error.message };
+    const { cause } = error;
+    return { status: error.status ?? error.statusCode ?? error.status_code ?? cause?.status, message: error.message };
   }
   return assert.fail("no error was raised");
 }

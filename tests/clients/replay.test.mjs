@@ -63,19 +63,21 @@ function compare(changes, windows) {
   return compared;
 }
 
-for (const [route, ask] of Object.entries(ROUTES)) {
-  test(`changes of ${route}, replayed, are its windows`, async () => {
-    // A client that reads late, as in its first stream, gets few frames; it tries again then.
-    let most = 0;
-    for (let i = 0; i < 20 && most < 8; i++) {
-      const windows = await ask({ snapshot: "full" });
-      most = Math.max(most, compare(await ask({ snapshot: "ops", denoise: { max_fps: 1000 } }), windows));
-      // At the pace that a request without one gets, the last frame at least.
-      assert.ok(compare(await ask({ snapshot: "ops" }), windows) > 0);
-    }
-    assert.ok(most >= 8, `${most} frames at most`);
-  });
-}
+test("changes of each route, replayed, are its windows", async (context) => {
+  for (const [route, ask] of Object.entries(ROUTES)) {
+    await context.test(route, async () => {
+      // A client that reads late, as in its first stream, gets few frames; it tries again then.
+      let most = 0;
+      for (let i = 0; i < 20 && most < 8; i++) {
+        const windows = await ask({ snapshot: "full" });
+        most = Math.max(most, compare(await ask({ snapshot: "ops", denoise: { max_fps: 1000 } }), windows));
+        // At the pace that a request without one gets, the last frame at least.
+        assert.ok(compare(await ask({ snapshot: "ops" }), windows) > 0);
+      }
+      assert.ok(most >= 8, `${most} frames at most`);
+    });
+  }
+});
 
 test("a keyframe forgets what was there, and text may be other than the pieces", () => {
   const replay = new Replay();

@@ -1,55 +1,96 @@
-"""The tables client x feature of docs/clients.md, made of what the tests of this folder have noted.
+"""The tables of docs/clients.md, made of what the tests of this folder have written into the folder DIFFULEX_CLIENT_RESULTS.
 
     python table.py RESULTS            compares; exit status 1 if the page has another table
+    python table.py RESULTS --part     the same for a run of some of the environments: each of its rows must be in the page
     UPDATE_DOCS=1 python table.py RESULTS    writes it
 """
 
+import collections
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
-from contract import EMBEDDING_FEATURES, EMBEDDINGS, FEATURES
-
 PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 BEGIN, END = "<!-- table: made by tests/clients/table.py -->", "<!-- end of the table -->"
+FEATURES = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
+HEAD = ("client", "version", "interface", "calls", *FEATURES)
+TOOLS_HEAD = ("tool", "version", "interface", "runs")
 
 
-def table(results):
-    cells = {}
+def read(results):
+    """The features of each (client, interface, version, way), each with whether it passed."""
+    cells = collections.defaultdict(dict)
     for path in Path(results).glob("*.json"):
         cell = json.loads(path.read_text())
-        cells.setdefault((cell["client"], cell["interface"]), set()).add(cell["feature"])
-    lines = ["| client | interface | " + " | ".join(FEATURES) + " |", "|---" * (2 + len(FEATURES)) + "|"]
-    for (client, interface), passed in sorted(cells.items()):
-        if not passed <= set(FEATURES):
-            continue
-        asked = EMBEDDING_FEATURES if interface in EMBEDDINGS else FEATURES
-        marks = ["yes" if feature in passed else "no" if feature in asked else "-" for feature in FEATURES]
-        lines.append("| " + " | ".join([client, interface, *marks]) + " |")
-    return "\n".join(lines + [""] + tools(cells))
+        key = (cell["client"], cell["interface"], cell["version"], cell["way"])
+        cells[key][cell["feature"]] = cells[key].get(cell["feature"], False) or cell["passed"]
+    return cells
+
+
+def rows(cells):
+    """The rows of clients: versions and ways with the same marks share one."""
+    marks = collections.defaultdict(lambda: collections.defaultdict(set))
+    for (client, interface, version, way), features in cells.items():
+        if set(features) & set(FEATURES):
+            row = tuple({True: "yes", False: "no", None: "-"}[features.get(feature)] for feature in FEATURES)
+            marks[client, interface, version][row].add(way)
+    versions = collections.defaultdict(set)
+    for (client, interface, version), ways in marks.items():
+        for row, of_row in ways.items():
+            versions[client, interface, ", ".join(sorted(of_row, reverse=True)), row].add(version)
+    made = [
+        (client, ", ".join(sorted(of_row, key=number, reverse=True)), interface, ways, *row)
+        for (client, interface, ways, row), of_row in versions.items()
+    ]
+    return sorted(made, key=lambda row: (row[0].lower(), row[2], [-part for part in number(row[1])], row[3:]))
 
 
 def tools(cells):
-    """The table of tools, which have features of their own."""
-    lines = ["| tool | interface | runs |", "|---|---|---|"]
-    for (client, interface), passed in sorted(cells.items()):
-        if not passed <= set(FEATURES):
-            lines.append(f"| {client} | {interface} | {', '.join(sorted(passed))} |")
-    return lines
+    """The rows of tools, whose features are other than clients'."""
+    runs = collections.defaultdict(set)
+    for (client, interface, version, _), features in cells.items():
+        if others := set(features) - set(FEATURES):
+            runs[client, version, interface] |= others
+    return sorted((*key, ", ".join(sorted(features))) for key, features in runs.items())
+
+
+def number(version):
+    return [int(part) for part in re.findall(r"\d+", version.split(",")[0])]
+
+
+def lines(head, body):
+    top, *rest = ["| " + " | ".join(row) + " |" for row in (head, *body)]
+    return [top, "|---" * len(head) + "|", *rest]
+
+
+def parts(row):
+    """A row for each version and way."""
+    if len(row) != len(HEAD):
+        return {row}
+    client, versions, interface, ways, *marks = row
+    return {(client, version, interface, way, *marks) for version in versions.split(", ") for way in ways.split(", ")}
 
 
 def main():
     page = PAGE.read_text()
     head, rest = page.split(BEGIN)
     written, tail = rest.split(END)
-    made = table(sys.argv[1])
-    if written.strip() == made:
-        return
-    if os.environ.get("UPDATE_DOCS"):
+    cells = read(sys.argv[1])
+    body, of_tools = rows(cells), tools(cells)
+    made = "\n".join([*lines(HEAD, body), "", *lines(TOOLS_HEAD, of_tools)])
+    print(made)
+    if "--part" in sys.argv:
+        known = {tuple(line.strip("| ").split(" | ")) for line in written.splitlines()}
+        known = set().union(*map(parts, known))
+        if missing := sorted(set().union(*map(parts, [*body, *of_tools])) - known):
+            sys.exit("docs/clients.md has other rows than this run:\n" + "\n".join(map(str, missing)))
+    elif os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(f"{head}{BEGIN}\n{made}\n{END}{tail}")
-        return
-    sys.exit(f"docs/clients.md has another table than this run; UPDATE_DOCS=1 writes this one:\n{made}")
+    elif written.strip() != made:
+        sys.exit("docs/clients.md has another table than this run; UPDATE_DOCS=1 writes this one")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,19 +1,20 @@
-"""Anthropic's client against the real server. Needs `pip install -r requirements.txt` and the binary in DIFFULEX_BIN."""
+"""Anthropic's client against the real server. Run by `scripts/client_matrix`."""
 
 import unittest
 
-from contract import QUESTION, Calls, Contract, optional
-
-anthropic = optional("anthropic")
+import anthropic
+from contract import QUESTION, AsyncCalls, Calls, Contract
 
 
 class Messages(Calls):
-    client = f"anthropic {anthropic.__version__} (Python)"
+    package = "anthropic"
+    client = "anthropic (Python)"
     interface = "messages"
+    library = anthropic.Anthropic
 
     def __init__(self, url, model, key):
         super().__init__(url, model, key)
-        self.anthropic = anthropic.Anthropic(base_url=url, api_key=key, max_retries=0)
+        self.anthropic = self.library(base_url=url, api_key=key, max_retries=0)
 
     def text(self, prompt, max_tokens=32):
         return self.anthropic.messages.create(**self.body(prompt, max_tokens)).content[0].text
@@ -27,8 +28,21 @@ class Messages(Calls):
         # Without a temperature, of which this client has no parameter any more: the model's default is 0.
         return {"model": self.model, "messages": messages, "max_tokens": max_tokens}
 
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+
+class AsyncMessages(AsyncCalls, Messages):
+    library = anthropic.AsyncAnthropic
+
+    async def answer(self, prompt, max_tokens):
+        return (await self.anthropic.messages.create(**self.body(prompt, max_tokens))).content[0].text
+
+    async def stream(self, prompt, max_tokens, **extra):
+        async with self.anthropic.messages.stream(**self.body(prompt, max_tokens), extra_body=extra) as stream:
+            async for piece in stream.text_stream:
+                yield piece
+
+
+class AsyncMessagesContract(Contract, unittest.TestCase):
+    calls = AsyncMessages
 
 
 class MessagesContract(Contract, unittest.TestCase):

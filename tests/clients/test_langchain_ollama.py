@@ -1,56 +1,85 @@
-"""langchain-ollama against the real server."""
+"""langchain-ollama against the real server. Run by `scripts/client_matrix`."""
 
 import unittest
 from importlib.metadata import version
 
-from contract import Calls, Contract, CuttingEmbeddingContract, EmbeddingCalls, optional
+import langchain_ollama
+from contract import (
+    AsyncCalls,
+    AsyncEmbeddingCalls,
+    Calls,
+    Contract,
+    CuttingEmbeddingContract,
+    EmbeddingCalls,
+    StreamContract,
+)
+from langchain_text import text_of
 
-langchain_ollama = optional("langchain_ollama")
+
+class LangChainOllama:
+    package = "langchain-ollama"
+
+    def connection(self):
+        headers = {"authorization": f"Bearer {self.key}"}
+        return {"base_url": self.url, "model": self.model, "client_kwargs": {"headers": headers}}
 
 
-class Chat(Calls):
-    client = f"langchain-ollama {version('langchain-ollama')}"
+class Chat(LangChainOllama, Calls):
     interface = "chat"
 
     def chat(self):
-        headers = {"authorization": f"Bearer {self.key}"}
-        return langchain_ollama.ChatOllama(base_url=self.url, model=self.model, client_kwargs={"headers": headers})
+        return langchain_ollama.ChatOllama(**self.connection())
 
     def options(self, max_tokens, extra):
         return {"temperature": 0, "num_predict": max_tokens, **extra}
 
     def text(self, prompt, max_tokens=32):
-        return self.chat().invoke(prompt, options=self.options(max_tokens, {})).text
+        return text_of(self.chat().invoke(prompt, options=self.options(max_tokens, {})))
 
     def pieces(self, prompt, max_tokens=32, **extra):
         for chunk in self.chat().stream(prompt, options=self.options(max_tokens, extra)):
-            yield chunk.text
-
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+            yield text_of(chunk)
 
 
-class Embed(EmbeddingCalls):
-    client = Chat.client
+class AsyncChat(AsyncCalls, Chat):
+    async def answer(self, prompt, max_tokens):
+        return text_of(await self.chat().ainvoke(prompt, options=self.options(max_tokens, {})))
+
+    async def stream(self, prompt, max_tokens, **extra):
+        async for chunk in self.chat().astream(prompt, options=self.options(max_tokens, extra)):
+            yield text_of(chunk)
+
+
+class Embed(LangChainOllama, EmbeddingCalls):
     interface = "embed"
 
     def vectors(self, texts):
-        headers = {"authorization": f"Bearer {self.key}"}
-        embeddings = langchain_ollama.OllamaEmbeddings(
-            base_url=self.url, model=self.model, client_kwargs={"headers": headers}
-        )
-        return embeddings.embed_documents(texts)
+        return langchain_ollama.OllamaEmbeddings(**self.connection()).embed_documents(texts)
 
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+
+class AsyncEmbed(AsyncEmbeddingCalls, Embed):
+    async def embed(self, texts):
+        return await langchain_ollama.OllamaEmbeddings(**self.connection()).aembed_documents(texts)
 
 
 class EmbedContract(CuttingEmbeddingContract, unittest.TestCase):
     calls = Embed
 
 
-class ChatContract(Contract, unittest.TestCase):
+class AsyncEmbedContract(CuttingEmbeddingContract, unittest.TestCase):
+    calls = AsyncEmbed
+
+
+# Version 0.2 sends only the options that it knows.
+Chats = StreamContract if version("langchain-ollama").startswith("0.2.") else Contract
+
+
+class ChatContract(Chats, unittest.TestCase):
     calls = Chat
+
+
+class AsyncChatContract(Chats, unittest.TestCase):
+    calls = AsyncChat
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""langchain-openai, on chat and responses, against the real server."""
+"""langchain-openai, on chat, responses and embeddings, against the real server. Run by `scripts/client_matrix`."""
 
 import unittest
 from importlib.metadata import version
 
-from contract import Calls, Contract, EmbeddingCalls, EmbeddingContract, optional
+import langchain_openai
+from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract
+from langchain_text import text_of
 
-langchain_openai = optional("langchain_openai")
 
-
-class LangChainCalls(Calls):
-    client = f"langchain-openai {version('langchain-openai')}"
-    uses_responses = False
+class Chat(Calls):
+    package = "langchain-openai"
+    interface = "chat"
+    options = {}
 
     def chat(self, max_tokens, extra):
         return langchain_openai.ChatOpenAI(
@@ -20,59 +21,84 @@ class LangChainCalls(Calls):
             temperature=0,
             max_tokens=max_tokens,
             max_retries=0,
-            use_responses_api=self.uses_responses,
             extra_body=extra,
+            **self.options,
         )
 
     def text(self, prompt, max_tokens=32):
-        return self.chat(max_tokens, {}).invoke(prompt).text
+        return text_of(self.chat(max_tokens, {}).invoke(prompt))
 
     def pieces(self, prompt, max_tokens=32, **extra):
         for chunk in self.chat(max_tokens, extra).stream(prompt):
-            yield chunk.text
-
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+            yield text_of(chunk)
 
 
-class Chat(LangChainCalls):
-    interface = "chat"
+class AsyncChat(AsyncCalls, Chat):
+    async def answer(self, prompt, max_tokens):
+        return text_of(await self.chat(max_tokens, {}).ainvoke(prompt))
+
+    async def stream(self, prompt, max_tokens, **extra):
+        async for chunk in self.chat(max_tokens, extra).astream(prompt):
+            yield text_of(chunk)
 
 
-class Responses(LangChainCalls):
+class Responses(Chat):
     interface = "responses"
-    uses_responses = True
+    options = {"use_responses_api": True}
+
+
+class AsyncResponses(AsyncChat):
+    interface = "responses"
+    options = Responses.options
 
 
 class Embeddings(EmbeddingCalls):
-    client = LangChainCalls.client
+    package = "langchain-openai"
     interface = "embeddings"
 
-    def vectors(self, texts):
+    def embeddings(self):
         # Otherwise it sends ids of OpenAI's tokenizer.
-        embeddings = langchain_openai.OpenAIEmbeddings(
+        return langchain_openai.OpenAIEmbeddings(
             base_url=self.url + "/v1",
             api_key=self.key,
             model=self.model,
             max_retries=0,
             check_embedding_ctx_length=False,
         )
-        return embeddings.embed_documents(texts)
 
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+    def vectors(self, texts):
+        return self.embeddings().embed_documents(texts)
+
+
+class AsyncEmbeddings(AsyncEmbeddingCalls, Embeddings):
+    async def embed(self, texts):
+        return await self.embeddings().aembed_documents(texts)
 
 
 class EmbeddingsContract(EmbeddingContract, unittest.TestCase):
     calls = Embeddings
 
 
+class AsyncEmbeddingsContract(EmbeddingContract, unittest.TestCase):
+    calls = AsyncEmbeddings
+
+
 class ChatContract(Contract, unittest.TestCase):
     calls = Chat
 
 
-class ResponsesContract(Contract, unittest.TestCase):
-    calls = Responses
+class AsyncChatContract(Contract, unittest.TestCase):
+    calls = AsyncChat
+
+
+# Version 0.3 is the first that has responses.
+if int(version("langchain-openai").split(".")[0]) >= 1 or version("langchain-openai").startswith("0.3."):
+
+    class ResponsesContract(Contract, unittest.TestCase):
+        calls = Responses
+
+    class AsyncResponsesContract(Contract, unittest.TestCase):
+        calls = AsyncResponses
 
 
 if __name__ == "__main__":

@@ -4,25 +4,18 @@ import asyncio
 import unittest
 from importlib.metadata import version
 
-from contract import QUESTION, Server, note, optional
-
-optional("llmeter")
-
+from contract import QUESTION, note
 from llmeter.endpoints import OpenAICompletionStreamEndpoint, OpenAIResponseStreamEndpoint
 from llmeter.runner import Runner
+from server import shared
 
-CLIENT = f"llmeter {version('llmeter')}"
 CLIENTS, REQUESTS = 4, 5
 
 
 class Load(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.server.stop()
+        cls.server = shared()
 
     def load(self, endpoint_type, interface, **limit):
         endpoint = endpoint_type(model_id=self.server.model, base_url=self.server.url + "/v1", api_key="none")
@@ -37,7 +30,7 @@ class Load(unittest.TestCase):
             self.assertGreater(answer.num_tokens_output, 0)
             self.assertLessEqual(answer.time_to_first_token, answer.time_to_last_token)
         self.assertEqual(result.stats["failed_requests"], 0)
-        note(CLIENT, interface, "load")
+        note("llmeter", version("llmeter"), interface, "load", "async")
 
     def test_chat(self):
         self.load(OpenAICompletionStreamEndpoint, "chat", max_tokens=32)

@@ -9,11 +9,10 @@ import unittest
 from importlib.metadata import version
 from pathlib import Path
 
-from contract import Server, note, optional
+from contract import note
+from server import shared
 
-optional("lm_eval")
-
-CLIENT = f"lm-eval {version('lm_eval')}"
+CLIENT = ("lm-eval", version("lm_eval"))
 SUMS = [(a, b) for a in (12, 25, 31, 48) for b in (9, 17, 30, 42)]
 # How far the answers to choose from are from the right one, which is the first.
 NEAR = (0, 10, -1, 2)
@@ -56,7 +55,7 @@ metric_list: [{{metric: byte_perplexity}}]
 class LmEval(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
+        cls.server = shared()
         cls.folder = tempfile.TemporaryDirectory()
         data = Path(cls.folder.name, "sums.jsonl")
         with data.open("w") as file:
@@ -101,19 +100,19 @@ class LmEval(unittest.TestCase):
         # What the model answers is the greedy choice; a wrong sum is not.
         self.assertGreaterEqual(sum(first for first, *_ in greedy), 0.9 * len(SUMS))
         self.assertFalse(any(any(others) for first, *others in greedy if first))
-        note(CLIENT, "completions", "log-likelihood")
+        note(*CLIENT, "completions", "log-likelihood")
 
     def test_answers(self):
         results, _ = self.run_tasks("local-completions", "/v1/completions", ["local_answer"], "--batch_size", "4")
         self.assertGreaterEqual(results["local_answer"]["exact_match,sum"], 0.9)
-        note(CLIENT, "completions", "answers")
+        note(*CLIENT, "completions", "answers")
 
     def test_chat_answers(self):
         tasks = ["local_chat_answer"]
         path = "/v1/chat/completions"
         results, _ = self.run_tasks("local-chat-completions", path, tasks, "--apply_chat_template")
         self.assertGreaterEqual(results["local_chat_answer"]["exact_match,sum"], 0.9)
-        note(CLIENT, "chat", "answers")
+        note(*CLIENT, "chat", "answers")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,33 @@
-"""Ollama's client against the real server. Needs `pip install -r requirements.txt` and the binary in DIFFULEX_BIN."""
+"""Ollama's client against the real server. Run by `scripts/client_matrix`."""
 
 import unittest
-from importlib.metadata import version
 
-from contract import QUESTION, Calls, Contract, CuttingEmbeddingContract, EmbeddingCalls, optional
+import ollama
+from contract import (
+    QUESTION,
+    AsyncCalls,
+    AsyncEmbeddingCalls,
+    Calls,
+    Contract,
+    CuttingEmbeddingContract,
+    EmbeddingCalls,
+)
 
-ollama = optional("ollama")
 
-
-class OllamaCalls(Calls):
-    client = f"ollama {version('ollama')} (Python)"
+class Ollama:
+    package = "ollama"
+    client = "ollama (Python)"
+    library = ollama.Client
 
     def __init__(self, url, model, key):
         super().__init__(url, model, key)
-        self.ollama = ollama.Client(host=url, headers={"authorization": f"Bearer {key}"})
+        self.ollama = self.library(host=url, headers={"authorization": f"Bearer {key}"})
 
     def options(self, max_tokens, extra):
         return {"num_predict": max_tokens, "temperature": 0, **extra}
 
-    def status_and_message(self, error):
-        return error.status_code, str(error)
 
-
-class Chat(OllamaCalls):
+class Chat(Ollama, Calls):
     interface = "chat"
 
     def text(self, prompt, max_tokens=32):
@@ -37,7 +42,22 @@ class Chat(OllamaCalls):
         return self.ollama.chat(model=self.model, messages=messages, options=self.options(max_tokens, extra), **more)
 
 
-class Generate(OllamaCalls):
+class AsyncChat(AsyncCalls, Chat):
+    library = ollama.AsyncClient
+
+    async def answer(self, prompt, max_tokens):
+        return (await self.call(prompt, max_tokens)).message.content
+
+    async def stream(self, prompt, max_tokens, **extra):
+        parts = await self.call(prompt, max_tokens, extra, stream=True)
+        try:
+            async for part in parts:
+                yield part.message.content
+        finally:
+            await parts.aclose()
+
+
+class Generate(Ollama, Calls):
     interface = "generate"
 
     def text(self, prompt, max_tokens=32):
@@ -53,19 +73,45 @@ class Generate(OllamaCalls):
         )
 
 
-class Embed(EmbeddingCalls):
-    client = OllamaCalls.client
-    interface = "embed"
+class AsyncGenerate(AsyncCalls, Generate):
+    library = ollama.AsyncClient
 
-    def __init__(self, url, model, key):
-        super().__init__(url, model, key)
-        self.ollama = ollama.Client(host=url, headers={"authorization": f"Bearer {key}"})
+    async def answer(self, prompt, max_tokens):
+        return (await self.call(prompt, max_tokens)).response
+
+    async def stream(self, prompt, max_tokens, **extra):
+        parts = await self.call(prompt, max_tokens, extra, stream=True)
+        try:
+            async for part in parts:
+                yield part.response
+        finally:
+            await parts.aclose()
+
+
+class Embed(Ollama, EmbeddingCalls):
+    interface = "embed"
 
     def vectors(self, texts, **more):
         return [list(vector) for vector in self.ollama.embed(model=self.model, input=texts, **more).embeddings]
 
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+
+class AsyncEmbed(AsyncEmbeddingCalls, Embed):
+    library = ollama.AsyncClient
+
+    async def embed(self, texts):
+        return [list(vector) for vector in (await self.ollama.embed(model=self.model, input=texts)).embeddings]
+
+
+class AsyncEmbedContract(CuttingEmbeddingContract, unittest.TestCase):
+    calls = AsyncEmbed
+
+
+class AsyncChatContract(Contract, unittest.TestCase):
+    calls = AsyncChat
+
+
+class AsyncGenerateContract(Contract, unittest.TestCase):
+    calls = AsyncGenerate
 
 
 class EmbedContract(CuttingEmbeddingContract, unittest.TestCase):
@@ -96,7 +142,7 @@ class ChatContract(Contract, unittest.TestCase):
         listed = self.one.ollama.list().models[0]
         self.assertEqual(listed.model, f"{self.one.model}:latest")
         shown = self.one.ollama.show(listed.model)
-        self.assertEqual(shown.capabilities, ["completion"])
+        self.assertEqual(shown.capabilities, ["completion", "embedding"])
         self.assertGreater(shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"], 0)
         self.assertEqual(self.one.ollama.ps().models[0].model, listed.model)
         with self.assertRaises(ollama.ResponseError) as refused:

@@ -1,6 +1,6 @@
-"""OpenAI's client, on chat and responses, against the real server with the model that comes with it.
+"""OpenAI's client, on chat, responses and embeddings, against the real server with the model that comes with it.
 
-Run by `.ci/run`; needs `pip install -r requirements.txt` and the binary in DIFFULEX_BIN.
+Run by `scripts/client_matrix`; needs the package and the binary in DIFFULEX_BIN.
 """
 
 import json
@@ -8,23 +8,22 @@ import re
 import unittest
 import urllib.request
 
-from contract import Calls, Contract, EmbeddingCalls, EmbeddingContract, Server, optional
+import openai
+from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract
+from server import shared
 
-openai = optional("openai")
 
-
-class OpenAICalls(Calls):
-    client = f"openai {openai.__version__} (Python)"
+class OpenAI:
+    package = "openai"
+    client = "openai (Python)"
+    library = openai.OpenAI
 
     def __init__(self, url, model, key):
         super().__init__(url, model, key)
-        self.openai = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
-
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+        self.openai = self.library(base_url=url + "/v1", api_key=key, max_retries=0)
 
 
-class Chat(OpenAICalls):
+class Chat(OpenAI, Calls):
     interface = "chat"
 
     def text(self, prompt, max_tokens=32):
@@ -41,7 +40,21 @@ class Chat(OpenAICalls):
         return {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
 
 
-class Responses(OpenAICalls):
+class AsyncChat(AsyncCalls, Chat):
+    library = openai.AsyncOpenAI
+
+    async def answer(self, prompt, max_tokens):
+        reply = await self.openai.chat.completions.create(**self.body(prompt, max_tokens))
+        return reply.choices[0].message.content
+
+    async def stream(self, prompt, max_tokens, **extra):
+        body = self.body(prompt, max_tokens)
+        async with await self.openai.chat.completions.create(**body, stream=True, extra_body=extra) as stream:
+            async for chunk in stream:
+                yield chunk.choices[0].delta.content or ""
+
+
+class Responses(OpenAI, Calls):
     interface = "responses"
 
     def text(self, prompt, max_tokens=32):
@@ -58,21 +71,34 @@ class Responses(OpenAICalls):
         return {"model": self.model, "input": prompt, "max_output_tokens": max_tokens, "temperature": 0}
 
 
-class Embeddings(EmbeddingCalls):
-    client = OpenAICalls.client
-    interface = "embeddings"
+class AsyncResponses(AsyncCalls, Responses):
+    library = openai.AsyncOpenAI
 
-    def __init__(self, url, model, key):
-        super().__init__(url, model, key)
-        self.openai = openai.OpenAI(base_url=url + "/v1", api_key=key, max_retries=0)
+    async def answer(self, prompt, max_tokens):
+        return (await self.openai.responses.create(**self.body(prompt, max_tokens))).output_text
+
+    async def stream(self, prompt, max_tokens, **extra):
+        async with self.openai.responses.stream(**self.body(prompt, max_tokens), extra_body=extra) as stream:
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    yield event.delta
+
+
+class Embeddings(OpenAI, EmbeddingCalls):
+    interface = "embeddings"
 
     def vectors(self, texts, **more):
         # Asks for base64 where no format is given.
         reply = self.openai.embeddings.create(model=self.model, input=texts, **more)
         return [item.embedding for item in reply.data]
 
-    def status_and_message(self, error):
-        return error.status_code, str(error)
+
+class AsyncEmbeddings(AsyncEmbeddingCalls, Embeddings):
+    library = openai.AsyncOpenAI
+
+    async def embed(self, texts):
+        reply = await self.openai.embeddings.create(model=self.model, input=texts)
+        return [item.embedding for item in reply.data]
 
 
 class EmbeddingsContract(EmbeddingContract, unittest.TestCase):
@@ -87,8 +113,20 @@ class EmbeddingsContract(EmbeddingContract, unittest.TestCase):
         self.assertEqual(len(self.one.vectors(["hello"], dimensions=5)[0]), 5)
 
 
+class AsyncEmbeddingsContract(EmbeddingContract, unittest.TestCase):
+    calls = AsyncEmbeddings
+
+
 class ChatContract(Contract, unittest.TestCase):
     calls = Chat
+
+
+class AsyncChatContract(Contract, unittest.TestCase):
+    calls = AsyncChat
+
+
+class AsyncResponsesContract(Contract, unittest.TestCase):
+    calls = AsyncResponses
 
 
 class ResponsesContract(Contract, unittest.TestCase):
@@ -108,14 +146,13 @@ class ResponsesContract(Contract, unittest.TestCase):
 class OpenAIClient(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.server = Server()
+        cls.server = shared()
         cls.client = openai.OpenAI(base_url=cls.server.url + "/v1", api_key="none", max_retries=0)
         cls.model = cls.client.models.list().data[0].id
 
     @classmethod
     def tearDownClass(cls):
         cls.client.close()
-        cls.server.stop()
 
     def ask(self, content, **more):
         return self.client.chat.completions.create(
