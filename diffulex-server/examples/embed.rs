@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, StreamMode};
 use diffulex_server::config::ServerConfig;
-use diffulex_server::engine_loop::EngineLoop;
 use diffulex_server::frontend::StreamEvent;
+use diffulex_server::worker::engine_loop::EngineLoop;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

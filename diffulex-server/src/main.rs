@@ -3,15 +3,16 @@
 use std::process::ExitCode;
 
 use clap::FromArgMatches;
-use diffulex_server::cli::{self, Cli, Command};
-use diffulex_server::{batch, launch, log, one_shot, profile_report, shell};
+use diffulex_server::cli::commands::{self, Cli, Command};
+use diffulex_server::cli::{batch, launch, one_shot, shell};
+use diffulex_server::observe::{log, profile_report};
 
 /// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let parsed = cli::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let parsed = commands::command().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {

@@ -18,13 +18,13 @@ use diffulex_protocol::{
     StreamMode,
 };
 use diffulex_server::frontend::{
-    ContextName, ContextOwner, Frontend, FrontendOptions, NewContext, StartError, WorkerHandle, WorkerParts,
+    Caller, ContextLimits, ContextName, Frontend, FrontendOptions, NewContext, StartError, WorkerHandle, WorkerParts,
     WorkerStarter,
 };
 use diffulex_server::http::{BodyLimits, HttpOptions, HttpService, service};
 use diffulex_server::link::channel::{self, ChannelWorker};
 use diffulex_server::link::{CommandSender, LinkError, WorkerLink};
-use diffulex_server::telemetry::Telemetry;
+use diffulex_server::observe::telemetry::Telemetry;
 use serde_json::Value;
 
 /// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
@@ -91,7 +91,7 @@ pub fn run(input: &[u8]) {
     static STAGE: LazyLock<Stage> = LazyLock::new(Stage::new);
     let [route, answer, rest @ ..] = input else { return };
     let Some(request) = request(*route, rest) else { return };
-    let path = request.uri().path().to_owned();
+    let path = without_empty_segments(request.uri().path());
     STAGE.answer.store(*answer, Ordering::Relaxed);
     STAGE.make_context();
     let (status, content_type, body) = STAGE.runtime.block_on(answer_of(STAGE.service.clone(), request));
@@ -107,6 +107,11 @@ pub fn run(input: &[u8]) {
     if status.is_client_error() || status.is_server_error() {
         judge_error(&path, status, &body, *answer);
     }
+}
+
+/// The path for which the server decides on an interface, and so on the form of errors.
+fn without_empty_segments(path: &str) -> String {
+    path.split('/').filter(|segment| !segment.is_empty()).flat_map(|segment| ["/", segment]).collect()
 }
 
 /// Status, content type and the whole body.
@@ -169,7 +174,7 @@ fn judge_error(path: &str, status: StatusCode, body: &[u8], answer: u8) {
         assert!(error.is_string(), "{shown}");
         return judge_status(status, answer, &shown);
     }
-    if path.starts_with("/v1/messages") {
+    if path.starts_with("/v1/messages") || path == "/v1/complete" || path.starts_with("/v1/complete/") {
         assert!(body["type"] == "error" && error["type"].is_string() && error["message"].is_string(), "{shown}");
         return judge_status(status, answer, &shown);
     }
@@ -239,8 +244,8 @@ impl Stage {
         let answer = Arc::new(AtomicU8::new(0));
         let options = FrontendOptions {
             profile_dir: None,
-            max_contexts: 16,
-            context_ttl: Duration::from_secs(600),
+            salts_by_caller: false,
+            contexts: ContextLimits { max_contexts: 16, max_per_caller: 16, ttl: Duration::from_secs(600) },
             max_in_flight: 64,
             request_timeout: None,
             startup_timeout: Duration::from_secs(60),
@@ -248,6 +253,7 @@ impl Stage {
             watchdog_timeout: None,
             crash_reports: None,
             max_loaded_loras: 64,
+            tells_callers_apart: true,
             adapters: Vec::new(),
         };
         let starter = Box::new(Script { answer: Arc::clone(&answer) });
@@ -257,11 +263,13 @@ impl Stage {
             serves_profiles: true,
             model_name: "fuzz".to_owned(),
             model_aliases: Vec::new(),
+            default_adapter: None,
             model_place: "nowhere".to_owned(),
+            model_format: "safetensors",
             sampling_defaults: SamplingParams::default(),
             started_at: 0,
-            api_key: None,
-            cors_origin: None,
+            api_keys: Vec::new(),
+            cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             is_exposed: false,
             body: BodyLimits { max_bytes: 1 << 20, timeout: Duration::from_secs(60) },
@@ -287,17 +295,13 @@ impl Stage {
         }
     }
 
-    fn owner(&self) -> ContextOwner {
-        self.frontend.context_owner(None)
-    }
-
     fn make_context(&self) {
         let new = NewContext { id: Some(CONTEXT), ..NewContext::default() };
-        self.frontend.create_context(self.owner(), new).expect("every input leaves none");
+        self.frontend.create_context(Caller::WITHOUT_KEY, new).expect("every input leaves none").claim();
     }
 
     fn free_contexts(&self) {
-        let owner = self.owner();
+        let owner = Caller::WITHOUT_KEY;
         for context in self.frontend.contexts(owner) {
             let name = ContextName { owner, id: context.context_id };
             self.frontend.free_context(name).expect("an answer that was read to its end leaves its context idle");

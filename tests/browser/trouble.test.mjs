@@ -97,7 +97,7 @@ function locked(context) {
 }
 
 for (const device of ["laptop", "phone"]) {
-  test(`a server behind a key asks for it on a ${device}, says which is wrong, and has it after a reload`, async () => {
+  test(`a server behind a key asks for it on a ${device}, says which is wrong, and has it in this tab after a reload`, async () => {
     const { page, close } = await open(device, { prepare: locked, state: "away" });
     await setRange(page, "pace", INSTANT);
     const turn = await ask(page, "12 + 30");
@@ -116,6 +116,10 @@ for (const device of ["laptop", "phone"]) {
     await page.reload();
     await page.waitForSelector('#model[data-state="ready"]');
     await settled(await ask(page, "12 + 31"));
+    // The key is kept for this tab only.
+    const other = await page.context().newPage();
+    await other.goto(page.url());
+    await other.waitForSelector('#model[data-state="away"]');
     await close();
   });
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, kill, wait_until};
+use crate::harness::{Server, golden_model, kill, program, wait_until};
 
 /// Writes an adapter of rank 1 for one projection of the tiny checkpoint.
 pub fn write_adapter(folder: &Path) {
@@ -62,7 +62,8 @@ fn adapters_come_and_go_and_outlive_the_worker() {
 
     assert_eq!(unload("mine").status, 200);
     assert_eq!(ask(&server, "mine")["error"]["code"], "model_not_found");
-    assert_eq!(unload("mine").status, 404);
+    let again = unload("mine");
+    assert_eq!((again.status, again.json()["error"]["code"].as_str()), (404, Some("adapter_not_found")));
     assert_eq!(ask(&server, "tiny")["text"], base);
 }
 
@@ -74,4 +75,77 @@ fn an_adapter_is_there_from_the_start_or_merged() {
     let beside = Server::start(&["--lora-path", &named]);
     let merged = Server::start(&["--lora-path", &named, "--pre-merge-lora", "--served-model-name", "mine"]);
     assert_eq!(ask(&beside, "mine")["text"], ask(&merged, "mine")["text"]);
+    // Embeddings are of the adapter's states, but for the rounding of merged weights.
+    let vector = |server: &Server, model: &str| -> Vec<f64> {
+        let answer = server.post("/v1/embeddings", &json!({"model": model, "input": [5, 6, 7]})).json();
+        answer["data"][0]["embedding"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let distance = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let adapted = vector(&beside, "mine");
+    assert!(distance(&adapted, &vector(&merged, "mine")) < 1e-3);
+    assert!(distance(&adapted, &vector(&beside, "sdar")) > 1e-2);
+}
+
+#[test]
+fn the_only_adapter_answers_requests_that_name_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    write_adapter(folder.path());
+    let named = format!("mine={}", folder.path().display());
+    let server = Server::start(&["--lora-path", &named, "--served-model-name", "tiny"]);
+    let unnamed = || {
+        let prompt: Vec<u32> = (0..24).collect();
+        server.post("/generate", &json!({"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": true}))
+    };
+    let answer = unnamed().json();
+    assert_eq!((&answer["model"], &answer["text"]), (&json!("mine"), &ask(&server, "mine")["text"]));
+    assert_ne!(answer["text"], ask(&server, "tiny")["text"]);
+    let told: String = (0..4).map(|_| server.announced()).collect();
+    assert!(told.contains("requests that name no model with the adapter \"mine\""), "{told}");
+
+    // Once it is gone, another model's answer would be a silent one.
+    assert_eq!(server.post("/v1/unload_lora_adapter", &json!({"lora_name": "mine"})).status, 200);
+    let refused = unnamed();
+    assert_eq!((refused.status, refused.error_param().as_deref()), (404, Some("model")), "{}", refused.body);
+}
+
+#[test]
+fn of_several_adapters_a_request_names_one() {
+    let folder = tempfile::tempdir().unwrap();
+    write_adapter(folder.path());
+    let of = |name: &str| format!("{name}={}", folder.path().display());
+    let server = Server::start(&["--lora-path", &of("a"), "--lora-path", &of("b"), "--served-model-name", "tiny"]);
+    let told: String = (0..4).map(|_| server.announced()).collect();
+    assert!(told.contains("has 2 adapters"), "{told}");
+    let body = json!({"prompt": [5, 6], "max_tokens": 2, "temperature": 0});
+    assert_eq!(server.post("/generate", &body).json()["model"], "tiny");
+}
+
+#[test]
+fn the_terminal_answers_with_the_adapter() {
+    let folder = tempfile::tempdir().unwrap();
+    write_adapter(folder.path());
+    let of = |name: &str| format!("{name}={}", folder.path().display());
+    let generate = |arguments: &[&str]| {
+        let mut command = program();
+        command.arg("generate").args(arguments).args(["--temperature", "0", "--max-tokens", "24", "--model"]);
+        let output = command.arg(golden_model()).arg("hello").output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    };
+    let (base, _) = generate(&[]);
+    let (merged, _) = generate(&["--lora-path", &of("a"), "--pre-merge-lora"]);
+    assert_ne!(base, merged);
+    let (only, told) = generate(&["--lora-path", &of("a")]);
+    assert_eq!(only, merged);
+    assert!(told.contains("adapter a"), "{told}");
+    let both = [of("a"), of("b")];
+    let (chosen, _) = generate(&["--lora-path", &both[0], "--lora-path", &both[1], "--adapter", "b"]);
+    assert_eq!(chosen, merged);
+    for (arguments, words) in [
+        (&["--lora-path", &both[0], "--lora-path", &both[1]][..], "--adapter NAME is required"),
+        (&["--adapter", "c"], "--lora-path gives none"),
+    ] {
+        let (answer, told) = generate(arguments);
+        assert!(answer.is_empty() && told.contains(words), "{told}");
+    }
 }

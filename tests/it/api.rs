@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Server, joined};
+use crate::harness::{Answer, Server, golden_model, joined, wait_until};
 
 fn tiny() -> Server {
     Server::start(&["--served-model-name", "tiny"])
@@ -31,6 +31,10 @@ fn done(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.header("x-accel-buffering"), Some("no"));
     assert!(answer.is_done(), "{}", answer.body);
     answer.frames()
+}
+
+fn code(answer: &Answer) -> String {
+    answer.json()["error"]["code"].as_str().unwrap().to_owned()
 }
 
 #[test]
@@ -59,6 +63,45 @@ fn generate_answers_with_diffulexs_fields_and_openais_usage() {
     assert_eq!(answer["usage"]["total_tokens"], 15);
     assert_eq!(answer["diffulex"]["seed"], 7);
     assert_eq!(answer["token_ids"].as_array().unwrap().len(), 12);
+    assert_eq!((&answer["finished"], &answer["model"]), (&json!(true), &json!("tiny")));
+    assert!(answer["created"].as_u64() > Some(1_700_000_000) && answer.get("confidences").is_none(), "{answer}");
+    let told = server.post("/generate", &prompt(json!({"logprobs": true}))).json();
+    assert_eq!(told["confidences"].as_array().unwrap().len(), 12);
+}
+
+#[test]
+fn an_answer_of_every_interface_has_the_fields_of_diffulex() {
+    let server = tiny();
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let ollama = json!({"model": "tiny", "messages": messages, "options": {"num_predict": 4}, "stream": false});
+    for (path, body) in [
+        ("/generate", prompt(json!({}))),
+        ("/v1/chat/completions", chat(json!({}))),
+        ("/v1/completions", prompt(json!({}))),
+        ("/v1/responses", json!({"input": "hello", "max_output_tokens": 4})),
+        ("/v1/messages", json!({"messages": messages, "max_tokens": 4})),
+        ("/api/chat", ollama),
+    ] {
+        let answer = server.post(path, &body).json();
+        assert_eq!(answer["usage"].is_object(), path != "/api/chat", "{path} {answer}");
+        for field in [
+            "nfe",
+            "nfe_denoise",
+            "nfe_prefill",
+            "nfe_commit",
+            "nfe_rebuild",
+            "tokens_per_forward",
+            "finish_reason",
+            "cached_tokens",
+            "seed",
+            "queue_time_s",
+            "engine_decode_time_s",
+            "preemptions",
+        ] {
+            assert!(answer["diffulex"].get(field).is_some(), "{path} {field}: {answer}");
+        }
+        assert!(answer["diffulex"].get("nfe_score").is_none(), "{path}: no prompt is scored");
+    }
 }
 
 #[test]
@@ -78,6 +121,17 @@ fn a_denoise_stream_tells_the_reply() {
         let start = snapshot["absolute_start"].as_u64().unwrap();
         assert_eq!(snapshot["absolute_end"].as_u64().unwrap(), start + shown);
         assert_eq!(snapshot["token_offset"].as_u64().unwrap() + 3, start);
+        assert_eq!(snapshot["block_size"], 4);
+        for list in ["pieces", "confidences"] {
+            assert_eq!(snapshot[list].as_array().unwrap().len() as u64, shown, "{list}: {snapshot}");
+        }
+        for position in snapshot["mask_positions"].as_array().unwrap() {
+            let position = position.as_u64().unwrap() as usize;
+            assert!(snapshot["pieces"][position].is_null() && snapshot["token_ids"][position] == 500, "{snapshot}");
+        }
+        for field in ["engine_decode_time_s", "engine_decode_tokens", "engine_decode_tps"] {
+            assert!(snapshot[field].is_number(), "{field}: {snapshot}");
+        }
     }
     assert_eq!(joined(snapshots, "/committed_text"), last["text"].as_str().unwrap());
 }
@@ -90,9 +144,22 @@ fn joined_deltas_are_the_reply() {
     assert_eq!(joined(deltas, "/text"), last["text"].as_str().unwrap());
     let ids: Vec<_> = deltas.iter().flat_map(|delta| delta["token_ids"].as_array().unwrap().clone()).collect();
     assert_eq!(Value::from(ids), last["token_ids"]);
+    let mut n_before = 0;
     for (seq, delta) in deltas.iter().enumerate() {
         assert_eq!((&delta["event"], &delta["seq"]), (&json!("append"), &json!(seq)));
+        assert_eq!((&delta["id"], &delta["token_offset"]), (&last["id"], &json!(n_before)));
+        n_before += delta["token_ids"].as_array().unwrap().len();
+        for field in ["nfe", "engine_decode_time_s", "engine_decode_tokens", "engine_decode_tps"] {
+            assert!(delta[field].is_number(), "{field}: {delta}");
+        }
+        assert!(delta["finished"].is_boolean() && delta.get("confidences").is_none(), "{delta}");
     }
+    let asked = prompt(json!({"stream": true, "stream_mode": "block_append", "logprobs": true}));
+    let frames = done(&server.post("/generate", &asked));
+    let (last, deltas) = frames.split_last().unwrap();
+    let confidences: Vec<_> =
+        deltas.iter().flat_map(|delta| delta["confidences"].as_array().unwrap().clone()).collect();
+    assert_eq!((confidences.len(), Value::from(confidences)), (12, last["confidences"].clone()));
 }
 
 #[test]
@@ -138,9 +205,19 @@ fn a_chat_stream_is_legal_chunks_in_both_modes() {
         assert_eq!(last["choices"][0]["delta"], json!({}));
         let content = joined(chunks, "/choices/0/delta/content");
         assert_eq!(content, whole["choices"][0]["message"]["content"].as_str().unwrap(), "{mode}");
-        let has_snapshots = chunks.iter().any(|chunk| chunk["event"] == "buffer_snapshot");
-        assert_eq!(has_snapshots, mode == "denoise");
+        // All but the role and the reason.
+        let between = &chunks[1..chunks.len() - 1];
+        assert!(!between.is_empty());
+        for chunk in between {
+            assert_eq!(chunk["event"] == "buffer_snapshot", mode == "denoise", "{chunk}");
+            assert_eq!(chunk["mask_positions"].is_array(), mode == "denoise", "{chunk}");
+        }
     }
+    // Completions have no chunk for a role; the echoed prompt has one.
+    let body = prompt(json!({"stream": true, "stream_mode": "denoise", "echo": true}));
+    let frames = done(&server.post("/v1/completions", &body));
+    let without: Vec<&Value> = frames.iter().filter(|frame| frame["event"] != "buffer_snapshot").collect();
+    assert!(frames.len() > 2 && without == [&frames[0], frames.last().unwrap()], "{without:?}");
 }
 
 #[test]
@@ -240,7 +317,7 @@ fn more_choices_than_there_is_room_for_are_never_taken() {
     let server = Server::start(&["--max-num-reqs", "1", "--max-queued-requests", "1"]);
     let answer = server.post("/v1/chat/completions", &chat(json!({"n": 3})));
     assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some("n")), "{}", answer.body);
-    assert_eq!(answer.header("x-should-retry"), Some("false"));
+    assert_eq!((code(&answer), answer.header("x-should-retry")), ("too_large".to_owned(), Some("false")));
 }
 
 #[test]
@@ -267,6 +344,10 @@ fn wrong_requests_are_told_what_is_wrong() {
         ("/generate", prompt(json!({"skip_special_tokens": false})), 400, Some("skip_special_tokens")),
         ("/tokenize", json!({"prompt": "a", "model": "nobody"}), 404, Some("model")),
         ("/detokenize", json!({"tokens": [99999]}), 400, Some("tokens")),
+        // A whole number may have a point, but not in lists of token ids.
+        ("/generate", json!({"prompt": [5.0]}), 422, Some("prompt[0]")),
+        ("/generate", prompt(json!({"stop_token_ids": [7.0]})), 422, Some("stop_token_ids[0]")),
+        ("/detokenize", json!({"tokens": [5.0]}), 422, Some("tokens[0]")),
         (
             "/v1/chat/completions",
             json!({"messages": [{"role": "user", "content": "a ".repeat(3000)}]}),
@@ -288,6 +369,7 @@ fn wrong_requests_are_told_what_is_wrong() {
         let answer = server.post(path, &body);
         assert_eq!(answer.status, status, "{path} {body} {}", answer.body);
         assert_eq!(answer.error_param().as_deref(), param, "{path} {body} {}", answer.body);
+        assert!(status != 422 || code(&answer) == "invalid_body", "{path} {body} {}", answer.body);
         let error = answer.json();
         assert_eq!(error["detail"], error["error"]["message"]);
     }
@@ -297,7 +379,7 @@ fn wrong_requests_are_told_what_is_wrong() {
 fn a_field_that_nobody_knows_passes_and_is_warned_of_once() {
     let server = Server::logged("warn", &[]);
     let long = "x".repeat(5000);
-    let body = json!({"prompt": [5], "max_tokens": 1, "store": true, "a\nERROR forged": [[{}]], long.as_str(): 1});
+    let body = json!({"prompt": [5], "max_tokens": 1, "store": true, "nobody": 1, "a\nERROR forged": [[{}]], long.as_str(): 1});
     for _ in 0..3 {
         let answer = server.post("/generate", &body);
         assert_eq!(answer.status, 200, "{}", answer.body);
@@ -305,11 +387,18 @@ fn a_field_that_nobody_knows_passes_and_is_warned_of_once() {
     let log = server.log();
     let warnings: Vec<&str> = log.lines().filter(|line| line.contains("ignored")).collect();
     assert_eq!(warnings.len(), 3, "{log}");
-    assert!(warnings.iter().any(|line| line.contains("field=\"store\"")), "{log}");
+    assert!(warnings.iter().any(|line| line.contains("field=\"nobody\"")), "{log}");
+    assert!(!log.contains("store"), "known to be harmless: {log}");
     assert!(warnings.iter().any(|line| line.contains(r#""a\nERROR forged""#)), "escaped: {log}");
     assert!(warnings.iter().all(|line| line.len() < 400), "bounded: {log}");
-    let other =
-        [("/generate", "add_special_tokens"), ("/tokenize", "continue_final_message"), ("/tokenize", "chat_template")];
+    let other = [
+        ("/generate", "add_special_tokens"),
+        ("/tokenize", "continue_final_message"),
+        ("/tokenize", "chat_template"),
+        ("/tokenize", "chat_template_kwargs"),
+        ("/tokenize", "mm_processor_kwargs"),
+        ("/tokenize", "tools"),
+    ];
     for (path, field) in other {
         let refused = server.post(path, &json!({"prompt": "a", field: true}));
         assert_eq!((refused.status, refused.error_param().as_deref()), (400, Some(field)), "{}", refused.body);
@@ -340,11 +429,16 @@ fn lone_surrogates_are_an_error_and_pairs_are_text() {
 #[test]
 fn bodies_that_are_no_json_are_refused_by_kind() {
     let server = tiny();
-    assert_eq!(server.post_text("/generate", "text/plain", "{}").status, 415);
-    assert_eq!(server.post_text("/generate", "application/json", "{").status, 422);
-    assert_eq!(server.post_text("/v1/chat/completions", "application/json", "{").status, 400);
-    assert_eq!(server.get("/generate").status, 405);
-    assert_eq!(server.get("/nobody").status, 404);
+    let json = "application/json";
+    for (answer, status, expected) in [
+        (server.post_text("/generate", "text/plain", "{}"), 415, "unsupported_media_type"),
+        (server.post_text("/generate", json, "{"), 422, "invalid_body"),
+        (server.post_text("/v1/chat/completions", json, "{"), 400, "invalid_body"),
+        (server.get("/generate"), 405, "method_not_allowed"),
+        (server.get("/nobody"), 404, "route_not_found"),
+    ] {
+        assert_eq!((answer.status, code(&answer).as_str()), (status, expected));
+    }
 }
 
 #[test]
@@ -361,13 +455,13 @@ fn a_huge_body_gets_its_answer() {
         socket.write_all(&chunk).unwrap();
     }
     let answer = Answer::read(socket);
-    assert_eq!(answer.status, 413);
+    assert_eq!((answer.status, code(&answer).as_str()), (413, "body_too_large"));
     assert!(answer.body.contains("--max-body-bytes"), "{}", answer.body);
 }
 
 #[test]
 fn models_are_listed_with_what_a_client_needs() {
-    let server = tiny();
+    let server = Server::start(&["--served-model-name", "tiny", "--model-name", "other"]);
     let list = server.get("/v1/models").json();
     let model = &list["data"][0];
     assert_eq!((&model["id"], &model["owned_by"]), (&json!("tiny"), &json!("diffulex")));
@@ -377,6 +471,10 @@ fn models_are_listed_with_what_a_client_needs() {
     assert_eq!(server.get("/v1/models/tiny").json(), *model);
     assert_eq!(server.get("/v1/models/sdar").status, 200, "the folder's name is an alias");
     assert_eq!(server.get("/v1/models/nobody").status, 404);
+    for name in ["tiny", "sdar", "other", golden_model().to_str().unwrap()] {
+        let answer = server.post("/generate", &prompt(json!({"model": name})));
+        assert_eq!(answer.status, 200, "{name} {}", answer.body);
+    }
 }
 
 #[test]
@@ -404,6 +502,7 @@ fn text_goes_to_ids_and_back() {
     let server = tiny();
     let ids = server.post("/tokenize", &json!({"prompt": "hello world"})).json();
     assert_eq!(ids["count"], ids["tokens"].as_array().unwrap().len());
+    assert_eq!(ids["max_model_len"], 2048);
     let text = server.post("/detokenize", &json!({"tokens": ids["tokens"]})).json();
     assert_eq!(text["prompt"], "hello world");
     let chat = server.post("/tokenize", &json!({"messages": [{"role": "user", "content": "hello world"}]})).json();
@@ -470,7 +569,12 @@ fn health_ready_version_and_the_page_answer() {
     assert_eq!(server.get("/health").json()["status"], "healthy");
     assert_eq!(server.get("/ready").status, 200);
     assert_eq!(server.get("/health_generate").status, 200);
-    assert!(server.get("/version").json()["version"].is_string());
+    // One token, by the way that every request takes.
+    wait_until("its count", || server.metric("generation_tokens_total") > 0.0);
+    assert_eq!(server.metric("generation_tokens_total"), 1.0);
+    assert_eq!(server.get("/health").json()["total_requests"], 1);
+    let version = server.get("/version").json();
+    assert!(version["version"].is_string() && version["protocol_version"].is_u64(), "{version}");
     for (path, kind) in [("/", "text/html"), ("/playground.js", "text/javascript"), ("/playground.css", "text/css")] {
         let answer = server.get(path);
         assert_eq!(answer.status, 200);
@@ -510,7 +614,8 @@ fn admin_routes_tell_the_engines_own_word() {
 #[test]
 fn a_key_is_asked_for_where_it_is_set() {
     let server = Server::start(&["--api-key", "secret"]);
-    assert_eq!(server.get("/v1/models").status, 401);
+    let refused = server.get("/v1/models");
+    assert_eq!((refused.status, code(&refused).as_str()), (401, "invalid_api_key"));
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/").status, 200);
     let with = |header: &str| {

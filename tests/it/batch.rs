@@ -1,5 +1,6 @@
 //! `batch`: the answers of HTTP, in a file, whatever happens to the run.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
@@ -17,6 +18,10 @@ impl Files {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("in.jsonl"), lines.join("\n")).unwrap();
         Self { folder }
+    }
+
+    fn input(&self) -> PathBuf {
+        self.folder.path().join("in.jsonl")
     }
 
     fn output(&self) -> PathBuf {
@@ -158,4 +163,78 @@ fn a_killed_run_goes_on_where_it_stopped() {
     assert!(String::from_utf8_lossy(&again.stderr).contains(&skipped), "{}", String::from_utf8_lossy(&again.stderr));
     let names: Vec<_> = files.answers().iter().map(|answer| answer["custom_id"].as_str().unwrap().to_owned()).collect();
     assert_eq!(names, (0..60).map(|n| format!("r{n}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_pipe_is_answered_into_a_pipe_while_it_is_open() {
+    let mut batch = program();
+    batch.args(["batch", "-i", "-", "-o", "-", "--model"]).arg(golden_model());
+    let mut batch = batch.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = batch.stdin.take().unwrap();
+    let mut answers = BufReader::new(batch.stdout.take().unwrap()).lines();
+    for name in ["a", "b"] {
+        // The next line comes only after the answer to the one before.
+        writeln!(input, "{}", line(name, "/generate", &json!({"prompt": [5], "max_tokens": 4}))).unwrap();
+        let answer: Value = serde_json::from_str(&answers.next().unwrap().unwrap()).unwrap();
+        assert_eq!((&answer["custom_id"], &answer["response"]["status_code"]), (&json!(name), &json!(200)));
+    }
+    drop(input);
+    let told = batch.wait_with_output().unwrap();
+    assert!(told.status.success(), "{told:?}");
+    assert!(String::from_utf8_lossy(&told.stderr).contains("2 requests answered, 0 failed"), "{told:?}");
+}
+
+#[test]
+fn a_device_is_a_place_for_answers_and_a_full_one_an_error() {
+    let files = Files::of(&[line("a", "/generate", &json!({"prompt": [5], "max_tokens": 4}))]);
+    let run = |input: &str, output: &str| {
+        let mut command = program();
+        command.args(["batch", "-i", input, "-o", output, "--model"]).arg(golden_model());
+        command.stdin(std::fs::File::open(files.input()).unwrap()).output().unwrap()
+    };
+    let told = run("/dev/stdin", "/dev/stdout");
+    assert!(told.status.success() && String::from_utf8_lossy(&told.stdout).contains("\"custom_id\":\"a\""), "{told:?}");
+    let full = run(files.input().to_str().unwrap(), "/dev/full");
+    let words = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert!(full.status.code() == Some(1) && words.contains("cannot write /dev/full: No space left"), "{full:?}");
+}
+
+#[test]
+fn a_file_that_is_not_of_a_batch_is_left_as_it_is() {
+    let request = line("a", "/generate", &json!({"prompt": [5], "max_tokens": 4}));
+    for (text, told) in [("dear diary", "line 1 is not an answer"), ("{\"score\": 1}\n", "line 1 is not an answer")] {
+        let files = Files::of(std::slice::from_ref(&request));
+        std::fs::write(files.output(), text).unwrap();
+        let run = files.run();
+        assert_eq!(run.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&run.stderr).contains(told), "{run:?}");
+        assert_eq!(std::fs::read_to_string(files.output()).unwrap(), text);
+    }
+    // The requests themselves, whose last line has no end.
+    let files = Files::of(std::slice::from_ref(&request));
+    std::os::unix::fs::symlink(files.input(), files.output()).unwrap();
+    let run = files.run();
+    assert!(String::from_utf8_lossy(&run.stderr).contains("is the file of --input"), "{run:?}");
+    assert_eq!(std::fs::read_to_string(files.input()).unwrap(), request);
+}
+
+#[test]
+fn routes_of_every_interface_that_generate_or_embed_are_answered() {
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let lines: Vec<_> = [
+        ("/v1/responses", json!({"input": "hello", "max_output_tokens": 4})),
+        ("/v1/messages", json!({"model": "sdar", "messages": messages, "max_tokens": 4})),
+        ("/v1/embeddings", json!({"input": "hello"})),
+        ("/api/chat", json!({"model": "sdar", "messages": messages, "options": {"num_predict": 4}})),
+        ("/api/generate", json!({"model": "sdar", "prompt": "hello", "options": {"num_predict": 4}})),
+        ("/api/embed", json!({"model": "sdar", "input": "hello"})),
+        ("/api/embeddings", json!({"model": "sdar", "prompt": "hello"})),
+    ]
+    .iter()
+    .map(|(url, body)| line(url, url, body))
+    .collect();
+    let files = Files::of(&lines);
+    let run = files.run();
+    assert!(run.status.success(), "{run:?} {:?}", std::fs::read_to_string(files.output()));
+    assert_eq!(files.answers().len(), lines.len());
 }

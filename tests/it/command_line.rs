@@ -133,7 +133,7 @@ fn cli_page() -> String {
          accept_threshold: 0.95\n\
          ```\n",
     );
-    let mut command = diffulex_server::cli::command();
+    let mut command = diffulex_server::cli::commands::command();
     command.build();
     let mut printed = std::collections::BTreeSet::new();
     for name in ["serve", "generate", "shell", "batch", "profile-report", "worker"] {
@@ -163,7 +163,7 @@ fn cli_page() -> String {
             }
             // The flags of model and engine are the same under every command.
             let row = format!("| `{flag}` | {} |\n", help.replace('|', "\\|"));
-            if !printed.insert(row.clone()) {
+            if argument.get_help_heading().is_some() && !printed.insert(row.clone()) {
                 continue;
             }
             let of = argument.get_help_heading().map(str::to_owned);
@@ -174,15 +174,19 @@ fn cli_page() -> String {
             }
             page.push_str(&row);
         }
-        if name != "serve" {
+        let takes_engine = sub.get_arguments().any(|argument| argument.get_id() == "model");
+        if name != "serve" && takes_engine {
             page.push_str(&format!(
-                "\nThe flags under [Model and engine](#model-and-engine) apply to `{name}`, too.\n"
+                "\nThe flags under [Model and engine](#model-and-engine) and [Settings of decoding\n\
+                 strategies](#settings-of-decoding-strategies) apply to `{name}`, too.\n"
             ));
         }
     }
     page.push_str(
         "\n## Flags of Diffulex\n\n\
-         Every flag of Diffulex's server is accepted, so that its scripts run. The ones below have no effect here: a value\n\
+         Every flag of Diffulex's server is accepted, so that its scripts run. `--accept-threshold`, `--add-block-threshold`,\n\
+         `--remask-threshold` and `--semi-complete-threshold` are left out, with a warning in the log, where the strategy or its accept rule has\n\
+         no such threshold; any other setting that the strategy lacks is an error. The ones below have no effect here: a value\n\
          that would change answers is refused, and any other is logged.\n\n\
          | flag | here |\n|---|---|\n",
     );

@@ -12,7 +12,7 @@ use diffulex_protocol::{
     ContextUse, FinishReason, HeldContext, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput,
     ServingReply,
 };
-use diffulex_server::frontend::{Addition, ContextError, ContextName, ContextOwner, ContextTable, NewContext};
+use diffulex_server::frontend::{Addition, Caller, ContextError, ContextLimits, ContextName, ContextTable, NewContext};
 
 use crate::harness::golden_model;
 
@@ -21,7 +21,8 @@ const N_ACTIONS: usize = 24;
 const MAX_CONTEXTS: usize = 4;
 const MAX_LEN: usize = 80;
 const TTL: Duration = Duration::from_secs(60);
-const OWNER: ContextOwner = ContextOwner(0);
+const LIMITS: ContextLimits = ContextLimits { max_contexts: MAX_CONTEXTS, max_per_caller: MAX_CONTEXTS, ttl: TTL };
+const OWNER: Caller = Caller::WITHOUT_KEY;
 
 /// 12 pages of 8, of which contexts may hold 8, and three requests of up to 10.
 fn engine(prefix_caching: bool) -> Engine {
@@ -364,7 +365,7 @@ fn random_schedules_on_contexts_give_the_tokens_of_lists_and_lose_no_page() {
     let mut reference = Reference { engine: engine(false), answers: HashMap::new() };
     let mut world = World {
         draws: Draws(0),
-        table: ContextTable::new(MAX_CONTEXTS, TTL),
+        table: ContextTable::new(LIMITS),
         engine: engine(true),
         began: Instant::now(),
         now: Duration::ZERO,
@@ -396,7 +397,7 @@ fn random_schedules_on_contexts_give_the_tokens_of_lists_and_lose_no_page() {
 
 #[test]
 fn an_engine_that_claims_to_hold_more_than_there_is_is_not_believed() {
-    let mut table = ContextTable::new(MAX_CONTEXTS, TTL);
+    let mut table = ContextTable::new(LIMITS);
     let now = Instant::now();
     let new = NewContext { id: Some(7), ..NewContext::default() };
     let _ = table.create(OWNER, new, || 1, now).unwrap();
@@ -406,4 +407,52 @@ fn an_engine_that_claims_to_hold_more_than_there_is_is_not_believed() {
     table.end(name, Some(Addition { given: &[1], written: &[2], held, cached_tokens: 0 }), now);
     let view = table.view(name, now).unwrap();
     assert_eq!((view.context_len, view.committed_len, view.tail_len), (2, 2, 0));
+}
+
+#[test]
+fn the_contexts_of_a_session_live_as_long_as_one_of_them_is_used_and_go_together() {
+    let mut table = ContextTable::new(LIMITS);
+    let start = Instant::now();
+    let mut number = 0;
+    let mut make = |table: &mut ContextTable, id: u64, session: Option<u64>| {
+        number += 1;
+        let new = NewContext { id: Some(id), session, ..NewContext::default() };
+        table.create(OWNER, new, || number, start).map(|(id, _)| ContextName { owner: OWNER, id })
+    };
+    let of_session = make(&mut table, 1, Some(5)).unwrap();
+    let other = make(&mut table, 2, Some(5)).unwrap();
+    let alone = make(&mut table, 3, None).unwrap();
+    let shared = make(&mut table, 4, Some(5)).unwrap();
+    // A request of another session uses one, which is of none from then on.
+    table.use_in_session(shared, 6, start);
+    table.use_in_session(of_session, 5, start + TTL / 2);
+    assert_eq!(table.sweep(start + TTL).len(), 2, "the one alone and the shared one");
+    assert!(table.view(alone, start).is_err() && table.view(shared, start).is_err());
+    assert_eq!(table.view(other, start + TTL).unwrap().expires_in_s, TTL.as_secs_f64() / 2.0);
+    // A request that runs keeps all of them, too.
+    table.begin(other, start + TTL).unwrap();
+    assert!(table.sweep(start + 9 * TTL).is_empty());
+    assert_eq!(table.end_session(OWNER, 5, start).unwrap_err(), ContextError::Busy(2));
+    assert!(table.view(of_session, start).is_ok(), "all or none");
+    table.end(other, None, start + 9 * TTL);
+    let ended = table.end_session(OWNER, 5, start + 9 * TTL).unwrap();
+    assert_eq!(ended.iter().map(|(view, _)| view.context_id).collect::<Vec<_>>(), [1, 2]);
+    assert!(table.views(OWNER, start).is_empty() && table.end_session(OWNER, 5, start).unwrap().is_empty());
+}
+
+#[test]
+fn a_caller_holds_its_share_and_leaves_the_rest() {
+    let mut table = ContextTable::new(ContextLimits { max_per_caller: 1, ..LIMITS });
+    let now = Instant::now();
+    let mut number = 0;
+    let mut make = |id: u64, table: &mut ContextTable| {
+        number += 1;
+        table.create(OWNER, NewContext { id: Some(id), ..NewContext::default() }, || number, now)
+    };
+    make(1, &mut table).unwrap();
+    let refused = make(2, &mut table).unwrap_err();
+    assert_eq!(refused, ContextError::TooManyOfCaller { max_per_caller: 1, max_contexts: MAX_CONTEXTS });
+    assert!(refused.to_string().contains("--max-contexts-per-caller"), "{refused}");
+    table.free(ContextName { owner: OWNER, id: 1 }, now).unwrap();
+    make(2, &mut table).unwrap();
 }

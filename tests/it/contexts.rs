@@ -2,13 +2,13 @@
 
 use std::io::Write;
 use std::net::TcpStream;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, DEADLINE, Server, golden_model, idle, kill, long_stream, read_some, wait_until};
+use crate::infilling::{llada_model, with_tokenizer};
 
 fn tiny() -> Server {
     Server::start(&["--page-size", "8"])
@@ -115,7 +115,7 @@ fn a_context_is_its_owners_alone() {
 
 #[test]
 fn what_a_context_cannot_take_is_refused_by_name() {
-    let server = Server::start(&["--max-contexts", "2", "--max-model-len", "64"]);
+    let server = Server::start(&["--max-contexts", "2", "--max-contexts-per-caller", "2", "--max-model-len", "64"]);
     let context = create(&server, json!({"token_ids": ids(5, 5)}));
     let code = |path: &str, body: Value| error(&server.post(path, &body));
     let refused = |status: u16, code: &str, param: &str| (status, code.to_owned(), Some(param.to_owned()));
@@ -207,18 +207,23 @@ fn a_context_outlives_its_worker_and_says_that_it_was_rebuilt() {
 
 #[test]
 fn a_model_that_keeps_no_contexts_says_so() {
-    let llada = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/llada");
-    let folder = tempfile::tempdir().unwrap();
-    for (from, name) in [(&llada, "config.json"), (&llada, "model.safetensors")] {
-        std::fs::copy(from.join(name), folder.path().join(name)).unwrap();
-    }
-    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
-        std::fs::copy(golden_model().join("../tokenizer").join(name), folder.path().join(name)).unwrap();
-    }
+    let folder = llada_model();
     let server = Server::of(folder.path(), &["--max-model-len", "64"]);
     let answer = server.post("/v1/contexts", &json!({"token_ids": ids(9, 5)}));
     assert_eq!(error(&answer), (501, "context_unsupported".to_owned(), None), "{}", answer.body);
     assert_eq!(server.get("/v1/contexts").json()["data"], json!([]));
+}
+
+#[test]
+fn a_context_of_a_prompt_that_is_encoded_whole_cannot_grow() {
+    let folder = with_tokenizer("dream");
+    let adapter = format!("a={}", golden_model().join("../d2f_dream").display());
+    let d2f = ["--decoding-strategy", "d2f", "--block-size", "4", "--max-model-len", "64", "--lora-path", &adapter];
+    let server = Server::of(folder.path(), &[&d2f[..], &["--pre-merge-lora"]].concat());
+    let context = create(&server, json!({"token_ids": ids(9, 5)}));
+    let answer = server.post(&at(&context, "/fill"), &json!({"token_ids": [7]}));
+    let want = (400, "context_cannot_grow".to_owned(), Some("context_id".to_owned()));
+    assert_eq!(error(&answer), want, "{}", answer.body);
 }
 
 #[test]
@@ -271,4 +276,57 @@ fn clients_on_shared_contexts_get_one_end_each_while_workers_are_killed() {
     assert_eq!(owned("DELETE", &at(&document, ""), &json!({})).status, 200);
     assert_eq!(server.metric("contexts"), 0.0);
     wait_until("an engine that holds nothing", || server.metric("context_pages") == 0.0 && idle(&server));
+}
+
+#[test]
+fn a_client_that_leaves_before_it_has_the_id_leaves_no_context() {
+    let server = tiny();
+    let parent = create(&server, json!({"token_ids": ids(8, 5)}));
+    let held = || server.metric("contexts");
+    assert_eq!(held(), 1.0);
+    // A worker that does not go on keeps every fill from ending.
+    kill(server.worker_pid().unwrap(), Signal::STOP);
+    let made = |path: &str, body: Value| {
+        let socket = server.open(path, &body);
+        wait_until("a context", || held() == 2.0);
+        drop(socket);
+        wait_until("no context of a client that left", || held() == 1.0);
+    };
+    made("/v1/contexts", json!({"token_ids": ids(9, 5), "ttl_s": 86400}));
+    made("/v1/contexts", json!({"parent_context_id": parent["context_id"], "text": "hello"}));
+    // A primitive that makes its context takes it along, too.
+    made("/fill", json!({"context_id": 3, "token_ids": ids(9, 5)}));
+    made("/generate", json!({"context_id": 3, "prompt": ids(9, 5), "stream": true}));
+    kill(server.worker_pid().unwrap(), Signal::CONT);
+    assert_eq!(create(&server, json!({"token_ids": ids(9, 5)}))["context_len"], 9);
+    wait_until("an idle server", || server.metric("num_requests_in_flight") == 0.0);
+    assert_eq!(held(), 2.0);
+}
+
+#[test]
+fn one_caller_leaves_room_for_another() {
+    let server = Server::start(&["--max-contexts", "4"]);
+    let create = |key: &str| call(&server.address, key, "POST", "/v1/contexts", &json!({}));
+    for key in ["alice", "bob"] {
+        for _ in 0..2 {
+            assert_eq!(create(key).status, 200);
+        }
+        let answer = create(key);
+        assert_eq!(error(&answer), (429, "too_many_contexts".to_owned(), Some("context_id".to_owned())));
+        let limit = if key == "alice" { "--max-contexts-per-caller" } else { "--max-contexts)" };
+        assert!(answer.body.contains(limit), "{}", answer.body);
+    }
+    // Where one key is asked for there is one caller.
+    let server = Server::start(&["--max-contexts", "4", "--api-key", "alice"]);
+    for _ in 0..4 {
+        assert_eq!(call(&server.address, "alice", "POST", "/v1/contexts", &json!({})).status, 200);
+    }
+}
+
+#[test]
+fn a_prompt_beside_messages_is_refused_on_a_context() {
+    let server = tiny();
+    let context = create(&server, json!({}));
+    let both = json!({"prompt": "a", "messages": [{"role": "user", "content": "b"}]});
+    assert_eq!(error(&server.post(&at(&context, "/generate"), &both)).2.as_deref(), Some("prompt"));
 }

@@ -1,10 +1,11 @@
 //! Denoise frames over HTTP: changes beside windows, their pace, their bytes.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, frames, joined};
+use crate::harness::{Answer, Server, frames, golden_model, joined};
 
 /// Pieces of every position, `None` where masked, and the final text: the replay of docs/http-api.md.
 #[derive(Default)]
@@ -53,34 +54,68 @@ fn with(body: &Value, fields: Value) -> Value {
 const CHAT: &str = "/v1/chat/completions";
 
 fn story(path: &str) -> Value {
-    let body = json!({"stream": true, "stream_mode": "denoise", "max_tokens": 96});
+    let body = json!({"stream": true, "stream_mode": "denoise"});
+    let body = match path {
+        "/v1/responses" => with(&body, json!({"max_output_tokens": 96})),
+        "/api/chat" => with(&body, json!({"model": "diffulex-demo", "options": {"num_predict": 96}})),
+        _ => with(&body, json!({"max_tokens": 96})),
+    };
     with(
         &body,
         match path {
-            CHAT => json!({"messages": [{"role": "user", "content": "Tell me a story about a dragon"}]}),
+            CHAT | "/v1/messages" => {
+                json!({"messages": [{"role": "user", "content": "Tell me a story about a dragon"}]})
+            }
+            "/v1/responses" => json!({"input": "Tell me a story about a dragon"}),
+            "/api/chat" => json!({"messages": [{"role": "user", "content": "Tell me a story about a dragon"}]}),
             _ => json!({"prompt": "Tell me a story about a dragon", "ignore_eos": true}),
         },
     )
 }
 
+/// The frames that have what changed, or what is shown, and the text that the route's own clients read.
+fn frames_and_text(path: &str, answer: &Answer) -> (Vec<Value>, String) {
+    let named = |name: &str| {
+        let events = answer.events().into_iter().filter(|(of, _)| of == name).map(|(_, data)| data);
+        events.collect::<Vec<_>>()
+    };
+    let inner = |frames: Vec<Value>| frames.into_iter().filter_map(|frame| frame.get("diffulex").cloned()).collect();
+    match path {
+        CHAT => (answer.frames(), joined(&answer.frames(), "/choices/0/delta/content")),
+        "/v1/completions" => (answer.frames(), joined(&answer.frames(), "/choices/0/text")),
+        "/v1/responses" => {
+            let deltas = named("response.output_text.delta");
+            (inner(deltas.clone()), joined(&deltas, "/delta"))
+        }
+        "/v1/messages" => (named("diffulex_denoise"), joined(&named("content_block_delta"), "/delta/text")),
+        "/api/chat" => (inner(answer.lines()), joined(&answer.lines(), "/message/content")),
+        _ => (answer.frames(), answer.frames().last().unwrap()["text"].as_str().unwrap().to_owned()),
+    }
+}
+
 #[test]
 fn changes_replayed_are_the_windows_on_every_route() {
     let server = Server::logged("warn", &[]);
-    for (path, text) in
-        [("/generate", "/text"), (CHAT, "/choices/0/delta/content"), ("/v1/completions", "/choices/0/text")]
-    {
+    for path in ["/generate", CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"] {
         let windows = server.post(path, &with(&story(path), json!({"snapshot": "full"})));
         let changes = server.post(path, &with(&story(path), json!({"snapshot": "ops", "denoise": {"max_fps": 1000}})));
-        assert!(changes.is_done(), "{}", changes.body);
-        let shown: Vec<_> = windows.frames().into_iter().filter(|frame| frame["event"] == "buffer_snapshot").collect();
-        let frames: Vec<_> = changes.frames().into_iter().filter(|frame| frame["event"] == "denoise_ops").collect();
+        assert!(changes.is_done() || !path.ends_with("completions"), "{}", changes.body);
+        let (shown, of_windows) = frames_and_text(path, &windows);
+        let (frames, whole) = frames_and_text(path, &changes);
+        let id = changes.frames().last().and_then(|last| last.get("id").cloned());
+        let shown: Vec<_> = shown.into_iter().filter(|frame| frame["event"] == "buffer_snapshot").collect();
+        let frames: Vec<_> = frames.into_iter().filter(|frame| frame["event"] == "denoise_ops").collect();
         assert!(frames.len() > 8, "{path}: {} frames", frames.len());
         let (first, last) = (frames.first().unwrap(), frames.last().unwrap());
         assert_eq!((&first["keyframe"]["start"], &first["seq"]), (&json!(0), &json!(0)));
         assert_eq!(last["finished"], true);
+        if path == "/generate" {
+            assert_eq!(Some(&first["id"]), id.as_ref(), "{first}");
+        }
 
         let mut replay = Replay::default();
-        for frame in &frames {
+        for (nth, frame) in frames.iter().enumerate() {
+            assert_eq!(frame.get("keyframe").is_some(), nth % 32 == 0, "{path}, frame {nth}");
             replay.apply(frame);
             // Snapshots may have been merged on one of the two ways.
             let Some(window) = shown.iter().find(|window| window["nfe"] == frame["nfe"]) else { continue };
@@ -89,17 +124,51 @@ fn changes_replayed_are_the_windows_on_every_route() {
             assert_eq!(replay.cells, pieces, "{path}, forward {}", frame["nfe"]);
             assert_eq!(replay.n_final as u64, window["committed_len"]);
         }
-        let whole = match path {
-            "/generate" => changes.frames().last().unwrap()["text"].as_str().unwrap().to_owned(),
-            _ => joined(&changes.frames(), text),
-        };
         assert!(!whole.is_empty());
         assert_eq!(replay.text, whole, "{path}");
-        assert_eq!(
-            whole,
-            joined(&windows.frames(), if path == "/generate" { "/committed_text" } else { text }),
-            "{path}"
-        );
+        assert_eq!(whole, of_windows, "{path}");
+    }
+}
+
+/// The place of the first position shown, by forward.
+fn starts(server: &Server, extra: Value) -> BTreeMap<u64, u64> {
+    let body = with(&with(&story("/generate"), json!({"prompt": [5, 6, 7], "denoise": {"max_fps": 1000}})), extra);
+    let frames = server.post("/generate", &body).frames();
+    let shown = frames.iter().filter(|frame| frame["event"] == "buffer_snapshot");
+    shown.map(|frame| (frame["nfe"].as_u64().unwrap(), frame["absolute_start"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn a_snapshot_is_the_window_unless_another_is_named() {
+    let server = Server::logged("warn", &["--model", golden_model().to_str().unwrap()]);
+    let greedy = |extra: Value| starts(&server, with(&json!({"temperature": 0}), extra));
+    let (plain, window) = (greedy(json!({})), greedy(json!({"snapshot": "window"})));
+    // Snapshots that a client reads late are merged.
+    let both: Vec<_> = plain.iter().filter_map(|(nfe, start)| Some((start, window.get(nfe)?))).collect();
+    assert!(both.len() > 4 && both.iter().all(|(one, other)| one == other), "{plain:?} {window:?}");
+    assert!(plain.values().any(|start| *start > 3), "{plain:?}");
+    assert!(greedy(json!({"snapshot": "full"})).values().all(|start| *start == 3));
+}
+
+#[test]
+fn without_denoise_frames_their_fields_have_no_effect() {
+    let server = Server::start(&[]);
+    let fields = json!({"snapshot": "ops", "denoise": {"max_fps": 0.01, "detail": "ids", "form": "chunks"}});
+    for stream in [json!({"stream": false}), json!({"stream_mode": "block_append"})] {
+        for (path, text) in [("/generate", "/text"), (CHAT, "/choices/0/delta/content")] {
+            let asked = with(&with(&story(path), json!({"temperature": 0})), stream.clone());
+            let (plain, answer) = (server.post(path, &asked), server.post(path, &with(&asked, fields.clone())));
+            assert_eq!((plain.status, answer.status), (200, 200), "{path} {}", answer.body);
+            assert!(!answer.body.contains("denoise_ops"), "{path} {}", answer.body);
+            if stream["stream"] == false {
+                let text =
+                    |answer: &Answer| [answer.json()["text"].clone(), answer.json()["choices"][0]["message"].clone()];
+                assert_eq!(text(&plain), text(&answer), "{path}");
+            } else {
+                let text = |answer: &Answer| joined(&answer.frames(), text);
+                assert!(!text(&plain).is_empty() && text(&plain) == text(&answer), "{path}");
+            }
+        }
     }
 }
 
@@ -175,4 +244,61 @@ fn a_stream_of_changes_is_at_most_three_times_as_long_as_appends() {
         let ratio = changes.body.len() as f64 / appended as f64;
         assert!(ratio <= 3.0, "{path}: {ratio}, {n_joined} joined");
     }
+}
+
+#[test]
+fn a_chat_streams_diffulexs_own_events() {
+    let server = Server::start(&["--served-model-name", "tiny"]);
+    let chat = |extra: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24, "temperature": 0,
+                              "ignore_eos": true, "stream": true, "stream_mode": "denoise", "snapshot": "full"});
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        server.post("/v1/chat/completions", &body)
+    };
+    let plain = chat(json!({})).frames();
+    let answer = chat(json!({"denoise": {"form": "diffulex"}, "stream_options": {"include_usage": true}}));
+    assert!(answer.is_done());
+    // As Diffulex writes JSON, with a space, which its own tests look for.
+    assert!(answer.body.contains("\"event\": \"buffer_snapshot\""), "{}", answer.body);
+    let events = answer.frames();
+    let (last, snapshots) = events.split_last().unwrap();
+    assert!(!snapshots.is_empty());
+    for event in &events {
+        assert!(event["id"].as_str().unwrap().starts_with("chatcmpl-"), "{event}");
+        assert_eq!(event["object"], "diffulex.chat.completion.denoise");
+        assert_eq!(event["model"], "tiny");
+        assert!(event["created"].is_u64() && event.get("choices").is_none(), "{event}");
+    }
+    assert!(events.iter().all(|event| event["id"] == events[0]["id"]));
+    for snapshot in snapshots {
+        assert_eq!(snapshot["event"], "buffer_snapshot");
+        for field in ["token_offset", "absolute_start", "absolute_end", "text", "token_ids", "nfe", "finished"] {
+            assert!(snapshot.get(field).is_some(), "{field}: {snapshot}");
+        }
+    }
+    // The reply's fields of Diffulex, and the usage.
+    assert_eq!(last["event"], "final");
+    assert_eq!(last["text"], joined(&plain, "/choices/0/delta/content"));
+    assert_eq!(last["finish_reason"], "max_new_tokens_reached");
+    assert_eq!(last["token_ids"].as_array().unwrap().len(), 24);
+    assert!(last["nfe"].as_u64().unwrap() > 0 && last["full_text"].is_string() && last["full_token_ids"].is_array());
+    assert_eq!(last["usage"]["completion_tokens"], 24);
+    // Its two forms are the same steps.
+    assert_eq!(snapshots.len(), plain.iter().filter(|frame| frame["event"] == "buffer_snapshot").count());
+    let refused = |extra: Value| {
+        let answer = chat(extra);
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        answer.error_param().unwrap()
+    };
+    let form = json!({"form": "diffulex"});
+    assert_eq!(refused(json!({"denoise": form, "stream": false})), "denoise.form");
+    assert_eq!(refused(json!({"denoise": form, "stream_mode": "block_append"})), "denoise.form");
+    assert_eq!(refused(json!({"denoise": form, "n": 2})), "n");
+    let usage = json!({"include_usage": true, "continuous_usage_stats": true});
+    let usage = json!({"denoise": form, "stream_options": usage});
+    assert_eq!(refused(usage), "stream_options.continuous_usage_stats");
+    let body = json!({"prompt": [5], "stream": true, "denoise": form});
+    assert_eq!(server.post("/generate", &body).error_param().as_deref(), Some("denoise.form"));
+    let body = json!({"prompt": [5], "stream": true, "stream_mode": "denoise", "denoise": {"form": "chunks"}});
+    assert_eq!(server.post("/generate", &body).status, 200);
 }

@@ -7,19 +7,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
 use axum::routing::get;
+use diffulex_engine::{LoadError, ModelFiles, TextModel};
 use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, StreamMode};
 use diffulex_server::config::ServerConfig;
-use diffulex_server::engine_loop::EngineLoop;
-use diffulex_server::frontend::{AnswerError, ClientDisconnected, StreamEvent, SubmitError};
-use diffulex_server::http::connection::ConnectionOptions;
+use diffulex_server::config::sampling_defaults::GenerationConfig;
+use diffulex_server::frontend::{
+    AnswerError, ClientDisconnected, Frontend, NotServing, StreamEvent, SubmitError, WorkerStatus,
+};
+use diffulex_server::http::access::connection::ConnectionOptions;
 use diffulex_server::http::{self, BodyLimits, HttpOptions};
-use diffulex_server::telemetry::Telemetry;
+use diffulex_server::observe::telemetry::Telemetry;
+use diffulex_server::worker::engine_loop::{EngineFactory, EngineLoop, InProcess};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use crate::engine_loop::{ANSWER, HANG, fixture_with};
-use crate::harness::{Answer, DEADLINE, golden_model, wait_until};
+use crate::engine_loop::{ANSWER, HANG, fixture_with, options};
+use crate::harness::{Answer, DEADLINE, Server, golden_model, wait_until};
 
 /// The example of docs/embedding.md.
 #[path = "../../diffulex-server/examples/embed.rs"]
@@ -99,15 +108,42 @@ async fn a_client_that_is_gone_ends_its_request() {
     assert_eq!(reply.text, "ab");
 }
 
-fn http_options() -> HttpOptions {
+#[tokio::test]
+async fn the_default_params_give_the_answer_of_http() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in
+        std::fs::read_dir(golden_model()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
+    {
+        std::fs::copy(&file, folder.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let sampling = r#"{"do_sample": false, "max_new_tokens": 11, "repetition_penalty": 1.3}"#;
+    std::fs::write(folder.path().join("generation_config.json"), sampling).unwrap();
+    let server = Server::of(folder.path(), &[]);
+    let answered = server.post("/generate", &json!({"prompt": [5, 6, 7]})).json();
+
+    let engine = EngineLoop::from_path(Some(folder.path()), &ServerConfig::default()).await.unwrap();
+    let params = engine.default_sampling_params();
+    assert_eq!((params.temperature, params.max_tokens, params.repetition_penalty), (0.0, 11, Some(1.3)));
+    let reply = engine.generate(ServingInput::ids(vec![5, 6, 7]), params).await.unwrap();
+    assert_eq!(json!(reply.token_ids), answered["token_ids"]);
+    // The server's own defaults draw.
+    assert!(SamplingParams::default().temperature > 0.0);
+    let config = ServerConfig { generation_config: GenerationConfig::None, ..ServerConfig::default() };
+    let bare = EngineLoop::unstarted(Some(folder.path()), &config).unwrap();
+    assert_eq!(bare.default_sampling_params(), SamplingParams::default());
+}
+
+pub fn http_options() -> HttpOptions {
     HttpOptions {
         model_name: "script".to_owned(),
+        default_adapter: None,
         model_aliases: Vec::new(),
         model_place: String::new(),
+        model_format: "safetensors",
         sampling_defaults: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         started_at: 0,
-        api_key: None,
-        cors_origin: None,
+        api_keys: Vec::new(),
+        cors_origins: Vec::new(),
         allowed_hosts: Vec::new(),
         is_exposed: false,
         serves_profiles: true,
@@ -115,6 +151,10 @@ fn http_options() -> HttpOptions {
         speech_upstream: None,
         traces: None,
     }
+}
+
+fn connection_options() -> ConnectionOptions {
+    ConnectionOptions { max_connections: 8, header_timeout: DEADLINE, write_timeout: DEADLINE, drain_timeout: DEADLINE }
 }
 
 async fn answer(address: SocketAddr, method: &str, path: &str) -> Answer {
@@ -144,6 +184,32 @@ async fn an_app_answers_in_the_router_of_another_program() {
 }
 
 #[tokio::test]
+async fn a_context_whose_answer_was_not_sent_is_freed() {
+    let fixture = fixture_with(|_| {}).await;
+    let frontend = fixture.engine.frontend();
+    let app = http::create_app(frontend.clone(), Arc::clone(frontend.telemetry()), http_options()).unwrap();
+    let service = TowerToHyperService::new(app.into_router());
+    let post = async |path: String| {
+        let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
+        service.call(request.body(Body::from("{}")).unwrap()).await.unwrap()
+    };
+    let held = || frontend.gauges().contexts.held;
+    // The connection ended while the answer was on its way.
+    let unsent = post("/v1/contexts".to_owned()).await;
+    assert_eq!((unsent.status().as_u16(), held()), (200, 1));
+    drop(unsent);
+    assert_eq!(held(), 0);
+    let sent = post("/v1/contexts".to_owned()).await;
+    let bytes = axum::body::to_bytes(sent.into_body(), 4096).await.unwrap();
+    let context: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(held(), 1);
+    let unsent = post(format!("/v1/contexts/{}/fork", context["context_id"])).await;
+    assert_eq!((unsent.status().as_u16(), held()), (200, 2));
+    drop(unsent);
+    assert_eq!(held(), 1);
+}
+
+#[tokio::test]
 async fn an_app_runs_its_hooks_and_has_no_profile_routes() {
     let fixture = fixture_with(|_| {}).await;
     let log: Arc<Mutex<Vec<&str>>> = Arc::default();
@@ -159,13 +225,7 @@ async fn an_app_runs_its_hooks_and_has_no_profile_routes() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = tokio::sync::watch::channel(false);
-    let options = ConnectionOptions {
-        max_connections: 8,
-        header_timeout: DEADLINE,
-        write_timeout: DEADLINE,
-        drain_timeout: DEADLINE,
-    };
-    let serving = tokio::spawn(app.serve(listener, options, stopped));
+    let serving = tokio::spawn(app.serve(listener, connection_options(), stopped));
     for (method, path, status) in
         [("GET", "/ready", 200), ("POST", "/start_profile", 404), ("POST", "/stop_profile", 404)]
     {
@@ -173,6 +233,59 @@ async fn an_app_runs_its_hooks_and_has_no_profile_routes() {
     }
     assert_eq!(*log.lock().unwrap(), ["first", "second"]);
     stop.send(true).unwrap();
-    serving.await.unwrap();
+    serving.await.unwrap().unwrap();
     assert_eq!(*log.lock().unwrap(), ["first", "second", "last"]);
+    assert!(fixture.engine.is_running(), "the engine is not the app's");
+}
+
+#[tokio::test]
+async fn an_app_that_owns_its_engine_starts_it_and_ends_it() {
+    let engine = EngineLoop::unstarted(Some(&golden_model()), &ServerConfig::default()).unwrap();
+    assert!(!engine.is_running());
+    let refused = engine.generate(ServingInput::ids(vec![5]), greedy(4)).await;
+    assert!(matches!(refused, Err(AnswerError::Refused(_))), "{refused:?}");
+    let frontend = engine.frontend().clone();
+    let at_start = frontend.clone();
+    let app = http::create_app(frontend.clone(), Arc::clone(frontend.telemetry()), http_options())
+        .unwrap()
+        .owning_engine(DEADLINE)
+        .on_start(move || async move { assert!(at_start.check_ready().is_ok(), "the hooks follow the engine") });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let serving = tokio::spawn(app.serve(listener, connection_options(), stopped));
+    assert_eq!(answer(address, "GET", "/ready").await.status, 200);
+    // What runs when the app is told to stop is answered.
+    let stream = engine.generate_stream(ServingInput::ids(vec![5]), greedy(64), StreamMode::BlockAppend).await.unwrap();
+    stop.send(true).unwrap();
+    let reply = stream.reply().await.unwrap();
+    assert_eq!(reply.finish_reason.openai(), "length");
+    serving.await.unwrap().unwrap();
+    assert_eq!(frontend.status(), WorkerStatus::Stopped);
+    assert!(frontend.begin().is_ok() && frontend.status() == WorkerStatus::Stopped, "an end is for good");
+}
+
+#[tokio::test]
+async fn an_app_whose_engine_cannot_be_made_says_why_and_serves_nothing() {
+    let factory: EngineFactory = Arc::new(|| Err(LoadError::of("here", "no such engine")));
+    let text = TextModel::load(&ModelFiles::folder(golden_model()).unwrap()).unwrap();
+    let starter = Box::new(InProcess::new(factory, DEADLINE));
+    let frontend = Frontend::unstarted(text, options(), Arc::default(), starter);
+    let app = http::create_app(frontend, Arc::default(), http_options())
+        .unwrap()
+        .owning_engine(Duration::ZERO)
+        .on_start(|| async { panic!("there is no engine") });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (_stop, stopped) = tokio::sync::watch::channel(false);
+    let error = app.serve(listener, connection_options(), stopped).await.unwrap_err();
+    assert!(error.to_string().contains("no such engine"), "{error}");
+}
+
+#[tokio::test]
+async fn an_engine_that_was_never_started_stops_at_once() {
+    let engine = EngineLoop::unstarted(Some(&golden_model()), &ServerConfig::default()).unwrap();
+    let frontend = engine.frontend().clone();
+    timeout(Duration::from_secs(1), engine.stop(DEADLINE)).await.expect("nothing to wait for");
+    assert_eq!(frontend.status(), WorkerStatus::Stopped);
+    assert!(matches!(frontend.ready().await, Err(NotServing::Stopped)));
 }

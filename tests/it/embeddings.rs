@@ -69,6 +69,9 @@ fn base64_dimensions_pooling_and_normalisation() {
     let last = embed(&server, json!({"input": "hello", "pooling": "last"})).remove(0);
     assert_ne!(last, plain);
     assert_eq!(embed(&server, json!({"input": "hello", "pooling": "mean", "user": "u", "temperature": 1}))[0], plain);
+    for order in ["little", "native"] {
+        assert_eq!(embed(&server, json!({"input": "hello", "embed_dtype": "float32", "endianness": order}))[0], plain);
+    }
 }
 
 #[test]
@@ -82,6 +85,7 @@ fn wrong_fields_are_refused_by_the_clients_names() {
         (json!({"input": [[1, 2], [70_000]]}), "input", "70000"),
         (json!({"input": long}), "input", "maximum context length"),
         (json!({"input": vec!["a"; 2049]}), "input", "2049 texts"),
+        (json!({"input": vec![[5]; 2049]}), "input", "2049 texts"),
         (json!({"input": "a", "dimensions": 0}), "dimensions", "between 1 and 64"),
         (json!({"input": "a", "dimensions": 65}), "dimensions", "between 1 and 64"),
         (json!({"input": "a", "encoding_format": "hex"}), "encoding_format", "hex"),
@@ -124,6 +128,10 @@ fn ollamas_routes_give_the_same_vectors() {
     let raw = embed(&server, json!({"input": "hello", "normalize": false})).remove(0);
     let older = server.post("/api/embeddings", &json!({"model": "tiny", "prompt": "hello"})).json();
     assert_eq!(vector(&older["embedding"]), raw);
+    let of_last = json!({"model": "tiny", "input": "hello", "pooling": "last", "normalize": false});
+    let of_last = vector(&server.post("/api/embed", &of_last).json()["embeddings"][0]);
+    assert_eq!(of_last, embed(&server, json!({"input": "hello", "pooling": "last", "normalize": false}))[0]);
+    assert_ne!(of_last, raw);
     // Nothing is asked for but the model.
     assert_eq!(server.post("/api/embed", &json!({"model": "tiny"})).json()["embeddings"], json!([]));
     assert_eq!(
@@ -144,6 +152,8 @@ fn ollama_cuts_the_end_of_what_is_too_long_unless_told_otherwise() {
     let cut = server.post("/api/embed", &json!({"model": "tiny", "input": ids})).json();
     assert_eq!(vector(&cut["embeddings"][0]), embed(&server, json!({"input": ids[..model_len]}))[0]);
     assert_eq!(cut["prompt_eval_count"], model_len);
+    let last = embed(&server, json!({"input": ids, "truncate_prompt_tokens": -1}));
+    assert_eq!(last, embed(&server, json!({"input": ids[50..]})));
     let refused = server.post("/api/embed", &json!({"model": "tiny", "input": ids, "truncate": false}));
     assert_eq!(refused.status, 400);
     assert!(refused.json()["error"].as_str().unwrap().contains("input"), "{}", refused.body);
@@ -154,7 +164,11 @@ fn a_client_that_leaves_aborts_its_texts() {
     let server = tiny();
     let texts: Vec<Vec<usize>> = (0..200).map(|nth| (0..1900).map(|at| (at * 7 + nth) % 300).collect()).collect();
     let socket = server.open("/v1/embeddings", &json!({"input": texts}));
-    wait_until("a running text", || !idle(&server));
+    wait_until("a full group", || {
+        let n_texts = server.metric("num_requests_in_flight");
+        assert!(n_texts <= 64.0, "{n_texts}");
+        n_texts == 64.0
+    });
     drop(socket);
     wait_until("no request", || idle(&server));
     assert!(server.metric("client_disconnects_total") > 0.0);

@@ -2,6 +2,7 @@
 //!
 //! The behaviours are those that Diffulex's own tests of its loop and of its front end pin down.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
@@ -11,8 +12,10 @@ use diffulex_protocol::{
     ChatMessage, EngineStats, ErrorCode, FinishReason, ModelCard, ServingCommand, ServingDelta, ServingError,
     ServingEvent, ServingGenerate, ServingInput, ServingReply, StreamMode,
 };
-use diffulex_server::engine_loop::{EngineFactory, EngineLoop};
-use diffulex_server::frontend::{EventStream, FrontendOptions, StreamEvent, Submission, SubmitError, WorkerStatus};
+use diffulex_server::frontend::{
+    Caller, ContextLimits, EventStream, Frontend, FrontendOptions, StreamEvent, Submission, SubmitError, WorkerStatus,
+};
+use diffulex_server::worker::engine_loop::{EngineFactory, EngineLoop, InProcess};
 use tokio::time::timeout;
 
 use crate::harness::{DEADLINE, golden_model, wait_until};
@@ -38,6 +41,7 @@ struct Script {
     live: Vec<ServingGenerate>,
     n_alive: Arc<AtomicUsize>,
     n_ticks: usize,
+    threads: Threads,
     latch: Weak<()>,
 }
 
@@ -70,6 +74,8 @@ impl Drop for Script {
 impl ServingEngine for Script {
     fn tick(&mut self, commands: Vec<ServingCommand>) -> Vec<ServingEvent> {
         let mut events = Vec::new();
+        let thread = std::thread::current();
+        self.threads.lock().unwrap().insert((format!("{:?}", thread.id()), thread.name().map(str::to_owned)));
         for command in &commands {
             match command {
                 ServingCommand::Generate(request) => self.live.push(request.clone()),
@@ -148,9 +154,14 @@ impl ServingEngine for Script {
     }
 }
 
+/// Ids and names of threads.
+type Threads = Arc<Mutex<BTreeSet<(String, Option<String>)>>>;
+
 pub struct Fixture {
     pub engine: EngineLoop,
     log: Log,
+    /// Those that called the engine.
+    threads: Threads,
     n_alive: Arc<AtomicUsize>,
     latch: Mutex<Option<Arc<()>>>,
 }
@@ -159,14 +170,15 @@ pub struct Fixture {
 pub fn options() -> FrontendOptions {
     FrontendOptions {
         profile_dir: None,
-        max_contexts: 16,
-        context_ttl: Duration::from_secs(600),
+        salts_by_caller: false,
+        contexts: ContextLimits { max_contexts: 16, max_per_caller: 16, ttl: Duration::from_secs(600) },
         max_loaded_loras: 8,
         max_in_flight: 8,
         request_timeout: None,
         startup_timeout: DEADLINE,
         heartbeat_timeout: DEADLINE,
         watchdog_timeout: None,
+        tells_callers_apart: false,
         crash_reports: None,
         adapters: Vec::new(),
     }
@@ -183,6 +195,8 @@ pub async fn fixture_with(change: impl FnOnce(&mut FrontendOptions)) -> Fixture 
     let log = Log::default();
     let n_alive = Arc::new(AtomicUsize::new(0));
     let (engine_log, alive) = (Arc::clone(&log), Arc::clone(&n_alive));
+    let threads = Threads::default();
+    let engine_threads = Arc::clone(&threads);
     let factory: EngineFactory = Arc::new(move || {
         alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(Script {
@@ -191,6 +205,7 @@ pub async fn fixture_with(change: impl FnOnce(&mut FrontendOptions)) -> Fixture 
             live: Vec::new(),
             n_alive: Arc::clone(&alive),
             n_ticks: 0,
+            threads: Arc::clone(&engine_threads),
             latch: engine_latch.clone(),
         }))
     });
@@ -201,6 +216,7 @@ pub async fn fixture_with(change: impl FnOnce(&mut FrontendOptions)) -> Fixture 
         engine: EngineLoop::start(factory, text, options).await.unwrap(),
         log,
         n_alive,
+        threads,
         latch: Mutex::new(Some(latch)),
     }
 }
@@ -255,6 +271,44 @@ async fn a_request_gets_its_reply_and_then_nothing() {
     let events = events(fixture.submit(ANSWER).await.unwrap()).await;
     assert!(matches!(&events[..], [StreamEvent::Reply(reply)] if reply.text == "ab"), "{events:?}");
     assert_eq!(fixture.engine.frontend().gauges().in_flight, 0);
+    // It was one command.
+    let commands = fixture.commands();
+    let [ServingCommand::Generate(request)] = &commands[..] else { panic!("{commands:?}") };
+    assert_eq!(request.input, ServingInput::ids(vec![ANSWER]));
+}
+
+#[tokio::test]
+async fn every_call_of_the_engine_is_made_on_one_thread() {
+    let fixture = fixture().await;
+    let streams = futures::future::join_all((0..4).map(|_| fixture.submit(SLOW))).await;
+    for stream in streams {
+        assert!(matches!(&events(stream.unwrap()).await[..], [StreamEvent::Reply(_)]));
+    }
+    let threads = fixture.threads.lock().unwrap().clone();
+    let names: Vec<Option<&str>> = threads.iter().map(|(_, name)| name.as_deref()).collect();
+    assert_eq!(names, [Some("diffulex-engine")]);
+    assert_ne!(threads.first().unwrap().0, format!("{:?}", std::thread::current().id()));
+}
+
+#[tokio::test]
+async fn nothing_is_taken_before_the_engine_says_that_it_is_ready() {
+    let (loaded, loading) = std::sync::mpsc::channel::<()>();
+    let loading = Mutex::new(loading);
+    let factory: EngineFactory = Arc::new(move || {
+        // Ends when the sender is dropped.
+        let _ = loading.lock().unwrap().recv();
+        Err(LoadError::of("here", "loaded"))
+    });
+    let text = TextModel::load(&ModelFiles::folder(golden_model()).unwrap()).unwrap();
+    let starter = Box::new(InProcess::new(factory, DEADLINE));
+    let frontend = Frontend::start(text, options(), Arc::default(), starter).unwrap();
+    assert_eq!(frontend.status(), WorkerStatus::Starting);
+    let refused = frontend.submit(Submission::new("test", ServingInput::ids(vec![ANSWER]))).await;
+    assert!(matches!(refused, Err(SubmitError::Unavailable { .. })), "{:?}", refused.err());
+    drop(loaded);
+    // Its last word comes the same way.
+    let ended = timeout(DEADLINE, frontend.ready()).await.expect("an end");
+    assert!(ended.is_err_and(|error| error.to_string().contains("loaded")));
 }
 
 #[tokio::test]
@@ -306,14 +360,14 @@ async fn events_find_their_request_by_id() {
     let fixture = fixture().await;
     let streams = [fixture.submit(HANG).await.unwrap(), fixture.submit(STREAM).await.unwrap()];
     let [hanging, streaming] = streams;
-    assert!(fixture.engine.frontend().abort(hanging.rid()));
+    assert!(fixture.engine.frontend().abort(Caller::WITHOUT_KEY, hanging.rid()));
     let rid = hanging.rid().to_owned();
     let aborted = events(hanging).await;
     assert!(
         matches!(&aborted[..], [StreamEvent::Reply(reply)] if reply.rid == rid && reply.finish_reason == FinishReason::Aborted)
     );
     assert!(matches!(events(streaming).await.last(), Some(StreamEvent::Reply(_))));
-    assert!(!fixture.engine.frontend().abort(&rid));
+    assert!(!fixture.engine.frontend().abort(Caller::WITHOUT_KEY, &rid));
 }
 
 #[tokio::test]
@@ -337,7 +391,7 @@ async fn what_runs_may_finish_within_the_grace() {
     while !frontend.is_draining() {
         tokio::task::yield_now().await;
     }
-    frontend.abort(&rid);
+    frontend.abort(Caller::WITHOUT_KEY, &rid);
     assert!(matches!(&events(waiting).await[..], [StreamEvent::Reply(_)]));
     timeout(DEADLINE, stopping).await.expect("stopped early").unwrap();
 }
@@ -383,8 +437,19 @@ async fn more_than_the_limit_is_refused_with_a_time() {
     for _ in 0..8 {
         held.push(fixture.submit(HANG).await.unwrap());
     }
-    let Err(SubmitError::QueueFull { retry_after }) = fixture.submit(ANSWER).await else { panic!("not refused") };
-    assert!((1..=60).contains(&retry_after.as_secs()));
+    let refused = async || match fixture.submit(ANSWER).await {
+        Err(SubmitError::QueueFull { retry_after }) => retry_after.as_secs(),
+        other => panic!("not refused: {}", other.is_ok()),
+    };
+    // Nothing has been answered yet.
+    assert_eq!(refused().await, 5);
+    held.pop();
+    // At the rate of these, half of what is held is answered within a second.
+    for _ in 0..20 {
+        events(fixture.submit(ANSWER).await.unwrap()).await;
+    }
+    held.push(fixture.submit(HANG).await.unwrap());
+    assert_eq!(refused().await, 1);
     held.pop();
     assert!(fixture.submit(ANSWER).await.is_ok());
 }

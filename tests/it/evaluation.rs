@@ -120,6 +120,9 @@ fn the_end_token_of_an_echoed_answer_has_an_entry() {
         assert_eq!(list(&choice["logprobs"][field]).len(), 4, "{field}");
     }
     assert!(!choice["text"].as_str().unwrap().contains("endoftext"));
+    // With `ignore_eos` the answer goes on behind it.
+    let going_on = asked(json!([5, 6, 7]), json!({"logit_bias": {EOS.to_string(): 100}}));
+    assert_eq!(server.post("/generate", &going_on).json()["token_ids"], json!([EOS, EOS, EOS, EOS]));
 }
 
 #[test]
@@ -179,9 +182,9 @@ fn what_cannot_be_scored_is_refused_by_name() {
     for (extra, field, what) in [
         (json!({"max_tokens": 0}), "max_tokens", "at least 1"),
         (json!({"max_completion_tokens": 0}), "max_completion_tokens", "at least 1"),
-        (json!({"prompt_logprobs": -1}), "prompt_logprobs", "between 0 and 8, got -1"),
-        (json!({"prompt_logprobs": 9}), "prompt_logprobs", "at most 8, got 9"),
-        (json!({"echo": true, "logprobs": 9}), "logprobs", "at most 8, got 9"),
+        (json!({"prompt_logprobs": -1}), "prompt_logprobs", "between 0 and 20, got -1"),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs", "at most 20, got 21"),
+        (json!({"echo": true, "logprobs": 21}), "logprobs", "at most 20, got 21"),
         (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs", "stream"),
         (json!({"echo": true, "logprobs": 1, "stream": true}), "echo", "stream"),
         (json!({"echo": true, "min_tokens": 1, "max_tokens": 0}), "min_tokens", "at most 0"),
@@ -270,4 +273,26 @@ fn clients_that_tokenise_by_themselves_get_what_they_need() {
     let want = json!({"eos_token": "<|endoftext|>", "bos_token": "<|startoftext|>", "pad_token": "<|pad|>",
                       "chat_template": template});
     assert_eq!(server.get("/tokenizer_info").json(), want);
+
+    // A generation adds no special token either.
+    let n_prompt = |path: &str, body: Value| server.post(path, &body).json()["usage"]["prompt_tokens"].clone();
+    assert_eq!(n_prompt(COMPLETIONS, json!({"prompt": "hello world", "max_tokens": 1})), plain["count"]);
+    assert_eq!(n_prompt(CHAT, json!({"messages": said["messages"], "max_tokens": 1})), chat["count"]);
+}
+
+#[test]
+fn a_special_token_that_the_model_lacks_is_null() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(golden_model()).unwrap() {
+        let file = file.unwrap();
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let place = folder.path().join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&place).unwrap()).unwrap();
+    config.as_object_mut().unwrap().remove("pad_token").expect("the golden model has one");
+    std::fs::write(&place, config.to_string()).unwrap();
+    std::fs::remove_file(folder.path().join("special_tokens_map.json")).unwrap();
+    let told = Server::of(folder.path(), &[]).get("/tokenizer_info").json();
+    assert_eq!(told.get("pad_token"), Some(&Value::Null));
+    assert_eq!(told["eos_token"], "<|endoftext|>");
 }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::Shutdown;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -12,8 +13,8 @@ use diffulex_server::link::address::Address;
 use diffulex_server::link::zmq::{self as zmq_link, ZmqContext, ZmqWorker};
 use diffulex_server::link::{EventReceiver, Received, WorkerLink};
 
-use crate::harness::{Answer, Server, frames, kill, stop, unchunk, wait_until};
-use crate::harness::{idle, long_stream, read_rest, read_some, read_to_close};
+use crate::harness::{Answer, DEADLINE, Server, frames, kill, stop, unchunk, wait_until};
+use crate::harness::{idle, joined, long_stream, read_rest, read_some, read_to_close};
 
 #[test]
 fn a_killed_worker_ends_every_stream_with_an_error_and_comes_back() {
@@ -39,6 +40,30 @@ fn a_killed_worker_ends_every_stream_with_an_error_and_comes_back() {
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
     assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
     assert_eq!(server.metric("worker_restarts_total"), 1.0);
+}
+
+#[test]
+fn a_server_starts_a_worker_process_and_is_ready_with_it() {
+    let mut server = Server::launch(&[]);
+    wait_until("a server that takes requests", || server.get("/ready").status == 200);
+    let worker = server.worker_pid().expect("a worker");
+    assert!(server.children().contains(&worker) && worker != server.pid());
+    assert_eq!(server.metric("worker_up"), 1.0);
+    server.signal(Signal::TERM);
+    assert!(server.ended(DEADLINE).success());
+    assert!(!Path::new(&format!("/proc/{worker}")).exists(), "it leaves with its server");
+}
+
+#[test]
+fn time_in_the_queue_is_reported() {
+    let server = Server::start(&["--max-num-reqs", "1"]);
+    let mut running = server.open("/generate", &long_stream("block_append"));
+    read_some(&mut running);
+    let waiting = server.open("/generate", &json!({"prompt": [5], "max_tokens": 4}));
+    wait_until("two requests", || server.metric("num_requests_in_flight") == 2.0);
+    drop(running);
+    let answer = Answer::read(waiting).json();
+    assert!(answer["diffulex"]["queue_time_s"].as_f64().unwrap() > 0.0, "{answer}");
 }
 
 #[test]
@@ -127,9 +152,14 @@ fn sigterm_lets_streams_finish_and_removes_every_trace() {
     let heads: Vec<_> = streams.iter_mut().map(read_some).collect();
     server.signal(Signal::TERM);
     wait_until("draining", || server.get("/ready").status == 503);
+    let health = server.get("/health");
+    assert_eq!((health.status, &health.json()["status"]), (200, &json!("draining")), "{}", health.body);
     let refused = server.post("/generate", &json!({"prompt": [5]}));
-    assert_eq!(refused.status, 503);
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("engine_unavailable")));
     assert!(refused.header("retry-after").is_some());
+    let health = server.get("/health");
+    assert_eq!((health.status, &health.json()["status"]), (200, &json!("draining")), "{}", health.body);
+    assert_eq!(health.json()["running"], true);
     for (head, stream) in heads.into_iter().zip(streams) {
         let answer = read_rest(head, stream);
         assert!(answer.is_done(), "{}", answer.body);
@@ -156,6 +186,7 @@ fn a_signal_tells_the_rest_when_the_grace_is_over() {
         assert!(last["error"]["code"] == "shutting_down" || last["event"] == "final", "{last}");
         let last = Answer::read(waiting.into_iter().next_back().expect("the last"));
         assert_eq!((last.status, &last.json()["error"]["code"]), (503, &json!("shutting_down")), "{}", last.body);
+        assert_eq!(last.header("retry-after"), Some("5"));
         assert!(server.ended(Duration::from_secs(10)).success());
         assert_eq!(std::fs::read_dir(server.folder.path()).unwrap().count(), 0, "the private folder is gone");
     }
@@ -273,9 +304,13 @@ fn an_aborted_request_gets_what_there_is() {
     let rid = frames(whole)[0]["id"].as_str().unwrap().to_owned();
     assert_eq!(server.post("/abort_request", &json!({"rid": rid})).status, 200);
     let answer = read_rest(head, stream);
-    let last = answer.frames().pop().unwrap();
+    let deltas = answer.frames();
+    let (last, deltas) = deltas.split_last().unwrap();
     assert_eq!((&last["event"], &last["finish_reason"]), (&json!("final"), &json!("aborted")));
     assert!(answer.is_done());
+    let text = last["text"].as_str().unwrap();
+    assert!(!text.is_empty());
+    assert_eq!(joined(deltas, "/text"), text);
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Fields of requests: what each does over HTTP, and in which words it is refused.
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
 
 use serde_json::{Value, json};
 
@@ -100,6 +99,49 @@ fn alternatives_have_openais_shape_streamed_or_not() {
 }
 
 #[test]
+fn an_error_about_a_part_of_a_message_names_the_part() {
+    let server = Server::start(&[]);
+    let text = json!({"type": "text", "text": "a"});
+    for (part, param) in [
+        (json!({"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}), "messages[1].content[1].type"),
+        (json!({"type": "input_audio", "input_audio": {}}), "messages[1].content[1].type"),
+        (json!({"type": "text"}), "messages[1].content[1].text"),
+        (json!({"type": 5}), "messages[1].content[1].type"),
+        (json!({"text": "a"}), "messages[1].content[1].type"),
+    ] {
+        let messages = json!([{"role": "system", "content": "s"}, {"role": "user", "content": [text, part]}]);
+        for (path, status) in [(CHAT, 400), ("/tokenize", if part["type"].is_string() { 400 } else { 422 })] {
+            let answer = server.post(path, &json!({"messages": messages}));
+            assert_eq!(
+                (answer.status, answer.error_param().as_deref()),
+                (status, Some(param)),
+                "{path} {}",
+                answer.body
+            );
+        }
+    }
+}
+
+#[test]
+fn calls_of_tools_in_a_message_are_refused_and_unknown_keys_pass() {
+    let server = Server::start(&[]);
+    let with = |extra: Value| {
+        let message = extended(json!({"role": "assistant", "content": "a"}), &extra);
+        let messages = json!([{"role": "user", "content": "a"}, message, {"role": "user", "content": "b"}]);
+        server.post(CHAT, &chat(&json!({"messages": messages})))
+    };
+    let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let answer = with(json!({"tool_calls": [call]}));
+    let param = answer.error_param();
+    assert_eq!((answer.status, param.as_deref()), (400, Some("messages[1].tool_calls")), "{}", answer.body);
+    let content = |answer: Answer| answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let plain = content(with(json!({})));
+    for extra in [json!({"tool_calls": []}), json!({"name": "ann", "nobody": [1, {}]})] {
+        assert_eq!(content(with(extra)), plain);
+    }
+}
+
+#[test]
 fn wrong_values_are_refused_by_name() {
     let server = Server::start(&[]);
     for (extra, param) in [
@@ -109,7 +151,7 @@ fn wrong_values_are_refused_by_name() {
         (json!({"logit_bias": {"5": 101}}), "logit_bias"),
         (json!({"logit_bias": {"99999": 1}}), "logit_bias"),
         (json!({"min_tokens": 13}), "min_tokens"),
-        (json!({"logprobs": true, "top_logprobs": 9}), "top_logprobs"),
+        (json!({"logprobs": true, "top_logprobs": 21}), "top_logprobs"),
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"request_id": "a b"}), "request_id"),
         (json!({"request_id": "x".repeat(65)}), "request_id"),
@@ -128,12 +170,19 @@ fn wrong_values_are_refused_by_name() {
         (json!({"stage_sampling": {"tokenize": {"temperature": 1}}}), "stage_sampling.tokenize.temperature"),
         (json!({"stage_params": {"denoise": {"block_size": 4}}}), "decoding.block_size"),
         (json!({"stage_params": {"vocoder": {}}}), "stage_params.vocoder"),
+        (json!({"video_nobody": 2}), "video_nobody"),
+        (json!({"stage_nobody": {"a": 1}}), "stage_nobody"),
+        (json!({"stop": ["x".repeat(1025)]}), "stop"),
     ] {
         for (path, body) in [(CHAT, chat(&extra)), (COMPLETIONS, prompt(&extra)), ("/generate", prompt(&extra))] {
             let answer = server.post(path, &body);
             assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some(param)), "{path} {}", answer.body);
         }
     }
+    let at_limits = json!({"video_nobody": null, "stage_nobody": null, "stop": ["x".repeat(1024)],
+                           "request_id": "x".repeat(64)});
+    let answer = server.post(CHAT, &chat(&at_limits));
+    assert_eq!(answer.status, 200, "{}", answer.body);
     for (field, value, modality) in [
         ("images", json!(["a.png"]), "image"),
         ("audios", json!(["a.wav"]), "audio"),
@@ -176,6 +225,23 @@ fn stages_act() {
     assert_ne!(nfe(&one).0, nfe(&json!({})).0);
     let over = json!({"temperature": 1, "seed": 3, "stage_params": {"denoise": {"temperature": 0}, "tokenize": {}}});
     assert_eq!(nfe(&over).1, nfe(&json!({"seed": 3})).1);
+    // Each is the request's own field, and wins over it.
+    let drawn = json!({"temperature": 1, "seed": 3, "max_nfe": 9, "logit_bias": {"20": 6, "21": 6, "22": 6}});
+    let plain = nfe(&drawn);
+    for set in [
+        json!({"top_k": 1}),
+        json!({"top_p": 0.1}),
+        json!({"min_p": 0.9}),
+        json!({"presence_penalty": 2}),
+        json!({"frequency_penalty": 2}),
+        json!({"repetition_penalty": 3}),
+        json!({"max_nfe": 2}),
+        json!({"seed": 9}),
+    ] {
+        let want = nfe(&extended(drawn.clone(), &set));
+        assert_ne!(want, plain, "{set}");
+        assert_eq!(nfe(&extended(drawn.clone(), &json!({"stage_sampling": {"denoise": set}}))), want, "{set}");
+    }
 }
 
 #[test]
@@ -185,7 +251,11 @@ fn a_prompt_is_cut_only_where_that_is_asked_for() {
     let refused = server.post("/generate", &prompt(&json!({"prompt": long})));
     let error = refused.json()["error"].clone();
     assert_eq!(error["code"], "context_length_exceeded");
-    assert!(error["message"].as_str().unwrap().starts_with("This model's maximum context length is 2048 tokens."));
+    let message = error["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("This model's maximum context length is 2048 tokens. prompt: 3000 tokens"),
+        "{message}"
+    );
     assert_eq!(refused.header("x-should-retry"), Some("false"));
     let cut = server.post("/generate", &prompt(&json!({"prompt": long, "truncate_prompt_tokens": 3})));
     assert_eq!(ids(&cut), ids(&server.post("/generate", &prompt(&json!({"prompt": long[2997..]})))));
@@ -194,6 +264,13 @@ fn a_prompt_is_cut_only_where_that_is_asked_for() {
     assert_eq!(
         (&fitting["usage"]["prompt_tokens"], &fitting["usage"]["completion_tokens"]),
         (&json!(2036), &json!(12))
+    );
+    let half = json!({"prompt": long, "truncate_prompt_tokens": -1, "max_tokens": 2000});
+    let half = server.post("/generate", &prompt(&half)).json();
+    assert_eq!(
+        (&half["usage"]["prompt_tokens"], &half["usage"]["completion_tokens"]),
+        (&json!(1024), &json!(1024)),
+        "at least half of the model's length"
     );
 }
 
@@ -303,51 +380,11 @@ fn sampling_that_a_request_does_not_name_is_the_checkpoints() {
     assert_ne!(whole, want);
     assert_eq!(ids(&plain.post("/generate", &named)), want);
     assert_eq!(plain.get("/v1/models").json()["data"][0]["diffulex"]["default_temperature"], 1.0);
-}
-
-#[test]
-fn speech_is_refused_or_passed_on() {
-    let server = Server::start(&[]);
-    for (body, param) in [
-        (json!({}), "input"),
-        (json!({"input": ""}), "input"),
-        (json!({"input": 5}), "input"),
-        (json!({"input": "a", "response_format": "midi"}), "response_format"),
-        (json!({"input": "a", "speed": 9}), "speed"),
-    ] {
-        let answer = server.post("/v1/audio/speech", &body);
-        assert_eq!((answer.status, answer.error_param().as_deref()), (400, Some(param)), "{}", answer.body);
-    }
-    let body = json!({"input": "hello", "voice": "alloy", "model": "tts-1", "stream": true, "nobody_knows": 1});
-    let answer = server.post("/v1/audio/speech", &body);
-    let error = answer.json()["error"].clone();
-    assert_eq!((answer.status, &error["type"]), (501, &json!("not_implemented_error")), "{}", answer.body);
-    assert_eq!(error["code"], "unsupported_modality");
-
-    let upstream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", upstream.local_addr().unwrap());
-    let passing = Server::start(&["--speech-upstream", &url]);
-    let speaks = std::thread::spawn(move || {
-        let (mut socket, _) = upstream.accept().unwrap();
-        let mut asked = Vec::new();
-        let mut buffer = [0; 4096];
-        while !String::from_utf8_lossy(&asked).contains("nobody_knows") {
-            let n_bytes = socket.read(&mut buffer).unwrap();
-            asked.extend_from_slice(&buffer[..n_bytes]);
-        }
-        let answer = "HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\nconnection: close\r\n\r\nRIFF";
-        socket.write_all(answer.as_bytes()).unwrap();
-        String::from_utf8(asked).unwrap()
-    });
-    let answer = passing.post("/v1/audio/speech", &body);
-    let asked = speaks.join().unwrap();
-    assert!(asked.starts_with("POST /v1/audio/speech HTTP/1.1"), "{asked}");
-    assert_eq!(asked.split_once("\r\n\r\n").map(|(_, sent)| serde_json::from_str(sent).ok()), Some(Some(body.clone())));
-    assert_eq!((answer.status, answer.header("content-type")), (200, Some("audio/wav")));
-    assert_eq!(answer.body, "RIFF");
-    // It is gone now.
-    let answer = passing.post("/v1/audio/speech", &body);
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (502, &json!("upstream_failed")), "{}", answer.body);
+    // A checkpoint without a length.
+    let bare = Server::start(&[]);
+    let told = bare.get("/v1/models").json()["data"][0]["diffulex"]["default_sampling_params"].clone();
+    assert_eq!(told["max_tokens"], 512);
+    assert_eq!(ids(&bare.post("/generate", &json!({"prompt": [5, 6, 7], "ignore_eos": true}))).len(), 512);
 }
 
 #[test]
@@ -371,6 +408,13 @@ fn several_prompts_are_answered_as_each_alone() {
         let sum: u64 = alone.iter().map(|answer| answer["usage"][field].as_u64().unwrap()).sum();
         assert_eq!(whole["usage"][field], sum, "{field}");
     }
+
+    // It reports the first choice; the second has the seed 4.
+    assert_eq!(whole["diffulex"]["seed"], 3);
+    for field in ["seed", "nfe_denoise", "finish_reason"] {
+        assert_eq!(whole["diffulex"][field], alone[0]["diffulex"][field], "{field}");
+    }
+    assert_eq!(server.get("/v1/models").json()["data"][0]["diffulex"]["max_requests_in_flight"], 8);
 
     let frames = server.post(COMPLETIONS, &body(&all, &json!({"stream": true}))).frames();
     let mut streamed = vec![String::new(); 6];

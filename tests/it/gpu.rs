@@ -53,6 +53,31 @@ fn a_gpu_is_named_streams_in_both_modes_and_outlives_its_worker() {
 }
 
 #[test]
+fn load_and_free_memory_of_a_gpu_are_reported_where_something_tells() {
+    let Some(library) = diffulex_gpu_emulator::library_path() else { return };
+    // The emulator is the management library, too, for who finds it under that library's name.
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(library, folder.path().join("libnvidia-ml.so.1")).unwrap();
+    let found = ("LD_LIBRARY_PATH", folder.path().to_str().unwrap());
+    let told = ("DIFFULEX_EMULATOR_UTILIZATION", "37");
+    for (variables, utilization) in [(&[found, told][..], Some(0.37)), (&[found], None), (&[told], None)] {
+        let server = golden(variables).expect("there is an emulator");
+        let card = server.get("/v1/models").json()["data"][0]["diffulex"].clone();
+        let (free, total) = (&card["device_memory_free_bytes"], &card["device_memory_bytes"]);
+        assert!(free.as_u64().unwrap() > 0 && free.as_u64() < total.as_u64(), "{card}");
+        let metrics = server.get("/metrics").body;
+        assert!(metrics.contains("\ndiffulex_device_memory_free_bytes "), "{metrics}");
+        let line = metrics.lines().find_map(|line| line.strip_prefix("diffulex_device_utilization "));
+        assert_eq!(line.map(|share| share.parse().unwrap()), utilization, "{metrics}");
+        let reported = card.get("device_utilization").and_then(Value::as_f64);
+        assert_eq!(reported.map(|share| (share * 100.0).round() / 100.0), utilization, "{card}");
+    }
+    let on_cpu = Server::start(&[]);
+    assert_eq!(on_cpu.get("/v1/models").json()["data"][0]["diffulex"].get("device_memory_free_bytes"), None);
+    assert!(!on_cpu.get("/metrics").body.contains("device_memory_free_bytes"));
+}
+
+#[test]
 fn a_gpu_that_fails_ends_the_streams_with_its_words_and_the_worker_comes_back() {
     // Some steps of a stream, at 34 kernels each.
     let Some(server) = golden(&[("DIFFULEX_EMULATOR_FAIL_LAUNCH", "1000")]) else { return };

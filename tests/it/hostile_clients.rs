@@ -38,6 +38,8 @@ fn what_is_odd_http_is_served_or_refused_and_harms_nobody() {
     let many = |n: usize| (0..n).map(|index| format!("x-{index}: y\r\n")).collect::<String>();
     let long = "a".repeat(200_000);
     let length = GOOD.len();
+    let not_utf8 = b"{\"prompt\": \"a\xff\"}";
+    let not_utf8 = [&post(&format!("content-length: {}\r\n\r\n", not_utf8.len()))[..], not_utf8].concat();
     let cases: Vec<(&str, Vec<u8>, &[u16])> = vec![
         // Bodies in chunks.
         ("chunks", chunked(&whole_chunks), &[200]),
@@ -56,8 +58,9 @@ fn what_is_odd_http_is_served_or_refused_and_harms_nobody() {
         ("a length of 2^64", post("content-length: 18446744073709551616\r\n\r\n{}"), &[400]),
         ("a length that cuts the body", post(&format!("content-length: 5\r\n\r\n{GOOD}")), &[422]),
         ("no body", post("\r\n"), &[422]),
-        ("a compressed body", post("content-encoding: gzip\r\ncontent-length: 4\r\n\r\n\u{1f}abc"), &[422]),
+        ("a compressed body", post("content-encoding: gzip\r\ncontent-length: 4\r\n\r\n\u{1f}abc"), &[415]),
         ("brackets", post(&format!("content-length: 100000\r\n\r\n{}", "[".repeat(100_000))), &[422]),
+        ("bytes that are not UTF-8", not_utf8, &[422]),
         // Heads.
         ("a space in a name", post("content-length : 2\r\n\r\n{}"), &[400]),
         ("NUL in a value", post("x: a\0b\r\n\r\n"), &[400]),
@@ -82,9 +85,14 @@ fn what_is_odd_http_is_served_or_refused_and_harms_nobody() {
         ("TLS", [&b"\x16\x03\x01\x00\xa5\x01\x00\x00\xa1\x03\x03"[..], &[0x5a; 160]].concat(), &[400]),
         ("zeros", vec![0; 4096], &[400]),
     ];
+    // Refused by the HTTP library, which writes a head alone; the others reach the server.
+    let headless = ["NUL in a value", "no method", "HTTP/0.9", "HTTP/1.2", "TLS", "zeros"];
     for (label, bytes, expected) in cases {
         let answers = server.raw(&bytes, Ending::Waits);
         assert_eq!(statuses(&answers), expected, "{label}: {}", String::from_utf8_lossy(&answers));
+        if expected == [431] || headless.contains(&label) {
+            assert!(answers.ends_with(b"\r\n\r\n"), "{label}: {}", String::from_utf8_lossy(&answers));
+        }
     }
     // Whichever limit it meets first: that of a target, or of a head.
     let answers = server.raw(&get(&format!("GET /{long} HTTP/1.1")), Ending::Waits);
@@ -95,7 +103,9 @@ fn what_is_odd_http_is_served_or_refused_and_harms_nobody() {
         ("a length of 10^18", post("content-length: 1000000000000000000\r\n\r\n{}"), &[413]),
     ] {
         let answers = server.raw(&bytes, Ending::HalfClosed);
-        assert_eq!(statuses(&answers), expected, "{label}: {}", String::from_utf8_lossy(&answers));
+        let text = String::from_utf8_lossy(&answers);
+        assert_eq!(statuses(&answers), expected, "{label}: {text}");
+        assert!(label != "half a body" || text.contains("incomplete_body"), "{text}");
     }
     assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
     assert_eq!((server.worker_pid(), server.metric("worker_restarts_total")), (worker, 0.0));

@@ -55,7 +55,7 @@ fn a_wrong_key_is_refused_in_the_interfaces_form_and_a_right_one_opens_in_both_h
                 server.address
             );
             server.send(&format!(
-                "{head}\r\n{header}anthropic-version: 2023-06-01\r\ncontent-length: {}\r\n\r\n{body}",
+                "{head}\r\n{header}anthropic-version: none\r\nanthropic-beta: none-2099\r\ncontent-length: {}\r\n\r\n{body}",
                 body.len()
             ))
         };
@@ -86,8 +86,8 @@ fn every_layer_refuses_in_the_interfaces_form() {
             path,
             &server.post_text(path, "application/json", r#"{"stream": 7, "messages": 5, "input": 5, "prompt": 5}"#),
         );
-        assert!(message.contains("not a valid request"), "{path} {message}");
-        let media = server.post_text(path, "text/plain", &body.to_string());
+        assert!(message.contains(" must be ") && !message.contains("at line"), "{path} {message}");
+        let media = server.post_text(path, "application/json\r\ncontent-encoding: gzip", &body.to_string());
         assert_eq!((media.status, error(path, &media).1.as_deref()), (415, kind_of(path)));
         let method = server.get(path);
         assert_eq!((method.status, error(path, &method).1.as_deref()), (405, kind_of(path)));
@@ -100,7 +100,7 @@ fn every_layer_refuses_in_the_interfaces_form() {
         assert_eq!(host.status, 403);
         error(path, &host);
     }
-    for path in ["/v1/nobody", "/v1/messages/nobody", "/v1/responses/nobody", "/api/nobody"] {
+    for path in ["/v1/nobody", "/v1/messages/nobody", "/v1/chat/nobody", "/api/nobody"] {
         let answer = server.get(path);
         assert_eq!(answer.status, 404);
         error(path, &answer);
@@ -108,7 +108,7 @@ fn every_layer_refuses_in_the_interfaces_form() {
 }
 
 #[test]
-fn a_body_of_no_type_is_json_on_ollamas_routes_alone_and_never_from_a_page_of_another_origin() {
+fn a_body_of_any_type_is_json_on_ollamas_routes_alone_and_never_from_a_page_of_another_origin() {
     let server = Server::start(&["--served-model-name", "tiny"]);
     for (path, body) in routes() {
         let ask = |header: &str| {
@@ -118,7 +118,8 @@ fn a_body_of_no_type_is_json_on_ollamas_routes_alone_and_never_from_a_page_of_an
         };
         assert_eq!(ask("").status, if path.starts_with("/api/") { 200 } else { 415 }, "{path}");
         assert_eq!(ask("origin: https://evil.example\r\n").status, 403, "{path}");
-        assert_eq!(ask("content-type: text/plain\r\n").status, 415, "{path}");
+        let any = if path.starts_with("/api/") { 200 } else { 415 };
+        assert_eq!(ask("content-type: text/plain\r\n").status, any, "{path}");
     }
 }
 
@@ -142,7 +143,7 @@ fn a_conversation_that_is_too_long_is_refused_by_the_clients_name_of_it() {
             let answer = server.post(path, &with(&body, json!({"stream": stream})));
             assert_eq!(answer.status, 400, "{path}");
             let (message, _) = error(path, &answer);
-            assert!(message.contains(field), "{path} {message}");
+            assert!(message.contains(&format!(" tokens. {field}: ")), "{path} {message}");
             assert_eq!(answer.header("x-should-retry"), Some("false"));
         }
     }
@@ -181,7 +182,8 @@ fn an_error_in_a_stream_has_the_interfaces_form() {
                     (name.as_str(), &data["type"], &data["error"]["type"]),
                     ("error", &json!("error"), &json!("overloaded_error"))
                 );
-                assert!(data["request_id"].as_str().unwrap().starts_with("msg_diffulex-"), "{data}");
+                assert_eq!(data["request_id"].as_str(), answer.header("request-id"), "{data}");
+                assert_eq!(answer.header("request-id"), answer.header("x-request-id"));
             }
             _ => {
                 let (name, data) = answer.events().pop().unwrap();

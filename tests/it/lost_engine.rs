@@ -3,16 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
+use axum::http::Request;
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{AdapterSource, ErrorCode};
 use diffulex_server::frontend::{
-    Frontend, StartError, StreamEvent, SubmitError, WorkerParts, WorkerStarter, WorkerStatus,
+    Caller, Frontend, StartError, StreamEvent, SubmitError, WorkerParts, WorkerStarter, WorkerStatus,
 };
-use diffulex_server::telemetry::Telemetry;
+use diffulex_server::http;
+use diffulex_server::observe::telemetry::Telemetry;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use crate::embedding::http_options;
 use crate::engine_loop::{ANSWER, Fixture, HANG, PANIC, SLOW, STUCK, events, fixture_with, options};
 use crate::harness::{Answer, DEADLINE, Server, golden_model, kill, wait_until};
 
@@ -79,10 +85,10 @@ async fn a_suspect_can_be_aborted_while_it_waits() {
     frontend.ready().await.unwrap();
     let first = fixture.submit_ids(vec![HANG, 7]).await.unwrap();
     let second = fixture.submit_ids(vec![HANG, 7]).await.unwrap();
-    assert!(frontend.abort(second.rid()));
+    assert!(frontend.abort(Caller::WITHOUT_KEY, second.rid()));
     let end = timeout(DEADLINE, events(second)).await.expect("an end").pop();
     assert!(matches!(end, Some(StreamEvent::Reply(_))), "{end:?}");
-    assert!(frontend.abort(first.rid()));
+    assert!(frontend.abort(Caller::WITHOUT_KEY, first.rid()));
     let end = timeout(DEADLINE, events(first)).await.expect("an end").pop();
     assert!(matches!(end, Some(StreamEvent::Reply(_))), "{end:?}");
 }
@@ -156,6 +162,15 @@ async fn a_supervisor_that_panics_is_a_failed_server_and_not_a_silent_one() {
     let frontend = Frontend::start(text, options(), Arc::new(Telemetry::default()), Box::new(Broken)).unwrap();
     let error = timeout(DEADLINE, frontend.ready()).await.expect("a word").unwrap_err();
     assert!(error.to_string().contains("as the test says"), "{error}");
+    let app = http::create_app(frontend.clone(), Arc::clone(frontend.telemetry()), http_options()).unwrap();
+    let service = TowerToHyperService::new(app.into_router());
+    let request = Request::get("/health").header("host", "localhost").body(Body::empty()).unwrap();
+    let health = service.call(request).await.unwrap();
+    assert_eq!(health.status(), 503);
+    let health = axum::body::to_bytes(health.into_body(), 4096).await.unwrap();
+    let health: Value = serde_json::from_slice(&health).unwrap();
+    assert_eq!((&health["status"], &health["running"]), (&json!("failed"), &json!(false)));
+    assert!(health["reason"].as_str().unwrap().contains("as the test says"), "{health}");
     timeout(DEADLINE, frontend.shutdown(DEADLINE)).await.expect("an end");
 }
 

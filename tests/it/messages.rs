@@ -25,15 +25,14 @@ fn a_message_is_the_answer_of_a_chat_with_the_same_messages() {
     let system = json!([{"type": "text", "text": "be", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": " brief"}]);
     let turns = json!([{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "b"},
                        {"role": "user", "content": "hello"}]);
-    let message = server.post("/v1/messages", &body(json!({"system": system, "messages": turns}))).json();
+    let asked = json!({"system": system, "messages": turns});
+    let message = server.post("/v1/messages", &body(asked.clone())).json();
     let messages = json!([{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"},
                           {"role": "assistant", "content": "b"}, {"role": "user", "content": "hello"}]);
     let chat = json!({"messages": messages, "max_tokens": 12, "seed": 7, "ignore_eos": true});
     let chat = server.post("/v1/chat/completions", &chat).json();
-    assert_eq!(
-        message["content"],
-        json!([{"type": "text", "text": chat["choices"][0]["message"]["content"], "citations": null}])
-    );
+    // Without `citations`: clients take a list there, and no null.
+    assert_eq!(message["content"], json!([{"type": "text", "text": chat["choices"][0]["message"]["content"]}]));
     assert!(message["id"].as_str().unwrap().starts_with("msg_diffulex-"), "{message}");
     assert_eq!(
         (&message["type"], &message["role"], &message["model"]),
@@ -47,6 +46,45 @@ fn a_message_is_the_answer_of_a_chat_with_the_same_messages() {
     let count =
         server.post("/v1/messages/count_tokens", &json!({"model": "tiny", "system": "be brief", "messages": turns}));
     assert_eq!(count.json(), json!({"input_tokens": prompt}));
+    // The whole body of a message, as some clients send it.
+    let mut whole = body(asked);
+    whole["stop_sequences"] = json!(["x"]);
+    whole["stream"] = json!(true);
+    assert_eq!(server.post("/v1/messages/count_tokens", &whole).json(), json!({"input_tokens": prompt}));
+}
+
+#[test]
+fn tokens_of_the_cache_are_counted_beside_the_input_once_they_are_known() {
+    let server = Server::start(&["--served-model-name", "tiny", "--page-size", "8"]);
+    let extra = json!({"messages": [{"role": "user", "content": "one two three four five six seven eight nine ten"}]});
+    let count = |usage: &Value| {
+        let of = |name: &str| usage[name].as_u64().unwrap();
+        (of("input_tokens"), of("cache_read_input_tokens"))
+    };
+    let (prompt, cached) = count(&server.post("/v1/messages", &body(extra.clone())).json()["usage"]);
+    assert_eq!(cached, 0);
+    let (input, cached) = count(&server.post("/v1/messages", &body(extra.clone())).json()["usage"]);
+    assert!(cached >= 8, "{cached}");
+    assert_eq!(input + cached, prompt);
+    let mut extra = extra;
+    extra["stream"] = json!(true);
+    let events = server.post("/v1/messages", &body(extra)).events();
+    assert_eq!(count(&payloads(&events, "message_start")[0]["message"]["usage"]), (prompt, 0));
+    assert_eq!(count(&payloads(&events, "message_delta")[0]["usage"]), (input, cached));
+}
+
+#[test]
+fn a_message_that_meets_a_limit_has_its_name() {
+    let server = Server::start(&["--served-model-name", "tiny", "--max-model-len", "64"]);
+    for (limit, reason) in
+        [(json!({"max_tokens": 500}), "model_context_window_exceeded"), (json!({"max_nfe": 2}), "max_tokens")]
+    {
+        assert_eq!(server.post("/v1/messages", &body(limit.clone())).json()["stop_reason"], reason);
+        let mut limit = limit;
+        limit["stream"] = json!(true);
+        let events = server.post("/v1/messages", &body(limit)).events();
+        assert_eq!(payloads(&events, "message_delta")[0]["delta"]["stop_reason"], reason);
+    }
 }
 
 #[test]
@@ -69,6 +107,7 @@ fn events_are_in_anthropics_order() {
         (&json!([]), &Value::Null, &json!(0))
     );
     assert!(start["usage"]["input_tokens"].as_u64().unwrap() > 0);
+    assert_eq!(payloads(&events, "content_block_start")[0]["content_block"], json!({"type": "text", "text": ""}));
     assert_eq!(
         joined(&payloads(&events, "content_block_delta"), "/delta/text"),
         whole["content"][0]["text"].as_str().unwrap()
@@ -138,7 +177,6 @@ fn fields_without_support_are_refused_by_name() {
         (json!({"max_tokens": null}), "max_tokens"),
         (json!({"max_tokens": 0}), "max_tokens"),
         (json!({"messages": []}), "messages"),
-        (json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}), "messages"),
         (json!({"messages": [{"role": "tool", "content": "a"}]}), "messages[0].role"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
@@ -163,6 +201,28 @@ fn fields_without_support_are_refused_by_name() {
         assert_eq!(error["error"]["type"], "invalid_request_error");
         assert!(error["error"]["message"].as_str().unwrap().starts_with(field), "{extra} {error}");
     }
+}
+
+#[test]
+fn answers_and_errors_have_the_header_that_anthropics_clients_read() {
+    let server = tiny();
+    for (path, body, status) in [
+        ("/v1/messages", body(json!({})), 200),
+        ("/v1/messages", body(json!({"stream": true})), 200),
+        ("/v1/messages", body(json!({"max_tokens": 0})), 400),
+        ("/v1/messages/count_tokens", json!({"messages": [{"role": "user", "content": "a"}]}), 200),
+        ("/v1/messages/nobody", json!({}), 404),
+    ] {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, status, "{path} {}", answer.body);
+        let id = answer.header("request-id").unwrap_or_else(|| panic!("{path} {status}: no request-id"));
+        assert_eq!(Some(id), answer.header("x-request-id"), "{path}");
+        if status != 200 {
+            assert_eq!(answer.json()["request_id"].as_str().map(str::to_ascii_lowercase).as_deref(), Some(id));
+        }
+    }
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1});
+    assert_eq!(server.post("/v1/chat/completions", &chat).header("request-id"), None);
 }
 
 #[test]

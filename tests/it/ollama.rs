@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Server, idle, joined, read_until, wait_until};
+use crate::harness::{Server, golden_model, idle, joined, read_until, wait_until};
+use crate::infilling::llada_model;
 
 fn tiny() -> Server {
     Server::start(&["--served-model-name", "tiny"])
@@ -57,6 +58,12 @@ fn lines_are_the_default_and_join_to_the_answer() {
             }
             let parts = end["prompt_eval_duration"].as_u64().unwrap() + end["eval_duration"].as_u64().unwrap();
             assert!(parts <= end["total_duration"].as_u64().unwrap());
+            // Nanoseconds of the steps that decode; the rest but the wait is the prompt's.
+            let seconds = |field: &str| end["diffulex"][field].as_f64().unwrap() * 1e9;
+            let duration = |field: &str| end[field].as_u64().unwrap() as f64;
+            assert!((duration("eval_duration") - seconds("engine_decode_time_s")).abs() < 2.0, "{end}");
+            let waited = duration("total_duration") - duration("prompt_eval_duration") - duration("eval_duration");
+            assert!((waited - seconds("queue_time_s")).abs() < 10.0, "{end}");
             let time = end["created_at"].as_str().unwrap();
             assert!(time.len() == 20 && time.starts_with("20") && time.ends_with('Z'), "{time}");
         }
@@ -85,6 +92,8 @@ fn an_empty_request_asks_for_the_model_alone() {
     for (path, body) in [
         ("/api/chat", json!({"model": "tiny"})),
         ("/api/generate", json!({"model": "tiny:latest", "keep_alive": "5m"})),
+        ("/api/chat", json!({"model": "tiny", "messages": []})),
+        ("/api/generate", json!({"model": "tiny", "prompt": ""})),
     ] {
         let answer = server.post(path, &body).json();
         assert_eq!((&answer["done"], &answer["done_reason"]), (&json!(true), &json!("load")), "{answer}");
@@ -99,7 +108,8 @@ fn names_match_with_and_without_the_tag() {
         let answer = server.post("/api/chat", &chat(json!({"model": name, "stream": false}))).json();
         assert_eq!(answer["model"], name);
         let shown = server.post("/api/show", &json!({"model": name})).json();
-        assert_eq!(shown["capabilities"], json!(["completion"]));
+        assert_eq!(shown["capabilities"], json!(["completion", "embedding"]));
+        assert_eq!(shown["details"]["format"], "safetensors");
         let info = &shown["model_info"];
         let arch = info["general.architecture"].as_str().unwrap();
         assert!(info[format!("{arch}.context_length")].as_u64().unwrap() > 0, "{info}");
@@ -108,11 +118,36 @@ fn names_match_with_and_without_the_tag() {
     let listed = &tags["models"][0];
     assert_eq!((&listed["name"], &listed["model"]), (&json!("tiny:latest"), &json!("tiny:latest")));
     assert_eq!(listed["digest"].as_str().unwrap().len(), 64);
-    assert!(listed["size"].as_u64().unwrap() > 0 && listed["details"]["family"].is_string());
+    assert!(listed["details"]["family"].is_string());
+    let card = server.get("/v1/models").json()["data"][0]["diffulex"].clone();
+    let n_bytes = if card["dtype"] == "float32" { 4 } else { 2 };
+    assert_eq!(listed["size"].as_u64().unwrap(), card["parameters"].as_u64().unwrap() * n_bytes, "{card}");
     let running = server.get("/api/ps").json();
     assert_eq!(running["models"][0]["digest"], listed["digest"]);
     assert!(running["models"][0]["context_length"].as_u64().unwrap() > 0);
     assert_eq!(server.get("/api/version").json()["version"], "0.35.0");
+}
+
+#[test]
+fn a_digest_is_of_the_name_and_the_place_of_the_files() {
+    let copied = |folder: &std::path::Path| {
+        for entry in std::fs::read_dir(golden_model()).unwrap().flatten().filter(|entry| entry.path().is_file()) {
+            std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+    };
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    copied(folder.path());
+    copied(other.path());
+    let digest = |folder: &std::path::Path, name: &str| {
+        let tags = Server::of(folder, &["--served-model-name", name]).get("/api/tags").json();
+        tags["models"][0]["digest"].as_str().unwrap().to_owned()
+    };
+    let first = digest(folder.path(), "tiny");
+    let config = folder.path().join("config.json");
+    std::fs::write(&config, std::fs::read_to_string(&config).unwrap() + "\n").unwrap();
+    assert_eq!(digest(folder.path(), "tiny"), first, "of other bytes");
+    assert_ne!(digest(folder.path(), "small"), first);
+    assert_ne!(digest(other.path(), "tiny"), first);
 }
 
 #[test]
@@ -132,11 +167,30 @@ fn options_act_and_unknown_ones_are_ignored() {
     assert_eq!(stopped["message"]["content"].as_str(), text.split(&stop).next());
     assert_eq!(stopped["done_reason"], "stop");
     // To the end of the context.
-    let to_the_end = ask(json!({"num_predict": -1, "ignore_eos": true, "temperature": 0})).json();
-    assert_eq!(to_the_end["done_reason"], "length");
     let length = server.get("/api/ps").json()["models"][0]["context_length"].clone();
-    let n_tokens = to_the_end["eval_count"].as_u64().unwrap() + to_the_end["prompt_eval_count"].as_u64().unwrap();
-    assert_eq!(json!(n_tokens), length);
+    for n in [-1, -2] {
+        let to_the_end = ask(json!({"num_predict": n, "ignore_eos": true, "temperature": 0})).json();
+        assert_eq!(to_the_end["done_reason"], "length");
+        let n_tokens = to_the_end["eval_count"].as_u64().unwrap() + to_the_end["prompt_eval_count"].as_u64().unwrap();
+        assert_eq!(json!(n_tokens), length);
+    }
+}
+
+#[test]
+fn a_repeat_penalty_is_openais_repetition_penalty() {
+    let server = tiny();
+    let ask = |penalty: f64| {
+        let long = with(options(), json!({"num_predict": 24, "repeat_penalty": penalty}));
+        server.post("/api/chat", &chat(json!({"stream": false, "options": long})))
+    };
+    let body = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24, "seed": 7, "ignore_eos": true,
+                      "temperature": 0, "repetition_penalty": 1.9});
+    let openai = server.post("/v1/chat/completions", &body).json();
+    assert_eq!(ask(1.9).json()["message"]["content"], openai["choices"][0]["message"]["content"]);
+    assert_ne!(ask(1.9).json()["message"], ask(1.0).json()["message"]);
+    let refused = ask(0.0);
+    assert_eq!(refused.status, 400);
+    assert!(refused.json()["error"].as_str().unwrap().starts_with("options.repeat_penalty"), "{}", refused.body);
 }
 
 #[test]
@@ -164,7 +218,6 @@ fn fields_without_support_are_refused_by_name() {
         (json!({"options": {"temperature": 9}}), "temperature"),
         (json!({"model": null}), "model"),
         (json!({"max_tokens": 5}), "max_tokens"),
-        (json!({"logprobs": true}), "logprobs"),
     ] {
         let answer = server.post("/api/chat", &chat(extra.clone()));
         let error = answer.json();
@@ -232,4 +285,34 @@ fn a_client_that_leaves_aborts_its_request() {
     read_until(&mut socket, "\"done\":false");
     drop(socket);
     wait_until("no request", || idle(&server));
+}
+
+#[test]
+fn a_model_is_shown_with_what_it_does_and_the_form_of_its_files() {
+    let gguf = golden_model().join("../gguf/tiny_q4_k_m.gguf");
+    let shown = |server: &Server| {
+        let name = server.get("/api/tags").json()["models"][0]["name"].clone();
+        server.post("/api/show", &json!({"model": name})).json()
+    };
+    let server = Server::of(&gguf, &[]);
+    assert_eq!(shown(&server)["details"]["format"], "gguf");
+    assert_eq!(server.get("/api/tags").json()["models"][0]["details"]["format"], "gguf");
+    // LLaDA sees what follows a gap.
+    let folder = llada_model();
+    let server = Server::of(folder.path(), &["--max-model-len", "64"]);
+    assert_eq!(shown(&server)["capabilities"], json!(["completion", "embedding", "insert"]));
+    let filled = json!({"prompt": [5, 6], "suffix": [7], "max_tokens": 4, "temperature": 0});
+    assert_eq!(server.post("/generate", &filled).status, 200);
+    // Without the template, as completions fill the same gap.
+    let body = json!({"prompt": "hello", "suffix": " end", "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+    let completion = server.post("/v1/completions", &body).json();
+    let name = server.get("/api/tags").json()["models"][0]["name"].clone();
+    let options = json!({"num_predict": 4, "temperature": 0, "ignore_eos": true});
+    let body = json!({"model": name, "prompt": "hello", "suffix": " end", "stream": false, "options": options});
+    let answer = server.post("/api/generate", &body).json();
+    assert!(answer["response"].is_string(), "{answer}");
+    assert_eq!(answer["response"], completion["choices"][0]["text"]);
+    assert_eq!(answer["prompt_eval_count"], completion["usage"]["prompt_tokens"]);
+    // An empty prompt asks for the model alone, unless there is a gap after it.
+    assert_eq!(server.post("/api/generate", &with(body, json!({"prompt": ""}))).status, 400);
 }

@@ -31,7 +31,7 @@ fn every_answer_has_a_status_that_the_document_names() {
     let operations = operations(&document);
     assert!(operations.len() > 50, "{} operations", operations.len());
     for (method, path, operation) in operations {
-        let target = path.replace("{id}", "nobody").replace("{digest}", "sha256:0");
+        let target = path.replace("{id}", "nobody").replace("{rest}", "a/b");
         for body in ["", "{", "[]", "{}", r#"{"messages": 5, "prompt": 5, "input": 5, "model": "nobody"}"#] {
             let head = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\nconnection: close", server.address);
             let kind = if body.is_empty() { "" } else { "content-type: application/json\r\n" };
@@ -76,10 +76,36 @@ fn the_page_shows_every_route_and_loads_nothing() {
     for (method, path, operation) in operations(&document) {
         assert!(page.body.contains(&format!("<code>{method} {path}</code>")), "{method} {path}");
         let asks_for_key = operation["security"].is_array();
-        let target = path.replace("{id}", "tiny").replace("{digest}", "0");
+        let target = path.replace("{id}", "tiny").replace("{rest}", "0");
         if method == "GET" {
             assert_eq!(server.get(&target).status == 401, asks_for_key, "{path}");
         }
     }
+    // Unsupported routes are folded into one list for each interface.
+    let (_, refused) = page.body.split_once("<summary>Not supported</summary>").unwrap();
+    let (refused, _) = refused.split_once("</details>").unwrap();
+    assert!(refused.contains("<code>POST /api/pull</code>") || refused.contains("/v1/files"), "{refused}");
     assert!(!page.body.contains("<script") && !page.body.contains("src=") && !page.body.contains("://"));
+}
+
+#[test]
+fn every_field_of_a_body_has_a_description() {
+    let server = Server::start(&[]);
+    let document = server.get("/openapi.json").json();
+    let resolved = |schema: &Value| -> Value {
+        let target = schema["$ref"].as_str().and_then(|reference| document.pointer(&reference[1..]));
+        target.unwrap_or(schema).clone()
+    };
+    let mut bare = std::collections::BTreeSet::new();
+    for (method, path, operation) in operations(&document) {
+        let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema") else { continue };
+        for (name, field) in resolved(schema)["properties"].as_object().into_iter().flatten() {
+            let is_described = |schema: &Value| schema["description"].is_string();
+            let parts = field["anyOf"].as_array().into_iter().flatten();
+            if !is_described(field) && !parts.chain([field]).any(|part| is_described(&resolved(part))) {
+                bare.insert(format!("{method} {path}: {name}"));
+            }
+        }
+    }
+    assert!(bare.is_empty(), "{bare:#?}");
 }

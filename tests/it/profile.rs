@@ -72,6 +72,10 @@ fn a_profile_accounts_for_the_time_of_64_mixed_requests() {
     assert_eq!(sorted, files(folder.path()));
 
     let (front_end, worker) = (server.pid(), server.worker_pid().unwrap());
+    for (part, pid) in [("frontend", front_end), ("engine", worker)] {
+        let trace = folder.path().join(format!("demo/demo.{part}.{pid}.trace.json"));
+        assert!(paths.contains(&trace), "{} is not in {paths:?}", trace.display());
+    }
     for (stage, pid) in [("frontend", front_end), ("tokenizer", front_end), ("engine", worker), ("detokenizer", worker)]
     {
         let lines = std::fs::read_to_string(event_dir.join(format!("events_{stage}_{pid}.jsonl"))).unwrap();
@@ -150,6 +154,35 @@ fn events_alone_are_recorded_by_the_request_profile() {
 }
 
 #[test]
+fn what_has_no_effect_on_a_profile_is_a_warning() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::logged("warn", &["--profile-dir", folder.path().to_str().unwrap()]);
+    let body = json!({"run_id": "a", "enable_torch": false, "config": {"activities": ["CPU"]}});
+    let started = server.post("/start_profile", &body).json();
+    assert_eq!((&started["status"], &started["enable_torch"]), (&json!("ok"), &json!(false)));
+    assert_eq!(started["trace_path_template"], json!(null));
+    let another = server.post("/stop_profile", &json!({"run_id": "b"})).json();
+    assert_eq!(another, json!({"status": "ignored", "run_id": "b", "running_run_id": "a"}));
+    let warns = |words: &str| server.log().lines().any(|line| line.contains("WARN") && line.contains(words));
+    for words in ["torch's profiler in config have no effect", "a profile that is not being recorded was to stop"] {
+        wait_until(words, || warns(words));
+    }
+    let stopped = server.post("/stop_profile", &json!({})).json();
+    assert_eq!((&stopped["run_id"], &stopped["problem"]), (&json!("a"), &json!(null)));
+    let written = files(folder.path());
+    assert!(!written.is_empty() && written.iter().all(|path| path.starts_with(folder.path().join("a/events"))));
+
+    // No body is an order, too; the name is the time then, in milliseconds.
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis();
+    let before = now();
+    let empty = "POST /start_profile HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let started = server.send(empty).json();
+    let at = started["run_id"].as_str().unwrap().strip_prefix("run_").unwrap().parse().unwrap();
+    assert!((before..=now()).contains(&at), "{started}");
+    assert_eq!(server.post("/stop_profile", &json!({})).json()["run_id"], started["run_id"]);
+}
+
+#[test]
 fn a_client_writes_only_below_the_folder_for_profiles() {
     let place = tempfile::tempdir().unwrap();
     let folder = place.path().join("profiles");
@@ -162,6 +195,7 @@ fn a_client_writes_only_below_the_folder_for_profiles() {
         (json!({"trace_path_template": outside.join("t")}), "trace_path_template"),
         (json!({"run_id": "../outside"}), "run_id"),
         (json!({"profile_prefix": "/outside"}), "run_id"),
+        (json!({"run_id": ".outside"}), "run_id"),
         (json!({"profile_prefix": "a", "run_id": "b"}), "profile_prefix"),
     ] {
         let answer = server.post("/start_profile", &body);
@@ -171,6 +205,51 @@ fn a_client_writes_only_below_the_folder_for_profiles() {
     let within = server.post("/start_profile", &json!({"run_id": "a", "event_dir": folder.join("x")}));
     assert_eq!(within.json()["event_dir"], json!(folder.join("x")));
     assert_eq!(server.post("/stop_profile", &json!({"run_id": "a"})).json()["status"], "ok");
+}
+
+#[test]
+fn a_link_in_the_folder_for_profiles_leads_nothing_out_of_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (folder, outside) = (place.path().join("profiles"), place.path().join("outside"));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir(&outside).unwrap();
+    std::os::unix::fs::symlink(&outside, folder.join("link")).unwrap();
+    let server = profiled(&folder);
+    for body in [
+        json!({"event_dir": "link/e"}),
+        json!({"event_dir": "link/deep/e"}),
+        json!({"event_dir": "e", "trace_path_template": "link/deep/t"}),
+    ] {
+        let answer = server.post("/start_profile", &body);
+        assert_eq!(
+            (answer.status, &answer.json()["error"]["code"]),
+            (400, &json!("profile_refused")),
+            "{}",
+            answer.body
+        );
+        assert!(answer.body.contains("link"), "{}", answer.body);
+    }
+    assert!(std::fs::read_dir(&outside).unwrap().next().is_none(), "nothing is made behind the link");
+}
+
+#[test]
+fn who_starts_and_stops_profiles_for_ever_fills_no_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = profiled(folder.path());
+    let refused = (0..1000).find_map(|run| {
+        let answer = server.post("/start_profile", &json!({"run_id": format!("r{run}")}));
+        server.post("/stop_profile", &json!({}));
+        (answer.status != 200).then_some(answer)
+    });
+    let refused = refused.expect("a limit");
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["code"]),
+        (400, &json!("profile_refused")),
+        "{}",
+        refused.body
+    );
+    assert!(refused.body.contains("1000 files"), "{}", refused.body);
+    assert!(files(folder.path()).len() <= 1000);
 }
 
 #[test]

@@ -57,7 +57,7 @@ fn the_answer_is_that_of_a_chat_with_the_same_messages() {
     let items = json!([{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
                        {"type": "message", "id": "m", "status": "completed", "role": "assistant",
                         "content": [{"type": "output_text", "text": "b", "annotations": []}]},
-                       {"role": "user", "content": "hello"}]);
+                       {"role": "user", "content": [{"type": "text", "text": "hello"}]}]);
     let response = server.post("/v1/responses", &body(json!({"input": items, "instructions": "c"}))).json();
     let messages = json!([{"role": "system", "content": "c"}, {"role": "user", "content": "a"},
                           {"role": "assistant", "content": "b"}, {"role": "user", "content": "hello"}]);
@@ -101,6 +101,25 @@ fn events_are_in_order_numbered_and_name_one_response() {
     assert_eq!(joined(&deltas, "/delta"), text.as_str().unwrap());
     let last = &events.last().unwrap().1["response"];
     assert_eq!((&last["output"][0]["content"][0]["text"], &last["usage"]), (text, &whole["usage"]));
+}
+
+#[test]
+fn a_response_that_meets_any_limit_is_incomplete() {
+    let server = Server::start(&["--served-model-name", "tiny", "--max-model-len", "64"]);
+    for (limit, finish) in
+        [(json!({"max_output_tokens": 500}), "max_model_len_reached"), (json!({"max_nfe": 2}), "max_nfe_reached")]
+    {
+        let whole = server.post("/v1/responses", &body(limit.clone())).json();
+        assert_eq!((&whole["status"], &whole["diffulex"]["finish_reason"]), (&json!("incomplete"), &json!(finish)));
+        let mut limit = limit;
+        limit["stream"] = json!(true);
+        let events = server.post("/v1/responses", &body(limit)).events();
+        let (name, last) = events.last().unwrap();
+        assert_eq!((name.as_str(), &last["response"]["status"]), ("response.incomplete", &json!("incomplete")));
+        for response in [&whole, &last["response"]] {
+            assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}), "{finish}");
+        }
+    }
 }
 
 #[test]
@@ -154,6 +173,7 @@ fn fields_without_support_are_refused_by_name() {
         (json!({"tools": [{"type": "function", "name": "f"}]}), "tools[0]"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"text": {"format": {"type": "json_object"}}}), "text.format"),
+        (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"reasoning": {"effort": "high"}}), "reasoning.effort"),
         (json!({"truncation": "auto"}), "truncation"),
         (json!({"conversation": "c"}), "conversation"),

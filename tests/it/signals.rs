@@ -97,3 +97,22 @@ fn lost_workers_leave_neither_processes_nor_descriptors() {
     }
     wait_until("as many descriptors as before", || server.n_descriptors() <= n_descriptors);
 }
+
+/// `KillMode=control-group`, systemd's default, signals every process of a service.
+#[test]
+fn a_signal_to_server_and_worker_alike_lets_requests_finish() {
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut server = Server::start(&["--shutdown-grace-seconds", "50"]);
+        let mut body = long_stream("block_append");
+        body["max_tokens"] = json!(200);
+        let mut stream = server.open("/generate", &body);
+        let head = read_some(&mut stream);
+        let worker = server.worker_pid().expect("a worker");
+        kill(worker, signal);
+        server.signal(signal);
+        let answer = read_rest(head, stream);
+        assert!(answer.is_done(), "{signal:?}: {}", answer.body);
+        assert!(server.ended(Duration::from_secs(30)).success(), "{signal:?}");
+        wait_until("the worker's end", || !std::path::Path::new(&format!("/proc/{worker}/exe")).exists());
+    }
+}

@@ -307,6 +307,17 @@ fn a_request_without_a_caller_begins_a_trace_of_a_service_that_the_environment_n
 }
 
 #[test]
+fn a_server_that_sends_no_traces_ignores_its_callers() {
+    let server = Server::start(&[]);
+    for header in [traceparent("01"), "traceparent: no trace".to_owned()] {
+        let answer = post_with(&server, "/generate", &[header, "tracestate: a=1".to_owned()], &small());
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(!answer.head.contains("trace"), "{}", answer.head);
+    }
+    assert!(!server.get("/metrics").body.contains("diffulex_trace_spans_sent_total 1"));
+}
+
+#[test]
 fn every_route_that_runs_on_the_engine_is_traced_once() {
     let collector = Collector::start(Manner::Takes);
     let server = collector.server();
@@ -535,7 +546,7 @@ fn what_the_collector_fails_to_take_is_sent_again_and_what_it_rejects_is_counted
 
 #[test]
 fn an_endpoint_that_is_none_is_refused_by_the_name_of_its_flag() {
-    for url in ["localhost:4317", "grpc://localhost:4317", "https://collector:4318", "http://", "http://a b"] {
+    for url in ["localhost:4317", "grpc://localhost:4317", "ftp://collector:4318", "http://", "http://a b"] {
         let output = program().args(["--port", "0", "--otlp-endpoint", url]).output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && told.contains("--otlp-endpoint") && told.contains(url), "{url}: {told}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::harness::{Server, golden_model, kill, long_stream, read_some, wait_until};
+use crate::harness::{Server, golden_model, kill, long_stream, read_some, stop, wait_until};
 
 fn names_of(metrics: &str) -> BTreeSet<&str> {
     metrics.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.split(['{', ' ']).next()).collect()
@@ -27,6 +27,34 @@ fn health_counts_requests_and_names_stages() {
     let health = server.get("/health").json();
     assert_eq!((&health["total_requests"], &health["pending_completions"]), (&json!(3), &json!(1)));
     assert_eq!(health["request_states"], json!({"pending": 0, "running": 1}));
+}
+
+#[test]
+fn health_has_the_numbers_of_the_metrics() {
+    let server = Server::start(&["--max-num-reqs", "1", "--heartbeat-interval-seconds", "0.1"]);
+    let _open: Vec<_> = (0..40).map(|_| server.open("/generate", &long_stream("denoise"))).collect();
+    let states = || server.get("/health").json()["request_states"].clone();
+    wait_until("some that wait", || states()["running"] == 1 && states()["pending"].as_u64() > Some(2));
+    // Nothing moves any more.
+    stop(server.worker_pid().expect("a worker"));
+    let health = server.get("/health").json();
+    for (number, name) in [
+        ("/requests/in_flight", "num_requests_in_flight"),
+        ("/requests/running", "num_requests_running"),
+        ("/requests/waiting", "num_requests_waiting"),
+        ("/kv_pages/free", "kv_pages_free"),
+        ("/kv_pages/total", "kv_pages_total"),
+        ("/worker_restarts", "worker_restarts_total"),
+    ] {
+        assert_eq!(health.pointer(number).and_then(Value::as_f64), Some(server.metric(name)), "{number}: {health}");
+    }
+    let pending = health["request_states"]["pending"].as_u64().unwrap();
+    assert!(pending > 0 && health["requests"]["in_flight"] == pending + 1, "{health}");
+    // In another unit, and it grows.
+    let age_ms = |health: &Value| health["last_step_age_ms"].as_u64().unwrap() as f64;
+    let before = age_ms(&server.get("/health").json());
+    let between = server.metric("last_step_age_seconds") * 1000.0;
+    assert!((before..=age_ms(&server.get("/health").json())).contains(&between), "{before} {between}");
 }
 
 #[test]
@@ -71,6 +99,39 @@ fn metrics_have_the_names_that_vllms_readers_know() {
     let n_intervals = value("inter_token_latency_seconds_count", "");
     assert!((1.0..40.0).contains(&n_intervals), "{n_intervals}");
     assert!(value("inter_token_latency_seconds_sum", "") <= value("e2e_request_latency_seconds_sum", ""));
+}
+
+#[test]
+fn generated_tokens_are_those_of_usage_and_decided_positions_are_counted_apart() {
+    let server = Server::start(&[]);
+    let texts: Vec<String> = (0..12).map(|n| format!("hi {n}")).collect();
+    let mut n_written = 0;
+    for (n, text) in texts.iter().enumerate() {
+        let mut body = json!({"prompt": text, "max_tokens": 30, "seed": n, "ignore_eos": true});
+        let whole = server.post("/v1/completions", &body).json();
+        n_written += whole["usage"]["completion_tokens"].as_u64().unwrap();
+        // Again, ended by a stop string in the middle of a block, and by an end token.
+        let text = whole["choices"][0]["text"].as_str().unwrap();
+        let stop: String = text.chars().skip(3).take(2).collect();
+        body["stop"] = json!([stop]);
+        body["stream"] = json!(true);
+        let frames = server.post("/v1/completions", &body).frames();
+        n_written += frames.last().unwrap()["usage"]["completion_tokens"].as_u64().unwrap();
+        let ids =
+            server.post("/generate", &json!({"prompt": texts[n], "max_tokens": 30, "seed": n, "ignore_eos": true}));
+        n_written += ids.json()["usage"]["completion_tokens"].as_u64().unwrap();
+        let end = ids.json()["token_ids"][2].clone();
+        let body =
+            json!({"prompt": texts[n], "max_tokens": 30, "seed": n, "ignore_eos": true, "stop_token_ids": [end]});
+        n_written += server.post("/generate", &body).json()["usage"]["completion_tokens"].as_u64().unwrap();
+    }
+    wait_until("the tokens of usage", || server.metric("generation_tokens_total") >= n_written as f64);
+    assert_eq!(server.metric("generation_tokens_total"), n_written as f64);
+    let text = server.get("/metrics").body;
+    let of_vllm = text.lines().find(|line| line.starts_with("vllm:generation_tokens_total{")).unwrap();
+    assert!(of_vllm.ends_with(&format!(" {n_written}")), "{of_vllm}");
+    // Those behind the end of an answer, too.
+    assert!(server.metric("decided_positions_total") > n_written as f64);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use diffulex_protocol::{EngineStats, ErrorCode, ModelCard, ServingCommand, Servi
 use diffulex_server::link::address::Address;
 use diffulex_server::link::zmq::{ZmqContext, ZmqWorker};
 use diffulex_server::link::{CommandSender, EventReceiver, Received, channel};
-use diffulex_server::panics::LastPanic;
-use diffulex_server::worker::{self, WorkerError, WorkerOptions};
+use diffulex_server::os::panics::LastPanic;
+use diffulex_server::worker::drive::{self, EndOrder, WorkerError, WorkerOptions};
 use serde_json::json;
 
 use crate::harness::{Server, golden_model};
@@ -35,8 +35,9 @@ fn a_command_that_cannot_be_read_ends_its_request_and_no_other() {
             heartbeat_interval: Duration::from_secs(600),
             last_panic: LastPanic::default(),
             may_be_replaced: false,
+            end_order: EndOrder::default(),
         };
-        worker::run(&mut engine, &mut link, &options).unwrap();
+        drive::run(&mut engine, &mut link, &options).unwrap();
     });
     let send = |command: serde_json::Value| {
         commands.send(rmp_serde::to_vec_named(&command).unwrap(), 0).unwrap();
@@ -120,8 +121,9 @@ fn a_worker_ends_with_an_engine_that_gives_up_and_passes_its_reason_on() {
         heartbeat_interval: Duration::from_secs(600),
         last_panic: LastPanic::default(),
         may_be_replaced: false,
+        end_order: EndOrder::default(),
     };
-    let ended = worker::run(&mut GivesUp::default(), &mut link, &options);
+    let ended = drive::run(&mut GivesUp::default(), &mut link, &options);
     assert!(matches!(&ended, Err(WorkerError::GaveUp(message)) if message == "the device is lost"), "{ended:?}");
     let mut told = Vec::new();
     while let Received::Batch(batch) = events.receive(Duration::ZERO) {

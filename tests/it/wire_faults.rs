@@ -10,7 +10,7 @@ use diffulex_protocol::{
     ChatMessage, Prompt, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput, SettingValue,
     codec,
 };
-use diffulex_server::worker_process::WorkerBoot;
+use diffulex_server::worker::process::WorkerBoot;
 use serde_json::json;
 
 use crate::harness::{DEADLINE, Server, golden_model, long_stream, program, read_rest, read_some, wait_until};
@@ -123,7 +123,7 @@ impl Worker {
             parent_pid: std::process::id(),
             heartbeat_interval_ms: 1000,
             log_level: "error".to_owned(),
-            log_format: diffulex_server::log::LogFormat::Text,
+            log_format: diffulex_server::observe::log::LogFormat::Text,
             model: Some(golden_model()),
             // Short, so that what a changed byte asks for ends soon.
             engine: EngineOptions { max_model_len: 128, ..EngineOptions::default() },

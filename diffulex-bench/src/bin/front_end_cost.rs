@@ -22,10 +22,11 @@ use diffulex_protocol::{
     EngineStats, ErrorCode, FinishReason, ModelCard, ServingBufferSnapshot, ServingCommand, ServingDelta, ServingError,
     ServingEvent, ServingGenerate, ServingReply, StreamMode,
 };
+use diffulex_server::cli::launch;
 use diffulex_server::config::ServerConfig;
-use diffulex_server::private_dir::PrivateDir;
-use diffulex_server::worker_process::{self, WorkerProcesses};
-use diffulex_server::{demo, launch};
+use diffulex_server::demo;
+use diffulex_server::os::private_dir::PrivateDir;
+use diffulex_server::worker::process::{self, WorkerProcesses};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -50,7 +51,7 @@ fn main() -> ExitCode {
     let result = match first.as_deref() {
         Some("front-end") => front_end().map_err(|error| error.to_string()),
         Some("bare-writes") => bare_writes(arguments),
-        Some("worker") => worker_process::run(Box::new(|_| Ok(Box::new(Script::default()) as Box<dyn ServingEngine>)))
+        Some("worker") => process::run(Box::new(|_| Ok(Box::new(Script::default()) as Box<dyn ServingEngine>)))
             .map(drop)
             .map_err(|error| error.to_string()),
         scale => measure(scale.and_then(|scale| scale.parse().ok()).unwrap_or(1.0), arguments.next()),
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
 /// The product's front end, with this program as its worker.
 fn front_end() -> Result<(), Box<dyn std::error::Error>> {
     let config = ServerConfig { log_level: "warn".to_owned(), ..ServerConfig::default() };
-    let _log = diffulex_server::log::init(&config.log_level, config.log_format)?;
+    let _log = diffulex_server::observe::log::init(&config.log_level, config.log_format)?;
     launch::runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -486,7 +487,7 @@ impl Server {
 
     /// Streams of `n_events` events each, all at once.
     fn streams(&self, mode: StreamMode, n_streams: usize, interval_ms: u64, n_events: usize) -> Result<Seen, String> {
-        let mode = diffulex_server::telemetry::mode_label(mode);
+        let mode = diffulex_server::observe::telemetry::mode_label(mode);
         let body = format!(
             r#"{{"messages":[{{"role":"user","content":"Hello there"}}],"max_tokens":{n_events},"stream":true,"stream_mode":"{mode}","user":"{interval_ms}"}}"#
         );

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use diffulex_engine::EngineOptions;
 use diffulex_protocol::{AdapterSource, DecodingSettings};
 
-use crate::config_error::ConfigError;
-use crate::decoding_flags;
-use crate::flags::{EngineFlags, SamplingMode};
+use crate::config::decoding_flags;
+use crate::config::diffulex_flags;
+use crate::config::error::ConfigError;
+use crate::config::flags::{EngineFlags, SamplingMode};
 
 /// The engine's options from its flags.
 pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, ConfigError> {
@@ -75,6 +76,7 @@ pub(crate) fn engine_options(flags: &EngineFlags) -> Result<EngineOptions, Confi
         buffer_size: *buffer_size,
         mask_token_id: *mask_token_id,
         decoding: decoding.0.clone(),
+        optional_settings: given_thresholds(&decoding.0),
         max_model_len: max_model_len.unwrap_or(defaults.max_model_len),
         max_num_reqs: max_num_reqs.unwrap_or(defaults.max_num_reqs),
         max_num_batched_tokens: max_num_batched_tokens.unwrap_or(defaults.max_num_batched_tokens),
@@ -113,8 +115,14 @@ fn strategy(flags: &EngineFlags) -> Result<Option<String>, ConfigError> {
     }
 }
 
+/// Those of Diffulex's thresholds that `decoding` has.
+fn given_thresholds(decoding: &DecodingSettings) -> Vec<String> {
+    let given = diffulex_flags::THRESHOLDS.iter().filter(|name| decoding.get(name).is_some());
+    given.map(|name| (*name).to_owned()).collect()
+}
+
 /// Checks the ranges of the decoding settings; the error names the flag.
-pub(super) fn check_decoding(decoding: &DecodingSettings) -> Result<(), ConfigError> {
+pub(crate) fn check_decoding(decoding: &DecodingSettings) -> Result<(), ConfigError> {
     diffulex_engine::check_settings(decoding)
         .map_err(|error| ConfigError::flag(decoding_flags::flag(&error.name), error.what.to_string()))
 }

@@ -4,7 +4,7 @@ use clap::Parser;
 use diffulex_protocol::SettingValue;
 
 use super::*;
-use crate::cli::Cli;
+use crate::cli::commands::Cli;
 
 fn resolve(arguments: &[&str]) -> Result<Resolved, ConfigError> {
     let line = ["diffulex-server"].iter().chain(arguments);
@@ -21,8 +21,9 @@ fn file(content: &str) -> tempfile::NamedTempFile {
 fn no_flags_are_the_defaults() {
     let resolved = resolve(&[]).expect("resolves");
     // These two may be variables of the environment.
-    let ServerConfig { api_key, otlp_endpoint, .. } = resolved.config.clone();
-    assert_eq!(resolved.config, ServerConfig { api_key, otlp_endpoint, ..ServerConfig::default() });
+    let ServerConfig { api_key, outbound, .. } = resolved.config.clone();
+    let outbound = OutboundConfig { otlp_endpoint: outbound.otlp_endpoint, ..OutboundConfig::default() };
+    assert_eq!(resolved.config, ServerConfig { api_key, outbound, ..ServerConfig::default() });
     assert!(resolved.notices.is_empty());
 }
 
@@ -40,6 +41,66 @@ fn an_unknown_key_of_the_file_is_named() {
     let file = file("prot: 1234\n");
     let error = resolve(&["--config", file.path().to_str().expect("a path")]).expect_err("refused");
     assert!(error.to_string().contains("prot"), "{error}");
+}
+
+#[test]
+fn keys_are_a_string_or_a_list_in_the_file_and_commas_separate_them() {
+    let keys = |content: &str, flags: &[&str]| {
+        let file = file(content);
+        let path = file.path().to_str().expect("a path");
+        Ok::<_, ConfigError>(resolve(&[&["--config", path], flags].concat())?.config.api_key)
+    };
+    assert_eq!(keys("api_key: one\n", &[]), Ok(vec!["one".to_owned()]));
+    for two in ["api_key: one,two\n", "api_key: [one, two]\n", "api_key:\n  - one\n  - two\n"] {
+        assert_eq!(keys(two, &[]), Ok(vec!["one".to_owned(), "two".to_owned()]), "{two}");
+    }
+    assert_eq!(keys("api_key: one\n", &["--api-key", "a,b", "--api-key", "c"]).map(|keys| keys.len()), Ok(3));
+    for wrong in
+        ["api_key: 'one,'\n", "api_key: ['']\n", "api_key: ['o ne']\n", "api_key: 7\n", "api_key: {one: two}\n"]
+    {
+        let error = keys(wrong, &[]).expect_err(wrong).to_string();
+        assert!(error.contains("api-key") || error.contains("api_key"), "{error}");
+    }
+}
+
+#[test]
+fn an_origin_or_a_host_name_that_nothing_could_match_is_refused() {
+    for fine in ["*", "https://a.example", "http://a.example:8080", "app://obsidian.md", "chrome-extension://ab", ""] {
+        assert!(resolve(&["--cors-origin", fine]).is_ok(), "{fine}");
+    }
+    for wrong in [
+        "a.example",
+        "null",
+        "https://",
+        "https://a.example/",
+        "https://a.example:443",
+        "http://a.example:80",
+        "https://*.a.example",
+        "://a",
+    ] {
+        let error = resolve(&["--cors-origin", wrong]).expect_err(wrong).to_string();
+        assert!(error.contains("--cors-origin") && error.contains(wrong), "{error}");
+    }
+    for fine in ["*", "a", "A.example", ".ts.net", "*.ts.net", "gpu_1", "::1", "10.0.0.1"] {
+        assert!(resolve(&["--allowed-host", fine]).is_ok(), "{fine}");
+    }
+    for wrong in ["", ".", "*.", "a.example:8000", "http://a.example", "a.*.example", "a.example.", "ä.example", "a b"]
+    {
+        let error = resolve(&["--allowed-host", wrong]).expect_err(wrong).to_string();
+        assert!(error.contains("--allowed-host") && error.contains(wrong), "{error}");
+    }
+    // A repeatable flag is a string or a list in the file.
+    for content in [
+        "cors_origin: https://a.example\nallowed_host: .ts.net\n",
+        "cors_origin: [https://a.example]\nallowed_host: [.ts.net]\n",
+    ] {
+        let file = file(content);
+        let config = resolve(&["--config", file.path().to_str().expect("a path")]).expect("resolves").config;
+        assert_eq!(
+            (config.cors_origin, config.allowed_host),
+            (vec!["https://a.example".to_owned()], vec![".ts.net".to_owned()])
+        );
+    }
 }
 
 #[test]

@@ -7,17 +7,11 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
-use std::time::Duration;
 
-use diffulex_engine::RequestError;
 use diffulex_protocol::{AdapterSource, ServingCommand};
 use tokio::sync::oneshot;
 
-use super::{Frontend, Shared, SubmitError};
-
-/// Longest wait for the engine's word on an adapter. Chosen by us: it answers between two steps, and one step
-/// of a large model on a CPU may take this long.
-const CONTROL_DEADLINE: Duration = Duration::from_secs(120);
+use super::locks::lock;
 
 /// The worker's refusal of a command about an adapter, in its words.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -59,11 +53,11 @@ impl AdapterRegistry {
 
     /// Name and folder of each, by name.
     pub(super) fn served(&self) -> BTreeMap<String, String> {
-        super::lock(&self.served).clone()
+        lock(&self.served).clone()
     }
 
     pub(super) fn is_served(&self, name: &str) -> bool {
-        super::lock(&self.served).contains_key(name)
+        lock(&self.served).contains_key(name)
     }
 
     /// Notes that `command` about the adapter `name` is on its way; the error is that another one is, or that it would be
@@ -73,11 +67,11 @@ impl AdapterRegistry {
         name: &str,
         command: ServingCommand,
     ) -> Result<oneshot::Receiver<AdapterOutcome>, AdapterError> {
-        let mut pending = super::lock(&self.pending);
+        let mut pending = lock(&self.pending);
         if matches!(command, ServingCommand::LoadAdapter(_)) && !self.is_served(name) {
             let n_loading =
                 pending.values().filter(|(command, _)| matches!(command, ServingCommand::LoadAdapter(_))).count();
-            let n_served = super::lock(&self.served).len();
+            let n_served = lock(&self.served).len();
             if n_served + n_loading >= self.max_served {
                 return Err(AdapterError::TooMany { n_served, max_served: self.max_served });
             }
@@ -94,21 +88,21 @@ impl AdapterRegistry {
 
     /// The command about the adapter `name` was not sent after all.
     pub(super) fn forget(&self, name: &str) {
-        super::lock(&self.pending).remove(name);
+        lock(&self.pending).remove(name);
     }
 
     /// The worker's word about the adapter `name`.
     pub(super) fn settle(&self, name: &str, outcome: AdapterOutcome) {
-        let Some((command, waiter)) = super::lock(&self.pending).remove(name) else {
+        let Some((command, waiter)) = lock(&self.pending).remove(name) else {
             // A worker that was started again was told what it had missed; what it refuses now is gone.
             if let Err(refusal) = outcome {
-                tracing::warn!(name, message = refusal.0, "an adapter could not be restored and is no longer served");
-                super::lock(&self.served).remove(name);
+                tracing::warn!(name, reason = refusal.0, "an adapter could not be restored and is no longer served");
+                lock(&self.served).remove(name);
             }
             return;
         };
         if outcome.is_ok() {
-            let mut served = super::lock(&self.served);
+            let mut served = lock(&self.served);
             match command {
                 ServingCommand::LoadAdapter(source) => served.insert(source.name, source.path),
                 _ => served.remove(name),
@@ -120,7 +114,7 @@ impl AdapterRegistry {
 
     /// The worker is gone: drops the senders, so that waiting requests get an error.
     pub(super) fn worker_lost(&self) {
-        super::lock(&self.pending).clear();
+        lock(&self.pending).clear();
     }
 
     /// Commands that bring a new worker to the adapters served now.
@@ -137,53 +131,6 @@ impl AdapterRegistry {
             .filter(is_new)
             .map(|(name, path)| ServingCommand::LoadAdapter(AdapterSource { name: name.clone(), path: path.clone() }));
         unload.chain(load).collect()
-    }
-}
-
-impl Frontend {
-    /// Name and folder of each adapter that requests may name, by name.
-    pub fn adapters(&self) -> BTreeMap<String, String> {
-        self.shared.adapters.served()
-    }
-
-    /// True if requests may name the adapter `name`.
-    pub fn has_adapter(&self, name: &str) -> bool {
-        self.shared.adapters.is_served(name)
-    }
-
-    /// Loads an adapter, and waits for the worker's word.
-    pub async fn load_adapter(&self, source: AdapterSource) -> Result<AdapterOutcome, SubmitError> {
-        let name = source.name.clone();
-        self.command_adapter(&name, ServingCommand::LoadAdapter(source)).await
-    }
-
-    /// Unloads an adapter, and waits for the worker's word. Requests that run with it finish.
-    pub async fn unload_adapter(&self, name: String) -> Result<AdapterOutcome, SubmitError> {
-        self.command_adapter(&name, ServingCommand::UnloadAdapter { name: name.clone() }).await
-    }
-
-    async fn command_adapter(&self, name: &str, command: ServingCommand) -> Result<AdapterOutcome, SubmitError> {
-        self.shared.card_of_running_worker()?;
-        let expected = self.shared.adapters.expect(name, command.clone());
-        let outcome = expected.map_err(|error| RequestError::invalid("lora_name", error.to_string()))?;
-        self.shared.send_control(command).inspect_err(|_| self.shared.adapters.forget(name))?;
-        self.shared.answer_of(outcome).await
-    }
-}
-
-impl Shared {
-    /// The engine's answer to a command, or the reason why there is none.
-    pub(super) async fn answer_of<T>(&self, outcome: oneshot::Receiver<T>) -> Result<T, SubmitError> {
-        match tokio::time::timeout(CONTROL_DEADLINE, outcome).await {
-            Ok(Ok(answer)) => Ok(answer),
-            // Dropped without a word: the worker is lost, or another command of the kind came in between.
-            Ok(Err(_)) => {
-                let retry_after = self.restart_wait(&self.worker_view());
-                let message = "the engine was lost before it answered".to_owned();
-                Err(SubmitError::Unavailable { message, retry_after })
-            }
-            Err(_) => Err(SubmitError::NoAnswer { after: CONTROL_DEADLINE }),
-        }
     }
 }
 

@@ -8,19 +8,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{RequestError, check_ids, check_params_ids};
-use diffulex_protocol::{
-    ContextUse, ModelCard, Pooling, Prompt, SamplingParams, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
-};
+use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput};
 
-use super::contexts::ContextError;
-use super::quarantine::Fingerprint;
-use super::request_log::RequestLog;
-use super::request_spans;
+use super::choice_ids::ChoiceIds;
+use super::locks::lock;
+use super::quarantine::{Computed, Fingerprint};
 use super::request_state::{RequestSize, RequestState};
+use super::state::{Frontend, FrontendState, WorkerStatus, WorkerView};
 use super::stream::{EventStream, Permit};
+use super::submission::Submission;
+use super::submit_error::SubmitError;
 use super::tokenising::Tokenising;
-use super::{Frontend, Shared, WorkerStatus, WorkerView, lock};
-use crate::traces::RequestTrace;
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.
 const COMPLETIONS_KEPT: usize = 64;
@@ -28,138 +26,7 @@ const COMPLETIONS_KEPT: usize = 64;
 /// Bounds of `Retry-After`, as `http-api` promises them.
 const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
 
-/// A request as a route hands it to the front end.
-#[derive(Clone, Debug)]
-pub struct Submission {
-    /// The route, for the log.
-    pub route: &'static str,
-    /// Prompts or messages, each answered by itself.
-    pub inputs: Vec<ServingInput>,
-    /// Sampling and limits; a missing seed is [`SamplingParams::seed_or`] one that is drawn.
-    pub sampling_params: SamplingParams,
-    /// Progress is wanted, not only the reply.
-    pub stream: bool,
-    /// Which progress.
-    pub stream_mode: StreamMode,
-    /// How much a snapshot covers.
-    pub snapshot: SnapshotSpan,
-    /// Most snapshots a second; those that come faster are merged. `None` is every one.
-    pub max_fps: Option<f32>,
-    /// Text or ids that follow the answer.
-    pub suffix: Option<Prompt>,
-    /// A mask in the prompt is a place to fill; otherwise it is a token like any other.
-    pub fills_masks: bool,
-    /// The adapter to answer with.
-    pub adapter: Option<String>,
-    /// The client's own tag.
-    pub user: Option<String>,
-    /// The id that the client knows the request by; `None` makes one. Further choices add `-1`, `-2`, ... to it.
-    pub request_id: Option<String>,
-    /// Cuts the beginning of a prompt that is too long; `None` refuses it.
-    pub truncation: Option<Truncation>,
-    /// Shares cached prefixes only with requests of the same salt.
-    pub cache_salt: Option<String>,
-    /// The streams keep the ids of the prompt.
-    pub keeps_prompt: bool,
-    /// The context that it extends, whose tokens the inputs begin with.
-    pub context: Option<ContextUse>,
-    /// The inputs are read and not answered: their replies have embeddings, pooled so.
-    pub embed: Option<Pooling>,
-    /// Inputs of the client's request that were submitted before these.
-    pub first_input: usize,
-    /// Answers wanted to each input; each is a request of its own with the next seed.
-    pub n_choices: u32,
-    /// The trace of the client's request.
-    pub trace: Option<RequestTrace>,
-    /// The log line of the client's request if several submissions share it; without one, the submission gets its own.
-    pub log: Option<RequestLog>,
-}
-
-/// Which tokens of a prompt are kept, from its end where nothing else is said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Truncation {
-    /// This many at most.
-    To(u32),
-    /// As many as leave room for `max_tokens`, and half of the context at least. (The half is chosen by us: a `max_tokens` of the
-    /// whole context would leave nothing of the prompt.)
-    ToFit,
-    /// As many as the model takes, from the prompt's beginning, as Ollama cuts what it embeds.
-    Beginning,
-}
-
-impl Truncation {
-    /// Cuts `ids`; the error is that more are to be kept than the model takes.
-    fn cut(self, ids: &mut Vec<u32>, max_tokens: u32, max_model_len: u32) -> Result<(), RequestError> {
-        let n_kept = match self {
-            Self::To(n) if n > max_model_len => {
-                let message = format!("truncate_prompt_tokens must be at most {max_model_len}, got {n}");
-                return Err(RequestError::invalid("truncate_prompt_tokens", message));
-            }
-            Self::To(n) => n,
-            Self::Beginning => {
-                ids.truncate(max_model_len as usize);
-                return Ok(());
-            }
-            Self::ToFit => max_model_len.saturating_sub(max_tokens).max(max_model_len / 2),
-        };
-        ids.drain(..ids.len().saturating_sub(n_kept as usize));
-        Ok(())
-    }
-}
-
 impl Submission {
-    /// One choice of the default parameters, not streamed.
-    pub fn new(route: &'static str, input: ServingInput) -> Self {
-        Self::of_inputs(route, vec![input])
-    }
-
-    /// The same for several inputs.
-    pub fn of_inputs(route: &'static str, inputs: Vec<ServingInput>) -> Self {
-        Self {
-            route,
-            inputs,
-            sampling_params: SamplingParams::default(),
-            stream: false,
-            stream_mode: StreamMode::default(),
-            snapshot: SnapshotSpan::default(),
-            max_fps: None,
-            suffix: None,
-            fills_masks: false,
-            adapter: None,
-            user: None,
-            request_id: None,
-            truncation: None,
-            cache_salt: None,
-            keeps_prompt: false,
-            context: None,
-            embed: None,
-            first_input: 0,
-            n_choices: 1,
-            trace: None,
-            log: None,
-        }
-    }
-
-    /// The log line of the client's request, which is accepted now.
-    pub fn begin_log(&self) -> RequestLog {
-        if let Some(trace) = &self.trace {
-            let operation = match (self.embed, self.inputs.first()) {
-                (Some(_), _) => request_spans::EMBEDDINGS,
-                (None, Some(ServingInput::Chat { .. })) => "chat",
-                (None, _) => "text_completion",
-            };
-            let adapter = self.adapter.as_deref();
-            request_spans::begin(trace, operation, adapter, &self.sampling_params, self.n_choices);
-        }
-        RequestLog::new(self.route, self.trace.clone())
-    }
-
-    /// Parameters of answer `choice` to a prompt, whose first answer has `seed`. The answers share the scores of the prompt.
-    fn params_of_choice(&self, seed: u64, choice: u64) -> SamplingParams {
-        let prompt_logprobs = self.sampling_params.prompt_logprobs.filter(|_| choice == 0);
-        SamplingParams { seed: Some(seed.wrapping_add(choice)), prompt_logprobs, ..self.sampling_params.clone() }
-    }
-
     /// The engine's command for one answer to `prompt`.
     fn command(
         &self,
@@ -187,77 +54,14 @@ impl Submission {
     }
 }
 
-/// Why a request was not accepted.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SubmitError {
-    /// The request is wrong.
-    #[error("{}", .0.message)]
-    Request(RequestError),
-    /// Too many requests in flight.
-    #[error("too many requests are waiting; try again in {} s", .retry_after.as_secs())]
-    QueueFull {
-        /// When there is likely to be room.
-        retry_after: Duration,
-    },
-    /// There is no worker to take it.
-    #[error("{message}")]
-    Unavailable {
-        /// Why.
-        message: String,
-        /// When to try again.
-        retry_after: Duration,
-    },
-    /// Another request of that id has not ended.
-    #[error("request_id {id:?} is the id of a request that has not ended")]
-    IdInFlight {
-        /// The id.
-        id: String,
-    },
-    /// The engine has not answered.
-    #[error("the engine did not answer within {} s", .after.as_secs())]
-    NoAnswer {
-        /// After this long.
-        after: Duration,
-    },
-    /// Its context cannot take it.
-    #[error(transparent)]
-    Context(#[from] ContextError),
-    /// The request has ended the engine before.
-    #[error("this request ended the engine twice, the second time while it was the only suspect; it is refused for another {} s", .left.as_secs().max(1))]
-    Poisoned {
-        /// How much longer it is refused.
-        left: Duration,
-    },
-}
-
-impl SubmitError {
-    /// The error of the prompt `index` of several.
-    fn of_prompt(self, index: usize) -> Self {
-        match self {
-            Self::Request(error) => {
-                Self::Request(RequestError { message: format!("{} (prompt[{index}])", error.message), ..error })
-            }
-            other => other,
-        }
-    }
-}
-
-impl From<RequestError> for SubmitError {
-    fn from(error: RequestError) -> Self {
-        Self::Request(error)
-    }
-}
-
-/// The id of a choice of the request that its client calls `id`.
-fn name_of_choice(id: &str, choice: u64) -> String {
-    if choice == 0 { id.to_owned() } else { format!("{id}-{choice}") }
-}
-
 impl Frontend {
     /// Accepts a request, or says why not. One stream per choice, those of the first input first. Nothing is begun unless all
     /// are accepted.
     pub async fn submit(&self, mut submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
         let accepted = Instant::now();
+        if self.shared.options.salts_by_caller {
+            submission.cache_salt = Some(submission.requester.caller.salt(submission.cache_salt.as_deref()));
+        }
         let log = submission.log.take().unwrap_or_else(|| submission.begin_log());
         let card = self.shared.card_of_running_worker()?;
         check_count(&submission, self.shared.options.max_in_flight)?;
@@ -278,7 +82,7 @@ impl Frontend {
         };
         let mut fingerprints = Vec::with_capacity(n_inputs);
         for prompt in &prompts {
-            fingerprints.push(self.accepted_fingerprint(&prompt.ids, suffix.as_deref(), &submission, accepted)?);
+            fingerprints.push(self.accepted_fingerprint(prompt, suffix.as_deref(), &submission, accepted)?);
         }
 
         let n_suffix = suffix.as_ref().map_or(0, Vec::len);
@@ -301,19 +105,26 @@ impl Frontend {
                 stream_mode: submission.stream_mode,
                 age_s: 0.0,
             };
-            let rid = self.shared.draws.rid();
+            let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
+            let ChoiceIds { rid, name, is_exclusive } = self.shared.choice_ids(&submission, first.as_deref(), nth);
             let params = submission.params_of_choice(seed, choice);
             let generate = submission.command(rid.clone(), params, prompt, suffix.clone());
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
-            let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
-            let name = submission.request_id.as_deref().map(|id| name_of_choice(id, nth));
-            let state = Arc::new(RequestState::new(rid, first, (fingerprint, size), accepted, deadline).named(name));
+            let state = RequestState::new(rid, submission.requester.caller, (fingerprint, size), accepted, deadline);
+            let state = Arc::new(state.named(name).of_choices(first.or_else(|| submission.settled_id())));
             self.shared.profiler.admitted(&state.rid, accepted, [tokenising, tokenised], ids.len());
-            tracing::debug!(rid = state.rid, user = generate.user, prompt_tokens = ids.len(), "accepted");
-            self.shared.register(&state, generate)?;
+            tracing::debug!(
+                rid = state.rid,
+                id = state.public_id(),
+                user = generate.user,
+                prompt_tokens = ids.len(),
+                "accepted"
+            );
+            self.shared.register(&state, is_exclusive, generate)?;
+            submission.settle_id(state.public_id());
             self.shared.telemetry.accepted.add(1);
             let stream = EventStream::new(&self.shared, state, &log, permit);
-            let kept = submission.keeps_prompt.then(|| ids.as_slice().into());
+            let kept = submission.keeps_prompt.map(|_| ids.as_slice().into());
             streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
@@ -333,7 +144,7 @@ impl Frontend {
         let (field, params) = (field_of(&input), &submission.sampling_params);
         let is_answered = submission.embed.is_none();
         let max_tokens = if is_answered { params.max_tokens } else { 0 };
-        let ids = self.prompt(field, input, submission.truncation, max_tokens, card).await?;
+        let ids = self.prompt(field, input, submission, max_tokens, card).await?;
         // First, because the other checks read the whole list.
         check_length(field, &ids, 0, card)?;
         let masked = if submission.fills_masks { masks_of(&ids, card) } else { Vec::new() };
@@ -341,9 +152,9 @@ impl Frontend {
         let writes = is_answered && masked.is_empty();
         let n_more = if writes { params.max_tokens.min(1) as usize } else { 0 };
         check_prompt(field, &ids, n_more, params, card)?;
-        if submission.keeps_prompt && !masked.is_empty() {
-            let message = "echo and prompt_logprobs need a prompt without masks: the answer would stand inside of it";
-            return Err(RequestError::invalid("echo", message).into());
+        if let Some(keeps) = submission.keeps_prompt.filter(|_| !masked.is_empty()) {
+            let message = format!("{keeps} needs a prompt without masks: the answer would be inside of it");
+            return Err(RequestError::invalid(keeps, message).into());
         }
         Ok(Checked { ids, masked })
     }
@@ -351,15 +162,17 @@ impl Frontend {
     /// The fingerprint of a prompt that is not refused for what it has done to the engine.
     fn accepted_fingerprint(
         &self,
-        ids: &[u32],
+        Checked { ids, masked }: &Checked,
         suffix: Option<&[u32]>,
         submission: &Submission,
         now: Instant,
     ) -> Result<Fingerprint, SubmitError> {
-        let (adapter, params) = (submission.adapter.as_deref(), &submission.sampling_params);
-        let fingerprint = Fingerprint::of(self.shared.draws.key(), ids, suffix, adapter, params);
-        match lock(&self.shared.quarantine).refusal(fingerprint, now) {
-            Some(left) => Err(SubmitError::Poisoned { left }),
+        let Submission { embed, sampling_params: params, .. } = submission;
+        let adapter = submission.adapter.as_deref();
+        let computed = Computed { ids, masked, suffix, adapter, embed: *embed, params };
+        let fingerprint = Fingerprint::of(self.shared.draws.key(), computed);
+        match lock(&self.shared.quarantine).refusal(fingerprint, submission.requester.caller, now) {
+            Some(refusal) => Err(refusal.into()),
             None => Ok(fingerprint),
         }
     }
@@ -369,12 +182,13 @@ impl Frontend {
         &self,
         field: &'static str,
         input: ServingInput,
-        truncation: Option<Truncation>,
+        submission: &Submission,
         max_tokens: u32,
         card: &ModelCard,
     ) -> Result<Vec<u32>, SubmitError> {
-        let Some(truncation) = truncation else { return Ok(self.tokenise(field, input).await?) };
-        let mut ids = self.tokenise_any(field, input, None, Tokenising::default()).await?;
+        let how = Tokenising { conversation_end: submission.conversation_end, ..Tokenising::default() };
+        let Some(truncation) = submission.truncation else { return self.tokenise_with(field, input, how).await };
+        let mut ids = self.tokenise_any(field, input, None, how).await?;
         truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
         Ok(ids)
     }
@@ -395,7 +209,7 @@ impl Frontend {
     }
 }
 
-impl Shared {
+impl FrontendState {
     pub(super) fn card_of_running_worker(&self) -> Result<Arc<ModelCard>, SubmitError> {
         if self.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down", 5));

@@ -9,16 +9,30 @@ use diffulex_engine::RequestError;
 use diffulex_protocol::{ContextUse, ServingCommand, ServingInput};
 
 use super::admission::field_of;
-use super::context_lease::ContextLease;
-use super::contexts::{Begun, ContextError, ContextName, ContextOwner, ContextView, NewContext};
+use super::caller::Caller;
+use super::context_lease::{ContextLease, ContextTurn, UnclaimedContext};
+use super::context_name::ContextName;
+use super::contexts::{Begun, ContextError, ContextView, NewContext};
+use super::state::{Frontend, FrontendState};
 use super::stream::EventStream;
-use super::{Frontend, Shared, Submission, SubmitError};
+use super::submission::Submission;
+use super::submit_error::SubmitError;
+use super::tokenising::Tokenising;
 
-impl Shared {
+impl FrontendState {
     /// Removes expired contexts.
     pub(super) fn sweep_contexts(&self, now: Instant) {
         let commands = self.contexts().sweep(now);
         commands.into_iter().for_each(|command| self.tell_engine(command));
+    }
+
+    /// Frees a context. Returns what it was.
+    pub(super) fn free_context(&self, name: ContextName) -> Result<ContextView, ContextError> {
+        let now = Instant::now();
+        self.sweep_contexts(now);
+        let (view, command) = self.contexts().free(name, now)?;
+        self.tell_engine(command);
+        Ok(view)
     }
 
     /// Sends a command about pages. A worker that is lost holds none.
@@ -30,18 +44,30 @@ impl Shared {
 }
 
 impl Frontend {
-    /// The owner of contexts that come with `key`.
-    pub fn context_owner(&self, key: Option<&str>) -> ContextOwner {
-        ContextOwner(self.shared.draws.hash(&key))
-    }
-
-    /// Makes a context.
-    pub fn create_context(&self, owner: ContextOwner, new: NewContext) -> Result<ContextView, ContextError> {
+    /// Makes a context, which is freed again unless it is claimed.
+    pub fn create_context(&self, owner: Caller, new: NewContext) -> Result<UnclaimedContext, ContextError> {
         let now = Instant::now();
         self.shared.sweep_contexts(now);
         let (id, command) = self.shared.contexts().create(owner, new, || self.shared.draws.next(), now)?;
         command.into_iter().for_each(|command| self.shared.tell_engine(command));
-        self.context(ContextName { owner, id })
+        Ok(UnclaimedContext::new(&self.shared, ContextName { owner, id }))
+    }
+
+    /// Notes that a request of `session` uses a context: all contexts of the session live on.
+    pub fn use_in_session(&self, name: ContextName, session: u64) {
+        self.shared.contexts().use_in_session(name, session, Instant::now());
+    }
+
+    /// Frees the contexts of a session, all or, if one is in use, none. Returns what they were.
+    pub fn end_session(&self, owner: Caller, session: u64) -> Result<Vec<ContextView>, ContextError> {
+        let now = Instant::now();
+        self.shared.sweep_contexts(now);
+        let freed = self.shared.contexts().end_session(owner, session, now)?;
+        let tell = |(view, command)| {
+            self.shared.tell_engine(command);
+            view
+        };
+        Ok(freed.into_iter().map(tell).collect())
     }
 
     /// A context as it is now.
@@ -52,7 +78,7 @@ impl Frontend {
     }
 
     /// All contexts of `owner`, by id.
-    pub fn contexts(&self, owner: ContextOwner) -> Vec<ContextView> {
+    pub fn contexts(&self, owner: Caller) -> Vec<ContextView> {
         let now = Instant::now();
         self.shared.sweep_contexts(now);
         self.shared.contexts().views(owner, now)
@@ -60,31 +86,27 @@ impl Frontend {
 
     /// Frees a context. Returns what it was.
     pub fn free_context(&self, name: ContextName) -> Result<ContextView, ContextError> {
-        let now = Instant::now();
-        self.shared.sweep_contexts(now);
-        let (view, command) = self.shared.contexts().free(name, now)?;
-        self.shared.tell_engine(command);
-        Ok(view)
+        self.shared.free_context(name)
     }
 
-    /// Begins a request on a context: `submission` has the new tokens only, and one choice. With `fills` nothing is written. The
-    /// context takes the new tokens and the answer when the stream's reader gets the reply.
+    /// Begins a request on a context: `submission` has the new tokens only, and one choice. The context takes the new tokens and the answer when the stream's reader gets the reply.
     pub async fn extend_context(
         &self,
-        name: ContextName,
+        turn: ContextTurn,
         mut submission: Submission,
-        fills: bool,
     ) -> Result<EventStream, SubmitError> {
+        let (name, fills) = (turn.name, turn.fills);
         let log = submission.begin_log();
         let card = self.shared.card_of_running_worker()?;
         let now = Instant::now();
         self.shared.sweep_contexts(now);
         let Begun { number, mut ids, adapter, cache_salt, grows } = self.shared.contexts().begin(name, now)?;
-        let mut lease = ContextLease::new(&self.shared, name);
+        let mut lease = ContextLease::new(&self.shared, turn);
         check_submission(&submission, adapter.as_deref(), cache_salt.as_deref())?;
         let input = submission.inputs.pop().unwrap_or_else(|| ServingInput::ids(Vec::new()));
         let field = field_of(&input);
-        let given = self.tokenise(field, input).await?;
+        let how = Tokenising { conversation_end: submission.conversation_end, ..Tokenising::default() };
+        let given = self.tokenise_with(field, input, how).await?;
         if grows == Some(false) && !given.is_empty() {
             return Err(ContextError::CannotGrow(name.id).into());
         }

@@ -1,35 +1,22 @@
 //! Contexts: texts that requests fill, extend, fork and free, each of one owner.
 //!
 //! This table owns the tokens. The engine holds pages of a context under its number, which is never used twice, and may lose them:
-//! a context then costs its next request time and nothing else. Expired contexts go at the next sweep. Never here: requests,
-//! sending.
+//! a context then costs its next request time and nothing else. Expired contexts go at the next sweep; those of a session expire
+//! with it. Never here: requests, sending.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use diffulex_protocol::{HeldContext, ServingCommand};
 use serde::Serialize;
 
-use crate::telemetry::ContextCounts;
-
-/// Contexts that are known to be gone. Chosen by us: some 40 KB.
-const GONE_KEPT: usize = 1024;
+use super::caller::Caller;
+use super::context_name::ContextName;
+use super::gone_contexts::{Gone, GoneContexts};
+use crate::observe::telemetry::ContextCounts;
 
 /// Longest `ttl_s`, in seconds. Chosen by us: a day.
 pub const MAX_CONTEXT_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Whose contexts: a hash of the API key that they came with, or of none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ContextOwner(pub u64);
-
-/// A context as its owner names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ContextName {
-    /// Whose it is.
-    pub owner: ContextOwner,
-    /// One of the owner's.
-    pub id: u64,
-}
 
 /// The properties of a new context.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,6 +31,19 @@ pub struct NewContext {
     pub cache_salt: Option<String>,
     /// How long it lives after its last use; `None` is the server's time.
     pub ttl: Option<Duration>,
+    /// The owner's session that it is part of.
+    pub session: Option<u64>,
+}
+
+/// Limits of the contexts of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct ContextLimits {
+    /// Held at the same time.
+    pub max_contexts: usize,
+    /// Held by one caller at the same time.
+    pub max_per_caller: usize,
+    /// How long one lives after its last use that says nothing else.
+    pub ttl: Duration,
 }
 
 /// A context as clients see it.
@@ -72,15 +72,6 @@ pub struct ContextView {
     pub expires_in_s: f64,
 }
 
-/// Why a context is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gone {
-    /// Its owner freed it.
-    Freed,
-    /// Nobody used it for its time to live.
-    Expired,
-}
-
 /// A use of a context that is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ContextError {
@@ -91,7 +82,7 @@ pub enum ContextError {
     #[error("there is no context {0} to fork")]
     UnknownParent(u64),
     /// There was one.
-    #[error("context {id} {}", match why { Gone::Freed => "was freed", Gone::Expired => "expired: nobody used it for its ttl_s" })]
+    #[error("context {id} {}", match why { Gone::Freed => "was freed", Gone::Expired => "expired: it was not used for its ttl_s. Its id can be used again once the context is freed" })]
     Gone {
         /// The context.
         id: u64,
@@ -101,6 +92,9 @@ pub enum ContextError {
     /// Another request has not ended.
     #[error("context {0} is used by another request that has not ended")]
     Busy(u64),
+    /// Another request of the same task has not ended.
+    #[error("task {0} has another request that has not ended; the requests of a task follow one another")]
+    TaskBusy(u64),
     /// The owner has one of this id.
     #[error("there is a context {0} already")]
     Exists(u64),
@@ -110,6 +104,17 @@ pub enum ContextError {
     )]
     TooMany {
         /// That many.
+        max_contexts: usize,
+    },
+    /// The caller holds as many as one may.
+    #[error(
+        "{max_per_caller} contexts are held by this caller, the most that one may hold (--max-contexts-per-caller) of the {max_contexts} \
+         that the server holds; free one, or wait until one expires"
+    )]
+    TooManyOfCaller {
+        /// That many.
+        max_per_caller: usize,
+        /// `--max-contexts`.
         max_contexts: usize,
     },
     /// Its strategy encodes a prompt as a whole.
@@ -151,6 +156,8 @@ pub struct Addition<'a> {
 struct Context {
     number: u64,
     parent: Option<u64>,
+    /// The session that it is part of. One that requests of a second session use is part of none.
+    session: Option<u64>,
     adapter: Option<String>,
     cache_salt: Option<String>,
     ids: Vec<u32>,
@@ -168,22 +175,22 @@ struct Context {
 /// All contexts of a server.
 #[derive(Debug)]
 pub struct ContextTable {
-    max_contexts: usize,
-    default_ttl: Duration,
+    limits: ContextLimits,
     contexts: BTreeMap<ContextName, Context>,
-    /// The newest last.
-    gone: VecDeque<(ContextName, Gone)>,
+    /// The last use of each session that has contexts.
+    sessions: BTreeMap<(Caller, u64), Instant>,
+    gone: GoneContexts,
     counts: ContextCounts,
 }
 
 impl ContextTable {
-    /// A table for `max_contexts`, which live for `default_ttl` after their last use if they say nothing else.
-    pub fn new(max_contexts: usize, default_ttl: Duration) -> Self {
+    /// An empty table.
+    pub fn new(limits: ContextLimits) -> Self {
         Self {
-            max_contexts,
-            default_ttl,
+            limits,
             contexts: BTreeMap::new(),
-            gone: VecDeque::new(),
+            sessions: BTreeMap::new(),
+            gone: GoneContexts::default(),
             counts: ContextCounts::default(),
         }
     }
@@ -196,7 +203,7 @@ impl ContextTable {
     /// Makes a context. `draw` draws numbers of 64 bits. Returns its id, and the engine's share of the work.
     pub fn create(
         &mut self,
-        owner: ContextOwner,
+        owner: Caller,
         new: NewContext,
         mut draw: impl FnMut() -> u64,
         now: Instant,
@@ -205,10 +212,11 @@ impl ContextTable {
             return Err(ContextError::Exists(id));
         }
         let number = draw();
-        let ttl = new.ttl.unwrap_or(self.default_ttl);
+        let ttl = new.ttl.unwrap_or(self.limits.ttl);
         let mut context = Context {
             number,
             parent: new.parent,
+            session: new.session,
             adapter: new.adapter,
             cache_salt: new.cache_salt,
             ids: Vec::new(),
@@ -233,9 +241,7 @@ impl ContextTable {
             context.cache_salt.clone_from(&parent.cache_salt);
             (context.held, context.is_lost, context.grows) = (parent.held, parent.is_lost, parent.grows);
         }
-        if self.contexts.len() >= self.max_contexts {
-            return Err(ContextError::TooMany { max_contexts: self.max_contexts });
-        }
+        self.check_room(owner)?;
         let id = new.id.unwrap_or_else(|| {
             // 53 bits, which JavaScript's numbers hold.
             std::iter::repeat_with(|| draw() >> 11)
@@ -243,11 +249,50 @@ impl ContextTable {
                 .unwrap_or(number)
         });
         let name = ContextName { owner, id };
-        self.gone.retain(|(gone, _)| *gone != name);
+        self.gone.forget(name);
         self.contexts.insert(name, context);
+        self.sessions.extend(new.session.map(|session| ((owner, session), now)));
         self.counts.created += 1;
         self.counts.forked += u64::from(new.parent.is_some());
         Ok((id, command))
+    }
+
+    /// Fails where another context of `owner` would be too many.
+    fn check_room(&self, owner: Caller) -> Result<(), ContextError> {
+        let ContextLimits { max_contexts, max_per_caller, .. } = self.limits;
+        if self.contexts.len() >= max_contexts {
+            return Err(ContextError::TooMany { max_contexts });
+        }
+        if self.contexts.range(all_of(owner)).count() >= max_per_caller {
+            return Err(ContextError::TooManyOfCaller { max_per_caller, max_contexts });
+        }
+        Ok(())
+    }
+
+    /// Notes that a request of `session` uses `name`.
+    pub fn use_in_session(&mut self, name: ContextName, session: u64, now: Instant) {
+        let Some(context) = self.contexts.get_mut(&name) else { return };
+        if let Some(last) = context.session.filter(|its| *its != session) {
+            context.session = None;
+            self.drop_session_if_empty(name.owner, last);
+        }
+        self.sessions.entry((name.owner, session)).and_modify(|last_use| *last_use = now);
+    }
+
+    /// Frees the contexts of a session, all or, if one is in use, none. Returns what they were, and the engine's share of the
+    /// work.
+    pub fn end_session(
+        &mut self,
+        owner: Caller,
+        session: u64,
+        now: Instant,
+    ) -> Result<Vec<(ContextView, ServingCommand)>, ContextError> {
+        let own = self.contexts.range(all_of(owner)).filter(|(_, context)| context.session == Some(session));
+        let own: Vec<(ContextName, bool)> = own.map(|(name, context)| (*name, context.is_busy)).collect();
+        if let Some((name, _)) = own.iter().find(|(_, is_busy)| *is_busy) {
+            return Err(ContextError::Busy(name.id));
+        }
+        own.into_iter().map(|(name, _)| self.free(name, now)).collect()
     }
 
     /// Begins a request on a context, which is busy until [`Self::end`].
@@ -272,6 +317,8 @@ impl ContextTable {
         let Some(context) = self.contexts.get_mut(&name) else { return };
         context.is_busy = false;
         context.last_use = now;
+        let its_session = context.session.and_then(|session| self.sessions.get_mut(&(name.owner, session)));
+        its_session.into_iter().for_each(|last_use| *last_use = now);
         let Some(Addition { given, written, held, cached_tokens }) = addition else { return };
         context.was_rebuilt = cached_tokens < context.held;
         self.counts.rebuilt += u64::from(context.was_rebuilt);
@@ -286,11 +333,16 @@ impl ContextTable {
 
     /// Frees a context. Returns what it was, and the engine's share of the work.
     pub fn free(&mut self, name: ContextName, now: Instant) -> Result<(ContextView, ServingCommand), ContextError> {
+        if !self.contexts.contains_key(&name) {
+            let missing = self.missing(name);
+            self.acknowledge(name);
+            return Err(missing);
+        }
         let context = self.get(name)?;
         if context.is_busy {
             return Err(ContextError::Busy(name.id));
         }
-        let view = view_of(name.id, context, now);
+        let view = view_of(name.id, context, context.last_use, now);
         let command = ServingCommand::FreeContext { context: context.number };
         self.remove(name, Gone::Freed);
         Ok((view, command))
@@ -298,12 +350,16 @@ impl ContextTable {
 
     /// Removes the contexts that nobody has used for their time to live. Returns the engine's share of the work.
     pub fn sweep(&mut self, now: Instant) -> Vec<ServingCommand> {
-        let is_expired =
-            |context: &Context| !context.is_busy && now.saturating_duration_since(context.last_use) >= context.ttl;
+        let busy = self.contexts.iter().filter(|(_, context)| context.is_busy);
+        self.sessions.extend(busy.filter_map(|(name, context)| Some(((name.owner, context.session?), now))));
+        let is_expired = |name: &ContextName, context: &Context| {
+            let last_use = last_use(&self.sessions, name.owner, context);
+            !context.is_busy && now.saturating_duration_since(last_use) >= context.ttl
+        };
         let expired: Vec<(ContextName, u64)> = self
             .contexts
             .iter()
-            .filter(|(_, context)| is_expired(context))
+            .filter(|(name, context)| is_expired(name, context))
             .map(|(name, context)| (*name, context.number))
             .collect();
         self.counts.expired += expired.len() as u64;
@@ -322,34 +378,67 @@ impl ContextTable {
     }
 
     /// A context as its owner sees it.
-    pub fn view(&mut self, name: ContextName, now: Instant) -> Result<ContextView, ContextError> {
-        self.get(name).map(|context| view_of(name.id, context, now))
+    pub fn view(&self, name: ContextName, now: Instant) -> Result<ContextView, ContextError> {
+        let context = self.contexts.get(&name).ok_or_else(|| self.missing(name))?;
+        Ok(self.view_of(name, context, now))
     }
 
     /// All contexts of `owner`, by id.
-    pub fn views(&self, owner: ContextOwner, now: Instant) -> Vec<ContextView> {
-        let own = ContextName { owner, id: 0 }..=ContextName { owner, id: u64::MAX };
-        self.contexts.range(own).map(|(name, context)| view_of(name.id, context, now)).collect()
+    pub fn views(&self, owner: Caller, now: Instant) -> Vec<ContextView> {
+        self.contexts.range(all_of(owner)).map(|(name, context)| self.view_of(*name, context, now)).collect()
     }
 
     fn get(&mut self, name: ContextName) -> Result<&mut Context, ContextError> {
-        let Self { contexts, gone, .. } = self;
-        contexts.get_mut(&name).ok_or_else(|| {
-            let why = gone.iter().find(|(gone, _)| *gone == name).map(|(_, why)| *why);
-            why.map_or(ContextError::Unknown(name.id), |why| ContextError::Gone { id: name.id, why })
-        })
+        if !self.contexts.contains_key(&name) {
+            return Err(self.missing(name));
+        }
+        self.contexts.get_mut(&name).ok_or(ContextError::Unknown(name.id))
+    }
+
+    /// Why `name` is not there.
+    fn missing(&self, name: ContextName) -> ContextError {
+        let gone = |why| ContextError::Gone { id: name.id, why };
+        self.gone.why(name).map_or(ContextError::Unknown(name.id), gone)
+    }
+
+    fn view_of(&self, name: ContextName, context: &Context, now: Instant) -> ContextView {
+        view_of(name.id, context, last_use(&self.sessions, name.owner, context), now)
     }
 
     fn remove(&mut self, name: ContextName, why: Gone) {
-        self.contexts.remove(&name);
-        if self.gone.len() == GONE_KEPT {
-            self.gone.pop_front();
+        let removed = self.contexts.remove(&name);
+        if let Some(session) = removed.and_then(|context| context.session) {
+            self.drop_session_if_empty(name.owner, session);
         }
-        self.gone.push_back((name, why));
+        self.gone.note(name, why);
+    }
+
+    /// The owner of a context that is gone has freed it: it knows.
+    fn acknowledge(&mut self, name: ContextName) {
+        if self.gone.why(name).is_some() {
+            self.gone.note(name, Gone::Freed);
+        }
+    }
+
+    fn drop_session_if_empty(&mut self, owner: Caller, session: u64) {
+        if !self.contexts.range(all_of(owner)).any(|(_, context)| context.session == Some(session)) {
+            self.sessions.remove(&(owner, session));
+        }
     }
 }
 
-fn view_of(id: u64, context: &Context, now: Instant) -> ContextView {
+/// The names of all contexts of `owner`.
+fn all_of(owner: Caller) -> std::ops::RangeInclusive<ContextName> {
+    ContextName { owner, id: 0 }..=ContextName { owner, id: u64::MAX }
+}
+
+/// The last use of a context of `owner`, or of its session.
+fn last_use(sessions: &BTreeMap<(Caller, u64), Instant>, owner: Caller, context: &Context) -> Instant {
+    let of_session = context.session.and_then(|session| sessions.get(&(owner, session)));
+    of_session.map_or(context.last_use, |last_use| context.last_use.max(*last_use))
+}
+
+fn view_of(id: u64, context: &Context, last_use: Instant, now: Instant) -> ContextView {
     let committed_len = if context.is_lost { 0 } else { context.held };
     ContextView {
         context_id: id,
@@ -361,6 +450,6 @@ fn view_of(id: u64, context: &Context, now: Instant) -> ContextView {
         rebuilt: context.was_rebuilt,
         busy: context.is_busy,
         ttl_s: context.ttl.as_secs_f64(),
-        expires_in_s: context.ttl.saturating_sub(now.saturating_duration_since(context.last_use)).as_secs_f64(),
+        expires_in_s: context.ttl.saturating_sub(now.saturating_duration_since(last_use)).as_secs_f64(),
     }
 }

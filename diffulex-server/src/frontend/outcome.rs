@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use diffulex_protocol::{ErrorCode, FinishReason, NfeCounts, ServingReply};
 
-use crate::telemetry::error_label;
-use crate::traces::CANCELLED;
+use crate::observe::telemetry::error_label;
+use crate::observe::traces::CANCELLED;
 
 /// A status that no client receives, as nginx writes it: the client left before the end.
 const CLIENT_LEFT: u16 = 499;

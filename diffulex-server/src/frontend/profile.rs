@@ -1,23 +1,23 @@
-//! Profiles of the front end and its worker: begun and ended for both at once, and recorded here for requests.
+//! The front end's profile: what happens to requests, recorded to files.
 //!
-//! In: orders from the routes, what happens to requests. Out: the front end's files, commands for the worker. One profile
-//! is recorded at a time; a worker that is started again goes on with it. Off, a call is one branch on a relaxed load. Never
+//! One profile is recorded at a time; a worker that is started again goes on with it. Off, a call is one branch on a relaxed load. Never
 //! here: HTTP, the worker's files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
-use diffulex_engine::profile::{Clock, OutsideRoot, Part, Recorded, Recording, Stage, below};
+use diffulex_engine::profile::{OutsideRoot, Part, Recorded, Recording, Stage};
 use diffulex_protocol::{EventBatch, ProfileStart, ServingCommand, ServingEvent};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::{Frontend, SubmitError, lock};
+use super::locks::lock;
+use super::submit_error::SubmitError;
 
 /// Bytes of a run's name at most. Chosen by us: a file name with room for the stage and the process.
-const MAX_RUN_ID: usize = 64;
+pub(super) const MAX_RUN_ID: usize = 64;
 
 /// A profile as it is asked for.
 #[derive(Clone, Debug, Default)]
@@ -103,10 +103,10 @@ pub enum ProfileError {
 }
 
 /// The worker's word about a command.
-struct WorkerWord {
-    message: Option<String>,
-    is_ok: bool,
-    paths: Vec<String>,
+pub(super) struct WorkerWord {
+    pub(super) message: Option<String>,
+    pub(super) is_ok: bool,
+    pub(super) paths: Vec<String>,
 }
 
 /// The front end's profile.
@@ -116,9 +116,9 @@ pub(super) struct Profiler {
     recording: Mutex<Option<Recording>>,
     /// The order of the running profile, for a worker that is started again.
     order: Mutex<Option<ProfileStart>>,
-    waiter: Mutex<Option<oneshot::Sender<WorkerWord>>>,
+    pub(super) waiter: Mutex<Option<oneshot::Sender<WorkerWord>>>,
     /// Held from a command to the worker's word.
-    turn: tokio::sync::Mutex<Option<ProfileRun>>,
+    pub(super) turn: tokio::sync::Mutex<Option<ProfileRun>>,
 }
 
 impl Profiler {
@@ -219,136 +219,19 @@ impl Profiler {
         }
     }
 
-    fn begin(&self, order: ProfileStart, root: &Path) -> std::io::Result<()> {
+    /// Begins to record below `root`.
+    pub(super) fn begin(&self, order: ProfileStart, root: &Path) -> std::io::Result<()> {
         *lock(&self.recording) = Some(Recording::start(&order, Some(root), Part::Frontend)?);
         *lock(&self.order) = Some(order);
         self.is_on.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    fn end(&self) -> Recorded {
+    /// Ends the recording.
+    pub(super) fn end(&self) -> Recorded {
         self.is_on.store(false, Ordering::Relaxed);
         lock(&self.order).take();
         let recording = lock(&self.recording).take();
         recording.map(Recording::finish).unwrap_or_default()
-    }
-}
-
-impl Frontend {
-    /// Begins a profile of front end and worker.
-    pub async fn start_profile(&self, order: ProfileOrder) -> Result<ProfileRun, ProfileError> {
-        let profiler = &self.shared.profiler;
-        let mut turn = profiler.turn.lock().await;
-        if let Some(run) = &*turn {
-            return Err(ProfileError::Running { run_id: run.run_id.clone() });
-        }
-        self.shared.card_of_running_worker()?;
-        let root = self.shared.options.profile_dir.as_deref().ok_or(ProfileError::NoFolder { field: "event_dir" })?;
-        let (run, start) = plan(order, root)?;
-        profiler.begin(start.clone(), root).map_err(|error| ProfileError::Files { message: error.to_string() })?;
-        match self.tell_worker(ServingCommand::ProfileStart(start)).await {
-            Ok(WorkerWord { is_ok: true, .. }) => {
-                *turn = Some(run.clone());
-                Ok(run)
-            }
-            Ok(WorkerWord { message, .. }) => {
-                profiler.end();
-                Err(ProfileError::Files { message: message.unwrap_or_default() })
-            }
-            Err(error) => {
-                profiler.end();
-                Err(error.into())
-            }
-        }
-    }
-
-    /// Ends the profile `run_id`, or whichever is being recorded.
-    pub async fn stop_profile(&self, run_id: Option<&str>) -> Result<ProfileEnd, ProfileError> {
-        let profiler = &self.shared.profiler;
-        let mut turn = profiler.turn.lock().await;
-        let running = turn.as_ref().map(|run| run.run_id.clone());
-        let is_meant = running.is_some() && (run_id.is_none() || run_id == running.as_deref());
-        let Some(run) = turn.take_if(|_| is_meant) else {
-            tracing::warn!(run_id, running, "a profile that is not being recorded was to stop");
-            return Ok(ProfileEnd::Ignored { running });
-        };
-        let Recorded { mut paths, problem } = profiler.end();
-        let problem = match self.tell_worker(ServingCommand::ProfileStop).await {
-            Ok(word) => {
-                paths.extend(word.paths);
-                problem.or(word.message)
-            }
-            // The worker was lost: its files have what was written until then.
-            Err(error) => problem.or(Some(error.to_string())),
-        };
-        Ok(ProfileEnd::Stopped { run_id: run.run_id, paths, problem })
-    }
-
-    async fn tell_worker(&self, command: ServingCommand) -> Result<WorkerWord, SubmitError> {
-        let (sender, word) = oneshot::channel();
-        *lock(&self.shared.profiler.waiter) = Some(sender);
-        self.shared.send_control(command)?;
-        self.shared.answer_of(word).await
-    }
-}
-
-/// The run that `order` asks for, with every path below `root`.
-fn plan(order: ProfileOrder, root: &Path) -> Result<(ProfileRun, ProfileStart), ProfileError> {
-    let run_id = match order.run_id {
-        Some(run_id) => checked_run_id(run_id)?,
-        None => format!("run_{}", SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()),
-    };
-    let path = |field, given: Option<String>, default: String| {
-        below(root, &given.unwrap_or(default)).map_err(|error| ProfileError::Path { field, error })
-    };
-    let event_dir = path("event_dir", order.event_dir, format!("{run_id}/events"))?;
-    let template = || path("trace_path_template", order.trace_path_template, format!("{run_id}/{run_id}"));
-    let trace_path_template = order.has_trace.then(template).transpose()?;
-    let start = ProfileStart {
-        profile_prefix: Some(run_id.clone()),
-        event_dir: Some(event_dir.display().to_string()),
-        trace_path_template: trace_path_template.as_ref().map(|path| path.display().to_string()),
-        clock_offset_ns: Clock::of_host().offset_ns(),
-    };
-    Ok((ProfileRun { run_id, event_dir, trace_path_template }, start))
-}
-
-fn checked_run_id(run_id: String) -> Result<String, ProfileError> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if (1..=MAX_RUN_ID).contains(&run_id.len()) && run_id.bytes().all(is_plain) && !run_id.starts_with('.') {
-        return Ok(run_id);
-    }
-    Err(ProfileError::RunId { run_id })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn planned(order: ProfileOrder) -> Result<ProfileRun, ProfileError> {
-        plan(order, Path::new("/p")).map(|(run, _)| run)
-    }
-
-    #[test]
-    fn a_run_without_paths_is_in_a_folder_of_its_own() {
-        let order = ProfileOrder { run_id: Some("a".to_owned()), has_trace: true, ..ProfileOrder::default() };
-        let run = planned(order).expect("a run");
-        assert_eq!(run.event_dir, Path::new("/p/a/events"));
-        assert_eq!(run.trace_path_template.as_deref(), Some(Path::new("/p/a/a")));
-        let run = planned(ProfileOrder::default()).expect("a run");
-        assert!(run.run_id.starts_with("run_") && run.trace_path_template.is_none(), "{run:?}");
-    }
-
-    #[test]
-    fn names_and_paths_that_lead_elsewhere_are_refused_by_field() {
-        for run_id in ["", ".", "..", "a/b", "a b", "ä", &"x".repeat(MAX_RUN_ID + 1)] {
-            let order = ProfileOrder { run_id: Some(run_id.to_owned()), ..ProfileOrder::default() };
-            assert!(matches!(planned(order), Err(ProfileError::RunId { .. })), "{run_id:?}");
-        }
-        let order = ProfileOrder { event_dir: Some("/etc".to_owned()), ..ProfileOrder::default() };
-        assert!(matches!(planned(order), Err(ProfileError::Path { field: "event_dir", .. })));
-        let trace_path_template = Some("../x".to_owned());
-        let order = ProfileOrder { trace_path_template, has_trace: true, ..ProfileOrder::default() };
-        assert!(matches!(planned(order), Err(ProfileError::Path { field: "trace_path_template", .. })));
     }
 }

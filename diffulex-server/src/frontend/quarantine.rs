@@ -1,70 +1,34 @@
 //! Finds the request that kills workers, and keeps it from doing it again.
 //!
-//! In: what ran when a worker was lost. Out: which requests wait, which are sent, which are refused. A request that ran
-//! when a worker was lost is a suspect. When its client sends it again it is tried: suspects run in halves and then alone,
-//! and their readers get nothing before they are cleared, so that a group whose worker is lost can run again. A suspect is
-//! cleared by its answer, or by running longer than it had when the worker was lost. One whose worker is lost while it is
-//! the only suspect is refused for [`REFUSED_FOR`]: at once when nothing else ran, at the second time otherwise.
+//! In: what ran when a worker was lost. Out: which requests wait, which are sent, which are refused.
+//!
+//! Requests are known by their [`Fingerprint`]: however many clients send the same, it is one. All that ran when a worker
+//! was lost are suspects. Suspects that come again wait for their trial, in which nothing but suspects is sent, and of each
+//! fingerprint one request; the others of it wait for the verdict. Readers get nothing of a request on trial, so that a
+//! group whose worker is lost can run again. The groups are halves after one lost worker, as many as have members after
+//! two, and single suspects after three. A suspect is cleared by its answer, or by running longer than it had when the
+//! worker was lost. One whose worker is lost while it runs alone is refused for [`REFUSED_FOR`], and so are all that wait
+//! with its fingerprint. If others ran that were sent before the trial began, its second such loss decides, or its fourth
+//! loss at all. One poison therefore costs four workers, however many send it and whenever they come and leave.
+//!
+//! Each refused request counts against its callers. Where every caller has a key of its own, the suspects of one that has sent
+//! a poison are tried alone, which costs one worker for each further poison, and one that has sent three is refused as a
+//! whole. Where all are one caller, that would refuse the innocent: there, only suspects are tried alone, after three.
 //!
 //! A pure state machine: it knows neither the worker nor the clock. Never here: sockets, processes, readers.
 
+mod fingerprint;
+mod records;
+
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasher, Hash, Hasher};
-use std::io;
 use std::time::{Duration, Instant};
 
-use diffulex_protocol::{SamplingParams, ServingGenerate};
+use diffulex_protocol::ServingGenerate;
 
-/// How long a request that killed a worker is refused, and how long one that may have done so is a suspect. Chosen by us.
-pub(super) const REFUSED_FOR: Duration = Duration::from_secs(600);
-
-/// Bounds of a trial. A suspect is cleared after it has run for as long as it had when the worker was lost, within these.
-/// Chosen by us: a new worker is slower for its first second, and others wait meanwhile.
-const TRIAL: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(10);
-
-/// Suspects and refused requests that are remembered. Chosen by us: more than a server takes at once.
-const MAX_REMEMBERED: usize = 4096;
-
-/// Lost workers for which the only suspect is refused although something else ran, too. Chosen by us.
-const STRIKES: u32 = 2;
-
-/// Identity of a request's content: everything but the seed, the id and how the answer is delivered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Fingerprint(u64);
-
-impl Fingerprint {
-    /// The fingerprint of a request under `key`, which keeps clients from making two that are equal.
-    pub(super) fn of(
-        key: &impl BuildHasher,
-        ids: &[u32],
-        suffix: Option<&[u32]>,
-        adapter: Option<&str>,
-        params: &SamplingParams,
-    ) -> Self {
-        let mut hash = Hashed(key.build_hasher());
-        ids.hash(&mut hash.0);
-        suffix.hash(&mut hash.0);
-        adapter.hash(&mut hash.0);
-        let params = SamplingParams { seed: None, ..params.clone() };
-        // Written to memory, which cannot fail.
-        let _ = serde_json::to_writer(&mut hash, &params);
-        Self(hash.0.finish())
-    }
-}
-
-/// A hasher as a writer.
-struct Hashed<H>(H);
-
-impl<H: Hasher> io::Write for Hashed<H> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+use super::caller::Caller;
+pub(super) use fingerprint::{Computed, Fingerprint};
+use records::Records;
+pub(super) use records::Refusal;
 
 /// A request that the worker has.
 #[derive(Clone, Debug)]
@@ -75,32 +39,42 @@ pub(super) struct Running {
     pub(super) since: Instant,
 }
 
-/// A request that waits here.
+/// A request that waits here, or that is tried.
 #[derive(Clone, Debug)]
 struct Held {
     fingerprint: Fingerprint,
+    caller: Caller,
     generate: ServingGenerate,
 }
 
-/// The record of a suspect.
-#[derive(Clone, Copy, Debug)]
-struct Suspicion {
-    /// The longest it had run when a worker was lost.
-    ran: Duration,
-    /// Workers that were lost while it was the only suspect.
-    strikes: u32,
-    /// When the last of them was lost.
-    since: Instant,
-}
-
-/// Suspects that run now.
+/// Suspects that run now, one request of each.
 #[derive(Debug)]
 struct Trial {
     /// Those whose clients are still there.
     members: Vec<Held>,
     /// Those of which the worker has not said that they ended, by id.
-    unsettled: HashMap<String, Fingerprint>,
+    unsettled: HashMap<String, (Fingerprint, Caller)>,
     end: Instant,
+}
+
+/// The decision on a request that is to be sent.
+#[derive(Debug, PartialEq)]
+pub(super) enum Admission {
+    /// It may be sent now.
+    Send(Box<ServingGenerate>),
+    /// [`Quarantine::next`] gives it back later.
+    Held,
+    /// It is refused.
+    Refused(Refusal),
+}
+
+/// How the worker ended a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// It ran to its end, or was found to be wrong.
+    Complete,
+    /// It was told to.
+    Aborted,
 }
 
 /// The next actions.
@@ -112,245 +86,265 @@ pub(super) struct Next {
     pub(super) cleared: Vec<String>,
 }
 
-/// Consequences of a lost worker for the requests that ran.
+/// Consequences of a lost worker for the requests that it had, and for those that wait.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Aftermath {
+    /// It was lost in a trial.
+    pub(super) was_trial: bool,
     /// Ids of suspects that will run again, from their beginning.
     pub(super) again: Vec<String>,
-    /// Ids that are refused from now on.
-    pub(super) refused: Vec<String>,
+    /// Ids that are refused from now on, and why.
+    pub(super) refused: Vec<(String, Refusal)>,
 }
 
 /// The suspects of a server.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
-    suspects: HashMap<Fingerprint, Suspicion>,
-    /// Until when.
-    refused: HashMap<Fingerprint, Instant>,
-    /// Suspects that came back while others were tried.
-    arrivals: Vec<Held>,
-    /// Groups to be tried, in order.
-    groups: VecDeque<Vec<Held>>,
+    records: Records,
+    /// Requests that wait: suspects for their trial, others for the trials to end.
+    held: Vec<Held>,
+    /// Suspects that are to be tried together, in order.
+    groups: VecDeque<Vec<Fingerprint>>,
     trial: Option<Trial>,
-    /// Others, which wait for the groups.
-    newcomers: Vec<ServingGenerate>,
     /// Requests whose clients left before the worker had said that they ended.
     departed: HashMap<String, Running>,
 }
 
 impl Quarantine {
-    /// How much longer requests of this fingerprint are refused; `None` if they are not.
-    pub(super) fn refusal(&self, fingerprint: Fingerprint, now: Instant) -> Option<Duration> {
-        self.refused
-            .get(&fingerprint)
-            .and_then(|until| until.checked_duration_since(now))
-            .filter(|left| !left.is_zero())
+    /// One that has seen nothing. `tells_callers_apart` if each key is a caller's of its own.
+    pub(super) fn new(tells_callers_apart: bool) -> Self {
+        Self { records: Records::new(tells_callers_apart), ..Self::default() }
     }
 
-    /// True if requests of this fingerprint are to be tried.
-    pub(super) fn is_suspect(&self, fingerprint: Fingerprint, now: Instant) -> bool {
-        self.suspects.get(&fingerprint).is_some_and(|suspicion| now < suspicion.since + REFUSED_FOR)
+    /// Why such a request is refused; `None` if it is not.
+    pub(super) fn refusal(&self, fingerprint: Fingerprint, caller: Caller, now: Instant) -> Option<Refusal> {
+        self.records.refusal(fingerprint, caller, now)
     }
 
-    /// Gives the request back if it may be sent now; [`Self::next`] gives it back later otherwise.
+    /// Decides on a request that is to be sent.
     pub(super) fn admit(
         &mut self,
         fingerprint: Fingerprint,
+        caller: Caller,
         generate: ServingGenerate,
         now: Instant,
-    ) -> Option<ServingGenerate> {
-        if self.is_suspect(fingerprint, now) {
-            self.arrivals.push(Held { fingerprint, generate });
-            return None;
+    ) -> Admission {
+        if let Some(refusal) = self.records.refusal(fingerprint, caller, now) {
+            return Admission::Refused(refusal);
         }
-        if self.is_trying() {
-            self.newcomers.push(generate);
-            return None;
+        if !self.is_trying() && !self.records.is_suspect(fingerprint, now) {
+            return Admission::Send(Box::new(generate));
         }
-        Some(generate)
+        self.held.push(Held { fingerprint, caller, generate });
+        Admission::Held
     }
 
-    /// True while suspects run, or groups of them are about to.
-    pub(super) fn is_trying(&self) -> bool {
+    fn is_trying(&self) -> bool {
         self.trial.is_some() || !self.groups.is_empty()
     }
 
     /// True if there is nothing that [`Self::next`] could do.
     pub(super) fn is_idle(&self) -> bool {
-        !self.is_trying() && self.arrivals.is_empty() && self.newcomers.is_empty()
+        !self.is_trying() && self.held.is_empty()
     }
 
     /// Ends the trial that is over and starts the next one. For a worker that takes requests.
     pub(super) fn next(&mut self, now: Instant) -> Next {
         let mut next = Next::default();
         if let Some(trial) = self.trial.take_if(|trial| trial.unsettled.is_empty() || now >= trial.end) {
-            for fingerprint in trial.unsettled.values() {
-                self.suspects.remove(fingerprint);
+            for (fingerprint, _) in trial.unsettled.values() {
+                self.records.clear(*fingerprint);
             }
-            next.cleared = trial.members.into_iter().map(|held| held.generate.rid).collect();
+            next.cleared.extend(trial.members.into_iter().map(|held| held.generate.rid));
         }
-        if self.trial.is_some() {
-            return next;
-        }
-        if self.groups.is_empty() {
-            next.send = std::mem::take(&mut self.newcomers);
-            self.groups = halves(std::mem::take(&mut self.arrivals)).into();
-        }
-        if let Some(members) = self.groups.pop_front() {
-            next.send.extend(members.iter().map(|held| held.generate.clone()));
-            self.trial = Some(self.trial_of(members, now));
+        while self.trial.is_none() {
+            if self.groups.is_empty() {
+                self.let_go(now, &mut next);
+                self.groups = self.groups_of(self.waiting_suspects(), now).into();
+            }
+            let Some(group) = self.groups.pop_front() else { break };
+            self.try_group(group, now, &mut next);
         }
         next
     }
 
-    fn trial_of(&self, members: Vec<Held>, now: Instant) -> Trial {
-        let ran = |held: &Held| self.suspects.get(&held.fingerprint).map(|suspicion| suspicion.ran);
-        let longest = members.iter().filter_map(ran).max().unwrap_or_default();
-        let unsettled = members.iter().map(|held| (held.generate.rid.clone(), held.fingerprint)).collect();
-        Trial { members, unsettled, end: now + longest.clamp(*TRIAL.start(), *TRIAL.end()) }
+    /// Sends the requests that wait and are not suspect.
+    fn let_go(&mut self, now: Instant, next: &mut Next) {
+        for held in self.held.extract_if(.., |held| !self.records.is_suspect(held.fingerprint, now)) {
+            next.cleared.push(held.generate.rid.clone());
+            next.send.push(held.generate);
+        }
     }
 
-    /// The worker ended a request. True if its reader may have what there is now.
-    pub(super) fn ended(&mut self, rid: &str) -> bool {
+    /// Fingerprints of all that waits, each once, in order.
+    fn waiting_suspects(&self) -> Vec<Fingerprint> {
+        let mut seen = HashSet::new();
+        self.held.iter().map(|held| held.fingerprint).filter(|fingerprint| seen.insert(*fingerprint)).collect()
+    }
+
+    /// Parts of a group, by how often its members were there when a worker was lost.
+    fn groups_of(&self, suspects: Vec<Fingerprint>, now: Instant) -> Vec<Vec<Fingerprint>> {
+        let (alone, together): (Vec<_>, Vec<_>) =
+            suspects.into_iter().partition(|fingerprint| self.is_tried_alone(*fingerprint, now));
+        let most_losses = together.iter().map(|fingerprint| self.records.n_losses(*fingerprint)).max();
+        let n_groups = if most_losses > Some(1) { together.len().isqrt() } else { 2 };
+        let size = together.len().div_ceil(n_groups.max(1)).max(1);
+        let groups = together.chunks(size).map(<[_]>::to_vec);
+        groups.chain(alone.into_iter().map(|fingerprint| vec![fingerprint])).collect()
+    }
+
+    /// True for a suspect that is tried without others: for what it did, or for what others of its callers did.
+    fn is_tried_alone(&self, fingerprint: Fingerprint, now: Instant) -> bool {
+        let mut callers = self.held.iter().filter(|held| held.fingerprint == fingerprint).map(|held| held.caller);
+        self.records.is_tried_alone(fingerprint) || callers.any(|caller| self.records.is_notorious(caller, now))
+    }
+
+    /// Sends the first request of each suspect in a group; of those that are tried alone by now, one.
+    fn try_group(&mut self, mut group: Vec<Fingerprint>, now: Instant, next: &mut Next) {
+        if group.len() > 1
+            && let Some(at) = group.iter().position(|one| self.is_tried_alone(*one, now))
+        {
+            let alone = group.swap_remove(at);
+            self.groups.push_front(group);
+            group = vec![alone];
+        }
+        let mut members = Vec::new();
+        for fingerprint in group {
+            // Its clients may have left.
+            let waiting = self.held.iter().position(|held| held.fingerprint == fingerprint);
+            if let Some(at) = waiting.filter(|_| self.records.is_suspect(fingerprint, now)) {
+                members.push(self.held.remove(at));
+            }
+        }
+        let longest = members.iter().map(|held| self.records.trial_time(held.fingerprint)).max();
+        let Some(longest) = longest else { return };
+        next.send.extend(members.iter().map(|held| held.generate.clone()));
+        let unsettled =
+            members.iter().map(|held| (held.generate.rid.clone(), (held.fingerprint, held.caller))).collect();
+        self.trial = Some(Trial { members, unsettled, end: now + longest });
+    }
+
+    /// The worker ended a request. True if it was on trial, so that its reader may have what there is now.
+    pub(super) fn ended(&mut self, rid: &str, ending: Ending) -> bool {
         self.departed.remove(rid);
         let Some(trial) = &mut self.trial else { return false };
-        let Some(fingerprint) = trial.unsettled.remove(rid) else { return false };
+        let Some((fingerprint, _)) = trial.unsettled.remove(rid) else { return false };
         trial.members.retain(|held| held.generate.rid != rid);
-        if !trial.unsettled.values().any(|other| *other == fingerprint) {
-            self.suspects.remove(&fingerprint);
+        if ending == Ending::Complete {
+            self.records.acquit(fingerprint);
         }
         true
     }
 
     /// A request's client left, or its time is up. True if the worker has never heard of it.
     pub(super) fn left(&mut self, request: Running) -> bool {
-        let rid = request.rid.as_str();
-        let n_before = self.n_held();
-        self.arrivals.retain(|held| held.generate.rid != rid);
-        self.newcomers.retain(|generate| generate.rid != rid);
-        for group in &mut self.groups {
-            group.retain(|held| held.generate.rid != rid);
-        }
-        self.groups.retain(|group| !group.is_empty());
-        if self.n_held() < n_before {
+        if self.take(&request.rid).is_some() {
             return true;
         }
         if let Some(trial) = &mut self.trial {
-            trial.members.retain(|held| held.generate.rid != rid);
+            trial.members.retain(|held| held.generate.rid != request.rid);
         }
         self.departed.insert(request.rid.clone(), request);
         false
     }
 
-    /// Takes a request out, to be sent out of turn: it is about to be aborted.
+    /// Takes out a request that waits: it ends here.
     pub(super) fn take(&mut self, rid: &str) -> Option<ServingGenerate> {
-        if let Some(index) = self.newcomers.iter().position(|generate| generate.rid == rid) {
-            return Some(self.newcomers.remove(index));
-        }
-        let groups = self.groups.iter_mut().chain([&mut self.arrivals]);
-        let taken = groups.into_iter().find_map(|group| {
-            let index = group.iter().position(|held| held.generate.rid == rid)?;
-            Some(group.remove(index).generate)
-        });
-        self.groups.retain(|group| !group.is_empty());
-        taken
-    }
-
-    fn n_held(&self) -> usize {
-        self.arrivals.len() + self.newcomers.len() + self.groups.iter().map(Vec::len).sum::<usize>()
+        let at = self.held.iter().position(|held| held.generate.rid == rid)?;
+        Some(self.held.remove(at).generate)
     }
 
     /// Ids of requests that wait here.
     pub(super) fn held(&self) -> HashSet<String> {
-        let held = self.arrivals.iter().chain(self.groups.iter().flatten()).map(|held| &held.generate);
-        held.chain(&self.newcomers).map(|generate| generate.rid.clone()).collect()
+        self.held.iter().map(|held| held.generate.rid.clone()).collect()
     }
 
-    /// The worker was lost while it had `running`.
-    pub(super) fn worker_lost(&mut self, running: impl Iterator<Item = Running>, now: Instant) -> Aftermath {
+    /// The worker was lost while it had those of `requests` that do not wait here.
+    pub(super) fn worker_lost(&mut self, requests: impl Iterator<Item = Running>, now: Instant) -> Aftermath {
         let trial = self.trial.take();
-        let tried: HashSet<Fingerprint> = trial.iter().flat_map(|trial| trial.unsettled.values().copied()).collect();
         let held = self.held();
-        let departed = std::mem::take(&mut self.departed).into_values();
-        let others: Vec<Running> = running
-            .chain(departed)
-            .filter(|request| !held.contains(&request.rid) && !tried.contains(&request.fingerprint))
-            .collect();
-        for request in &others {
-            let suspicion = self.suspects.entry(request.fingerprint).or_insert(Suspicion {
-                ran: Duration::ZERO,
-                strikes: 0,
-                since: now,
-            });
-            suspicion.ran = suspicion.ran.max(now.saturating_duration_since(request.since));
-            suspicion.since = now;
+        let unsettled = trial.iter().flat_map(|trial| trial.unsettled.values());
+        let tried: HashSet<Fingerprint> = unsettled.map(|(fingerprint, _)| *fingerprint).collect();
+        let mut company: HashMap<Fingerprint, Duration> = HashMap::new();
+        for request in requests.chain(std::mem::take(&mut self.departed).into_values()) {
+            if !held.contains(&request.rid) && !tried.contains(&request.fingerprint) {
+                let ran = company.entry(request.fingerprint).or_default();
+                *ran = now.saturating_duration_since(request.since).max(*ran);
+            }
         }
-        let aftermath = match trial {
-            Some(trial) => self.judge(trial, &tried, others.is_empty(), now),
-            None => Aftermath::default(),
-        };
-        self.forget_oldest(now);
+        for (fingerprint, ran) in &company {
+            self.records.accuse(*fingerprint, *ran, now);
+        }
+        for fingerprint in &tried {
+            self.records.accuse(*fingerprint, Duration::ZERO, now);
+        }
+        let mut aftermath = Aftermath { was_trial: trial.is_some(), ..Aftermath::default() };
+        if let Some(trial) = trial {
+            self.judge(trial, tried, company.is_empty(), now, &mut aftermath);
+        }
+        self.records.forget_oldest(now);
         aftermath
     }
 
-    fn judge(&mut self, trial: Trial, tried: &HashSet<Fingerprint>, was_alone: bool, now: Instant) -> Aftermath {
-        let rids = |members: &[Held]| members.iter().map(|held| held.generate.rid.clone()).collect();
-        let only = tried.iter().next().filter(|_| tried.len() == 1);
-        let is_guilty = only.and_then(|fingerprint| self.suspects.get_mut(fingerprint)).is_some_and(|suspicion| {
-            suspicion.strikes += 1;
-            suspicion.since = now;
-            was_alone || suspicion.strikes >= STRIKES
-        });
-        if is_guilty && let Some(fingerprint) = only {
-            self.suspects.remove(fingerprint);
-            self.refused.insert(*fingerprint, now + REFUSED_FOR);
-            return Aftermath { refused: rids(&trial.members), again: Vec::new() };
+    /// Draws the consequences for the suspects of a trial whose worker was lost.
+    fn judge(
+        &mut self,
+        trial: Trial,
+        tried: HashSet<Fingerprint>,
+        was_alone: bool,
+        now: Instant,
+        aftermath: &mut Aftermath,
+    ) {
+        // Those that are tried again are the first to be.
+        let members = trial.members.into_iter();
+        aftermath.again = members.clone().map(|held| held.generate.rid).collect();
+        self.held.splice(0..0, members);
+        if let (1, Some(only)) = (tried.len(), tried.iter().next()) {
+            let is_settled = self.records.strike(*only);
+            if was_alone || is_settled {
+                self.convict(*only, trial.unsettled.into_values().map(|(_, caller)| caller), now, aftermath);
+                return;
+            }
         }
-        let again = rids(&trial.members);
-        for group in halves(trial.members).into_iter().rev() {
+        let tried = self.waiting_suspects().into_iter().filter(|fingerprint| tried.contains(fingerprint)).collect();
+        for group in self.groups_of(tried, now).into_iter().rev() {
             self.groups.push_front(group);
         }
-        Aftermath { again, refused: Vec::new() }
     }
 
-    fn forget_oldest(&mut self, now: Instant) {
-        self.refused.retain(|_, until| *until > now);
-        self.suspects.retain(|_, suspicion| now < suspicion.since + REFUSED_FOR);
-        drop_oldest(&mut self.refused, |until| *until);
-        drop_oldest(&mut self.suspects, |suspicion| suspicion.since);
+    /// Refuses a fingerprint that these callers, and those of all that waits with it, have sent.
+    fn convict(
+        &mut self,
+        fingerprint: Fingerprint,
+        callers: impl Iterator<Item = Caller>,
+        now: Instant,
+        aftermath: &mut Aftermath,
+    ) {
+        let waiting = self.held.iter().filter(|held| held.fingerprint == fingerprint).map(|held| held.caller);
+        let callers: HashSet<Caller> = waiting.chain(callers).collect();
+        self.records.convict(fingerprint, &callers, now);
+        let records = &self.records;
+        aftermath.refused = self
+            .held
+            .iter()
+            .filter_map(|held| {
+                let refusal = records.refusal(held.fingerprint, held.caller, now)?;
+                Some((held.generate.rid.clone(), refusal))
+            })
+            .collect();
+        let refused: HashSet<&str> = aftermath.refused.iter().map(|(rid, _)| rid.as_str()).collect();
+        self.held.retain(|held| !refused.contains(held.generate.rid.as_str()));
+        aftermath.again.retain(|rid| !refused.contains(rid.as_str()));
     }
 
     /// Forgets trials and the requests that wait for one, after all of them have failed. Suspects and refusals stay.
     pub(super) fn abandon(&mut self) {
-        let known = std::mem::take(self);
-        self.suspects = known.suspects;
-        self.refused = known.refused;
+        let records = std::mem::take(&mut self.records);
+        *self = Self { records, ..Self::default() };
     }
 }
 
-fn drop_oldest<T>(known: &mut HashMap<Fingerprint, T>, age: impl Fn(&T) -> Instant) {
-    if known.len() <= MAX_REMEMBERED {
-        return;
-    }
-    let mut ages: Vec<(Instant, Fingerprint)> = known.iter().map(|(key, value)| (age(value), *key)).collect();
-    ages.sort_unstable();
-    for (_, key) in &ages[..ages.len() - MAX_REMEMBERED] {
-        known.remove(key);
-    }
-}
-
-/// Two groups of as many different requests each; one group if all are the same, none if there are none.
-fn halves(requests: Vec<Held>) -> Vec<Vec<Held>> {
-    let mut seen = Vec::new();
-    for held in &requests {
-        if !seen.contains(&held.fingerprint) {
-            seen.push(held.fingerprint);
-        }
-    }
-    let second: HashSet<Fingerprint> = seen.split_off(seen.len().div_ceil(2)).into_iter().collect();
-    let (second, first) = requests.into_iter().partition(|held| second.contains(&held.fingerprint));
-    [first, second].into_iter().filter(|group: &Vec<Held>| !group.is_empty()).collect()
-}
-
+#[cfg(test)]
+mod schedules;
 #[cfg(test)]
 mod tests;

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use diffulex_protocol::{ErrorCode, ServingReply};
 
+use super::locks::lock;
 use super::outcome::Outcome;
-use super::{lock, request_spans};
-use crate::telemetry::error_label;
-use crate::traces::RequestTrace;
+use super::request_spans;
+use crate::observe::telemetry::error_label;
+use crate::observe::traces::RequestTrace;
 
 /// A share of a request's line: of a choice, or of whoever submits more of them.
 #[derive(Clone, Debug)]

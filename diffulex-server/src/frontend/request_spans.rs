@@ -8,7 +8,7 @@ use std::time::Instant;
 use diffulex_protocol::SamplingParams;
 
 use super::outcome::Outcome;
-use crate::traces::{KeyValue, RequestTrace, attribute};
+use crate::observe::traces::{KeyValue, RequestTrace, attribute};
 
 /// Says what a request asks for: `operation` as the GenAI conventions call it, `n_choices` answers to each prompt.
 pub(super) fn begin(

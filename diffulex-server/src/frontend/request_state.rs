@@ -14,8 +14,9 @@ use diffulex_engine::{TextModel, snapshot_text};
 use diffulex_protocol::{ErrorCode, ServingBufferSnapshot, ServingDelta, ServingError, ServingReply, StreamMode};
 use serde::Serialize;
 
+use super::caller::Caller;
 use super::quarantine::{Fingerprint, Running};
-use crate::telemetry::Telemetry;
+use crate::observe::telemetry::Telemetry;
 
 /// Positions that unread snapshots may show in all. Chosen by us: over a hundred steps of two blocks of 8, and some
 /// 200 KB for a reader that never reads.
@@ -50,6 +51,8 @@ pub(super) struct RequestState {
     /// The client's own id, which stands for `rid` in everything that its reader gets. On the wire ids are never used twice, so
     /// that late events of one request do not come to the next of its name.
     name: Option<String>,
+    /// Whose it is.
+    pub(super) caller: Caller,
     /// The first choice's id, which the client knows all of them by; `None` for the first.
     pub(super) first: Option<String>,
     pub(super) fingerprint: Fingerprint,
@@ -141,17 +144,27 @@ impl Progress {
 impl RequestState {
     pub(super) fn new(
         rid: String,
-        first: Option<String>,
+        caller: Caller,
         (fingerprint, size): (Fingerprint, RequestSize),
         accepted: Instant,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { rid, name: None, first, fingerprint, size, accepted, deadline, pending: Mutex::default() }
+        Self { rid, name: None, caller, first: None, fingerprint, size, accepted, deadline, pending: Mutex::default() }
     }
 
     /// With the client's own id, if there is one.
     pub(super) fn named(self, name: Option<String>) -> Self {
         Self { name, ..self }
+    }
+
+    /// One of the choices that the client knows by the id of the first.
+    pub(super) fn of_choices(self, first: Option<String>) -> Self {
+        Self { first, ..self }
+    }
+
+    /// It is `caller`'s, who knows it by `id`.
+    pub(super) fn is_named(&self, caller: Caller, id: &str) -> bool {
+        self.caller == caller && self.public_id() == id
     }
 
     /// The client's own id, if there is one.
@@ -162,6 +175,11 @@ impl RequestState {
     /// The id that its client knows it by.
     pub(super) fn public_id(&self) -> &str {
         self.name.as_deref().unwrap_or(&self.rid)
+    }
+
+    /// The client's request, which all of its choices share.
+    pub(super) fn request(&self) -> (Caller, &str) {
+        (self.caller, self.first.as_deref().unwrap_or_else(|| self.public_id()))
     }
 
     /// As the quarantine knows it.
@@ -483,7 +501,7 @@ mod tests {
 
     #[test]
     fn unread_snapshots_wait_one_by_one_until_there_are_too_many() {
-        let state = RequestState::new("r".to_owned(), None, Default::default(), Instant::now(), None);
+        let state = RequestState::new("r".to_owned(), Caller::default(), Default::default(), Instant::now(), None);
         let telemetry = Telemetry::default();
         // Windows of 16, one position further at each step.
         let n_steps = 1000;

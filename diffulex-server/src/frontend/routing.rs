@@ -9,35 +9,46 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 use std::time::Instant;
 
-use diffulex_protocol::{ErrorCode, EventBatch, ServingCommand, ServingEvent, ServingGenerate};
+use diffulex_protocol::{
+    ErrorCode, EventBatch, FinishReason, Prompt, ServingCommand, ServingEvent, ServingGenerate, ServingInput,
+    ServingReply,
+};
 use serde_json::json;
 
 use super::adapters::AdapterRefusal;
 use super::admission::unavailable;
-use super::quarantine::REFUSED_FOR;
+use super::caller::Caller;
+use super::locks::lock;
+use super::quarantine::{Admission, Ending, Refusal};
 use super::request_state::{RequestSize, RequestState};
-use super::{Frontend, Shared, SubmitError, lock};
+use super::state::{Frontend, FrontendState};
+use super::submit_error::SubmitError;
 use crate::link::LinkError;
 
 /// The requests that ran when a worker was lost.
 pub(super) struct LostRequests {
     pub(super) sizes: Vec<RequestSize>,
-    /// Suspects that killed it.
-    refused: Vec<String>,
+    /// It was lost in a trial, which is what the trial is for.
+    pub(super) was_trial: bool,
+    /// Suspects that killed it, and what else is refused with them.
+    refused: HashMap<String, Refusal>,
     /// Those that wait, or run again.
     spared: HashSet<String>,
 }
 
 impl Frontend {
-    /// Asks the engine to end request `rid`, all of its choices; their streams get replies with reason `aborted`. False for
-    /// unknown ids.
-    pub fn abort(&self, rid: &str) -> bool {
-        let of_request = |state: &&Arc<RequestState>| state.public_id() == rid || state.first.as_deref() == Some(rid);
+    /// Asks the engine to end request `id` of `caller`, all of its choices; their streams get replies with reason `aborted`. False
+    /// for ids that the caller has no request of.
+    pub fn abort(&self, caller: Caller, id: &str) -> bool {
+        let of_request = |state: &&Arc<RequestState>| {
+            state.caller == caller && (state.public_id() == id || state.first.as_deref() == Some(id))
+        };
         let rids: Vec<String> =
             self.shared.requests().values().filter(of_request).map(|state| state.rid.clone()).collect();
         for rid in &rids {
-            self.shared.send_held(rid);
-            self.shared.send_abort(rid);
+            if !self.shared.abort_held(rid) {
+                self.shared.send_abort(rid);
+            }
         }
         !rids.is_empty()
     }
@@ -48,30 +59,38 @@ impl Frontend {
     }
 }
 
-impl Shared {
+impl FrontendState {
     /// Registers a request and puts its command into the outbox. From here on it ends like every other: a worker lost
     /// before the command leaves fails it.
-    pub(super) fn register(&self, state: &Arc<RequestState>, generate: ServingGenerate) -> Result<(), SubmitError> {
+    pub(super) fn register(
+        &self,
+        state: &Arc<RequestState>,
+        is_exclusive: bool,
+        generate: ServingGenerate,
+    ) -> Result<(), SubmitError> {
         // Held over both steps: the supervisor takes it to write before it fails the requests of a lost worker.
         let view = self.worker_view();
         if view.commands.is_none() {
             return Err(self.no_worker(&view));
         }
-        {
+        let admitted = {
             let mut requests = self.requests();
-            if let Some(name) = state.name()
-                && requests.values().any(|other| other.public_id() == name)
+            if let Some(name) = state.name().filter(|_| is_exclusive)
+                && requests.values().any(|other| other.is_named(state.caller, name))
             {
                 return Err(SubmitError::IdInFlight { id: name.to_owned() });
             }
-            requests.insert(state.rid.clone(), Arc::clone(state));
-        }
-        let admitted = {
             let mut quarantine = lock(&self.quarantine);
-            if quarantine.is_suspect(state.fingerprint, state.accepted) {
-                state.withhold();
-            }
-            quarantine.admit(state.fingerprint, generate, state.accepted)
+            let admitted = match quarantine.admit(state.fingerprint, state.caller, generate, Instant::now()) {
+                Admission::Send(generate) => Some(*generate),
+                Admission::Held => {
+                    state.withhold();
+                    None
+                }
+                Admission::Refused(refusal) => return Err(refusal.into()),
+            };
+            requests.insert(state.rid.clone(), Arc::clone(state));
+            admitted
         };
         lock(&self.outbox).extend(admitted.map(ServingCommand::Generate));
         Ok(())
@@ -100,13 +119,19 @@ impl Shared {
         cleared.iter().filter_map(|state| state.release()).for_each(Waker::wake);
     }
 
-    /// Sends a request that the quarantine holds out of turn, for an abort to find it.
-    fn send_held(&self, rid: &str) {
-        let Some(generate) = lock(&self.quarantine).take(rid) else { return };
-        if let Some(state) = self.requests().get(rid) {
-            state.release();
+    /// Ends a request that waits in the quarantine, as the engine ends one that it has not begun. False if it does not wait.
+    fn abort_held(&self, rid: &str) -> bool {
+        let (state, generate) = {
+            let mut requests = self.requests();
+            let Some(generate) = lock(&self.quarantine).take(rid) else { return false };
+            let Some(state) = requests.remove(rid) else { return true };
+            (state, generate)
+        };
+        state.end_withholding();
+        if let Some(waker) = state.take_reply(Box::new(unbegun(&generate)), Instant::now(), &self.telemetry) {
+            waker.wake();
         }
-        lock(&self.outbox).push(ServingCommand::Generate(generate));
+        true
     }
 
     /// Forgets a request whose reader is gone or was answered; later events about it are dropped.
@@ -161,7 +186,7 @@ impl Shared {
         commands.send(command).map_err(|error| unavailable(&error.to_string(), 2))
     }
 
-    fn send_abort(&self, rid: &str) {
+    pub(super) fn send_abort(&self, rid: &str) {
         // A worker that is lost or takes nothing has nothing to abort for us: its events will find no reader.
         if let Err(error) = self.send_control(ServingCommand::Abort { rid: rid.to_owned() }) {
             tracing::debug!(rid, %error, "an abort was not sent");
@@ -189,12 +214,15 @@ impl Shared {
                         .and_then(|state| state.take_snapshot(snapshot, now, &self.telemetry)),
                     ServingEvent::Reply(reply) => {
                         n_ended += 1;
-                        self.ended(&mut requests, &reply.rid)
+                        let is_aborted = reply.finish_reason == FinishReason::Aborted;
+                        let ending = if is_aborted { Ending::Aborted } else { Ending::Complete };
+                        self.ended(&mut requests, &reply.rid, ending)
                             .and_then(|state| state.take_reply(reply, now, &self.telemetry))
                     }
                     ServingEvent::Error(error) => {
                         n_ended += 1;
-                        self.ended(&mut requests, &error.rid).and_then(|state| state.take_error(error, &self.telemetry))
+                        self.ended(&mut requests, &error.rid, Ending::Complete)
+                            .and_then(|state| state.take_error(error, &self.telemetry))
                     }
                     ServingEvent::Heartbeat { stats: newest } => {
                         stats = Some(newest);
@@ -242,9 +270,14 @@ impl Shared {
         state
     }
 
-    fn ended(&self, requests: &mut HashMap<String, Arc<RequestState>>, rid: &str) -> Option<Arc<RequestState>> {
+    fn ended(
+        &self,
+        requests: &mut HashMap<String, Arc<RequestState>>,
+        rid: &str,
+        ending: Ending,
+    ) -> Option<Arc<RequestState>> {
         let state = requests.remove(rid);
-        let was_tried = lock(&self.quarantine).ended(rid);
+        let was_tried = lock(&self.quarantine).ended(rid, ending);
         match &state {
             Some(state) if was_tried => state.end_withholding(),
             Some(_) => {}
@@ -271,13 +304,23 @@ impl Shared {
         let ran = requests.values().filter(|state| !waited.contains(&state.rid));
         let sizes =
             ran.map(|state| RequestSize { age_s: state.accepted.elapsed().as_secs_f64(), ..state.size }).collect();
-        LostRequests { sizes, refused: aftermath.refused, spared: quarantine.held() }
+        let mut refused: HashMap<String, Refusal> = aftermath.refused.into_iter().collect();
+        // The client gets one answer or one error for all that it asked for in one request.
+        let whole = |(rid, refusal): (&String, &Refusal)| Some((requests.get(rid)?.request(), *refusal));
+        let wholes: HashMap<(Caller, &str), Refusal> = refused.iter().filter_map(whole).collect();
+        let part = |state: &Arc<RequestState>| Some((state.rid.clone(), *wholes.get(&state.request())?));
+        let parts: Vec<_> = requests.values().filter_map(part).collect();
+        refused.extend(parts.into_iter().filter(|(rid, _)| quarantine.take(rid).is_some()));
+        LostRequests { sizes, was_trial: aftermath.was_trial, refused, spared: quarantine.held() }
     }
 
     /// Tells the requests of a lost worker, but those that wait or run again.
     pub(super) fn fail_lost(&self, lost: &LostRequests, reason: &str) {
-        let refused = SubmitError::Poisoned { left: REFUSED_FOR }.to_string();
-        self.fail_where(ErrorCode::Poisoned, &refused, |rid| lost.refused.iter().any(|other| other == rid));
+        let reasons: HashSet<Refusal> = lost.refused.values().copied().collect();
+        for refusal in reasons {
+            let is_meant = |rid: &str| lost.refused.get(rid) == Some(&refusal);
+            self.fail_where(ErrorCode::Poisoned, &SubmitError::from(refusal).to_string(), is_meant);
+        }
         let message = format!("the engine was lost while it worked on this request ({reason}); it is safe to retry");
         self.fail_where(ErrorCode::EngineLost, &message, |rid| !lost.spared.contains(rid));
     }
@@ -309,5 +352,22 @@ impl Shared {
                 waker.wake();
             }
         }
+    }
+}
+
+/// The reply to a request that was aborted before anything was computed.
+fn unbegun(generate: &ServingGenerate) -> ServingReply {
+    let n_suffix = match &generate.suffix {
+        Some(Prompt::Ids(ids)) => ids.len(),
+        Some(Prompt::Text(_)) | None => 0,
+    };
+    let n_prompt = match &generate.input {
+        ServingInput::Prompt { prompt: Prompt::Ids(ids) } => ids.len() - generate.masked.len(),
+        ServingInput::Prompt { prompt: Prompt::Text(_) } | ServingInput::Chat { .. } => 0,
+    };
+    ServingReply {
+        prompt_tokens: (n_prompt + n_suffix) as u32,
+        seed: generate.sampling_params.seed,
+        ..ServingReply::new(generate.rid.as_str(), FinishReason::Aborted)
     }
 }

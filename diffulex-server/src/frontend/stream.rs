@@ -11,19 +11,19 @@ use serde_json::json;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
-use super::Shared;
 use super::context_lease::ContextLease;
 use super::request_log::RequestLog;
 use super::request_state::{RequestState, StreamEvent};
+use super::state::FrontendState;
 
 /// A place among the requests in flight, given back on drop.
 pub(super) struct Permit {
-    shared: Arc<Shared>,
+    shared: Arc<FrontendState>,
 }
 
 impl Permit {
     /// `shared` counts it already.
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<FrontendState>) -> Self {
         Self { shared }
     }
 }
@@ -65,7 +65,7 @@ impl Pace {
 
 /// The events of one request. Dropped before its end, it aborts the request.
 pub struct EventStream {
-    shared: Arc<Shared>,
+    shared: Arc<FrontendState>,
     state: Arc<RequestState>,
     log: RequestLog,
     /// Tokens that the client gave.
@@ -82,7 +82,7 @@ pub struct EventStream {
 
 impl EventStream {
     /// The events of `state`, a choice of the request that `log` is about.
-    pub(super) fn new(shared: &Arc<Shared>, state: Arc<RequestState>, log: &RequestLog, permit: Permit) -> Self {
+    pub(super) fn new(shared: &Arc<FrontendState>, state: Arc<RequestState>, log: &RequestLog, permit: Permit) -> Self {
         let log = log.add_choice(state.public_id());
         Self {
             shared: Arc::clone(shared),
@@ -130,7 +130,7 @@ impl EventStream {
         self.n_given
     }
 
-    /// The ids of the prompt, where [`Submission`](super::Submission) says to keep them.
+    /// The ids of the prompt, where [`Submission`](super::submission::Submission) says to keep them.
     pub fn prompt(&self) -> Option<&Arc<[u32]>> {
         self.prompt.as_ref()
     }

@@ -5,21 +5,18 @@
 //! orders (stop, deadlines) ten times a second. Never here: requests' contents, HTTP.
 
 use std::hash::{BuildHasher, RandomState};
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, ServingEvent};
+use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, Salvaged, ServingEvent};
 
 use super::crash_report::Crash;
-use super::{Shared, WorkerStatus};
-use crate::link::address::AddressError;
-use crate::link::{CommandSender, EventReceiver, LinkError, Received};
-use crate::panics::panic_message;
-use crate::private_dir::PrivateDirError;
+use super::starter::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
+use super::state::{FrontendState, WorkerStatus};
+use crate::link::{CommandSender, LinkError, Received};
+use crate::os::panics::panic_message;
 
 /// How often orders and deadlines are looked at. Chosen by us: a deadline is late by this much at most.
 const ORDERS_INTERVAL: Duration = Duration::from_millis(100);
@@ -42,69 +39,6 @@ const STABLE_AFTER: Duration = Duration::from_secs(30);
 
 /// How long a ready worker may take to connect for commands. Chosen by us; measured at 2 ms.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
-
-/// A worker that could not be started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// There is no place for its sockets.
-    #[error(transparent)]
-    PrivateDir(#[from] PrivateDirError),
-    /// A socket cannot be at its address.
-    #[error("cannot use the address {address}: {error}")]
-    Address {
-        /// As it is written.
-        address: String,
-        /// Why not.
-        error: AddressError,
-    },
-    /// The link cannot be opened.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// Its program cannot be started.
-    #[error("cannot start {}: {error}", .program.display())]
-    Program {
-        /// The program.
-        program: PathBuf,
-        /// Why not.
-        error: io::Error,
-    },
-    /// Its process started and cannot be watched.
-    #[error("cannot watch process {pid}: {error}")]
-    Unwatched {
-        /// Its process, which was ended.
-        pid: u32,
-        /// Why not.
-        error: io::Error,
-    },
-    /// Its thread cannot be started.
-    #[error("cannot start the engine's thread: {0}")]
-    Thread(io::Error),
-}
-
-/// Starts workers.
-pub trait WorkerStarter: Send {
-    /// Starts one that stamps `incarnation` on its events. Returns before it is loaded.
-    fn start(&mut self, incarnation: u64) -> Result<WorkerParts, StartError>;
-}
-
-/// A started worker: both ends of its link, and a hold on its life.
-pub struct WorkerParts {
-    /// Where its commands go.
-    pub commands: Arc<dyn CommandSender>,
-    /// Where its events come from.
-    pub events: Box<dyn EventReceiver>,
-    /// Its life.
-    pub handle: Box<dyn WorkerHandle>,
-}
-
-/// A hold on the life of a worker.
-pub trait WorkerHandle: Send {
-    /// True if [`Self::end`] can end a worker that is stuck.
-    fn can_end(&self) -> bool;
-
-    /// Ends the worker if it has not ended. Returns how it ended; empty if the worker has reported it.
-    fn end(self: Box<Self>) -> String;
-}
 
 /// How a worker's service ended.
 enum Ended {
@@ -133,6 +67,9 @@ enum LossReason {
     /// It answers for another start.
     #[error("the worker has boot nonce {found}, expected {expected}")]
     OtherNonce { found: u64, expected: u64 },
+    /// It is not the one that this front end needs; another may come in its place.
+    #[error("the worker is refused: {0}")]
+    Unfit(String),
     /// It cannot be sent commands.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -163,7 +100,7 @@ struct Loss {
 }
 
 /// Keeps workers until the server stops. Ends every request when it returns or panics, so that none waits forever.
-pub(super) fn supervise(shared: &Arc<Shared>, starter: Box<dyn WorkerStarter>) {
+pub(super) fn supervise(shared: &Arc<FrontendState>, starter: Box<dyn WorkerStarter>) {
     // Unwind safe: after a panic the worker is dropped and every request fails.
     let failure = match catch_unwind(AssertUnwindSafe(|| keep_workers(shared, starter))) {
         Ok(Ok(())) => {
@@ -180,7 +117,7 @@ pub(super) fn supervise(shared: &Arc<Shared>, starter: Box<dyn WorkerStarter>) {
 }
 
 /// Returns when the server stops. The error is the reason why no worker can be started any more.
-fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Result<(), String> {
+fn keep_workers(shared: &Arc<FrontendState>, mut starter: Box<dyn WorkerStarter>) -> Result<(), String> {
     let mut n_failures = 0;
     // Not a count: a process that reaches the sockets must not be able to guess the next number. 0 is never used.
     let key = RandomState::new();
@@ -194,8 +131,8 @@ fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Re
             },
             Err(error) => Loss { reason: error.into(), was_ready: false, handle: None },
         };
-        let has_served = shared.worker_view().card.is_some();
-        if is_stopping(shared) || !has_served {
+        let may_serve = shared.worker_view().card.is_some() || matches!(loss.reason, LossReason::Unfit(_));
+        if is_stopping(shared) || !may_serve {
             let end = out_of_service(shared, loss);
             // Wrong model or wrong flags: another start would fail in the same way.
             return if is_stopping(shared) { Ok(()) } else { Err(end) };
@@ -213,19 +150,18 @@ fn keep_workers(shared: &Arc<Shared>, mut starter: Box<dyn WorkerStarter>) -> Re
 
 /// Fails the requests of a lost worker that had served, and reports it. Returns the pause before the next start. Fails if the
 /// worker cannot be ended.
-fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
+fn lose(shared: &FrontendState, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
     shared.worker_view_mut().commands = None;
     shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.to_string() });
     let ran = shared.sort_lost_requests();
-    // A worker that is lost in a trial is what the trial is for.
-    let is_trying = super::lock(&shared.quarantine).is_trying();
-    let pause = BACK_OFF[if is_trying { 0 } else { (*n_failures).min(BACK_OFF.len() - 1) }];
-    *n_failures += usize::from(!is_trying);
+    let pause = BACK_OFF[if ran.was_trial { 0 } else { (*n_failures).min(BACK_OFF.len() - 1) }];
+    *n_failures += usize::from(!ran.was_trial);
     {
         let mut view = shared.worker_view_mut();
         view.expected = Some(Instant::now() + pause + view.loading);
     }
-    shared.telemetry.worker_restarts.add(1);
+    let is_unfit = matches!(loss.reason, LossReason::Unfit(_));
+    shared.telemetry.worker_restarts.add(u64::from(!is_unfit));
     let is_stuck = matches!(loss.reason, LossReason::Silent(_));
     let cannot_end = is_stuck && loss.handle.as_ref().is_some_and(|handle| !handle.can_end());
     let was_ready = loss.was_ready;
@@ -236,7 +172,11 @@ fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -
     // Clients first: reaping a process may take a moment.
     shared.fail_lost(&ran, &loss.reason.to_string());
     let end = out_of_service(shared, loss);
-    tracing::error!(reason = end, ?pause, "the engine was lost and is started again");
+    if is_unfit {
+        tracing::error!(reason = end, ?pause, "another worker is waited for");
+    } else {
+        tracing::error!(reason = end, ?pause, "the engine was lost and is started again");
+    }
     // Failed starts would push out the report of what led to them.
     if let Some(reports) = shared.options.crash_reports.as_ref().filter(|_| was_ready) {
         let view = shared.worker_view();
@@ -246,7 +186,7 @@ fn lose(shared: &Shared, incarnation: u64, loss: Loss, n_failures: &mut usize) -
 }
 
 /// Takes a worker out of service and ends it. Returns how it was lost and how it ended.
-fn out_of_service(shared: &Shared, loss: Loss) -> String {
+fn out_of_service(shared: &FrontendState, loss: Loss) -> String {
     shared.worker_view_mut().commands = None;
     shared.adapters.worker_lost();
     shared.contexts().engine_lost();
@@ -258,13 +198,13 @@ fn out_of_service(shared: &Shared, loss: Loss) -> String {
 }
 
 /// Serves with one worker until it ends.
-fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
+fn keep(shared: &FrontendState, incarnation: u64, parts: WorkerParts) -> Ended {
     let WorkerParts { commands, mut events, handle } = parts;
     let started = Instant::now();
     let mut ready_deadline = Some(started + shared.options.startup_timeout);
     let mut next_orders = started + ORDERS_INTERVAL;
     let reason = loop {
-        match events.receive(ORDERS_INTERVAL) {
+        match whole(shared, incarnation, events.receive(ORDERS_INTERVAL)) {
             Received::Batch(batch) if batch.incarnation != incarnation => {
                 shared.telemetry.stale_events.add(batch.events.len() as u64);
             }
@@ -288,15 +228,8 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
                     break LossReason::LeftUnasked;
                 }
             }
-            Received::Malformed(reason) => {
-                shared.telemetry.malformed_frames.add(1);
-                // The first, then every power of two: a flood must not fill the log.
-                let count = shared.telemetry.malformed_frames.get();
-                if count.is_power_of_two() {
-                    tracing::warn!(count, reason, "an undecodable event was dropped");
-                }
-            }
-            Received::Quiet => {}
+            Received::Refused(reason) => break LossReason::Unfit(reason),
+            Received::Damaged(_) | Received::Malformed(_) | Received::Quiet => {}
             Received::Lost(reason) => break LossReason::LinkEnded(reason),
         }
         let now = Instant::now();
@@ -319,8 +252,30 @@ fn keep(shared: &Shared, incarnation: u64, parts: WorkerParts) -> Ended {
     Ended::Lost(Loss { reason, was_ready: ready_deadline.is_none(), handle: Some(handle) })
 }
 
+/// Counts what cannot be read. The engine is told to end the requests that this ends here.
+fn whole(shared: &FrontendState, incarnation: u64, received: Received) -> Received {
+    let (n_unreadable, reason, received) = match received {
+        Received::Damaged(Salvaged { batch, ended, n_unreadable, reason }) => {
+            for rid in ended.iter().filter(|_| batch.incarnation == incarnation) {
+                shared.send_abort(rid);
+            }
+            (n_unreadable, reason, Received::Batch(batch))
+        }
+        Received::Malformed(reason) => (1, reason, Received::Quiet),
+        received => return received,
+    };
+    let n_before = shared.telemetry.malformed_frames.get();
+    shared.telemetry.malformed_frames.add(n_unreadable);
+    // The first, then one for every power of two: a flood must not fill the log.
+    let count = n_before + n_unreadable;
+    if count.next_power_of_two() != n_before.next_power_of_two() || count == 1 {
+        tracing::warn!(count, reason, "an undecodable event was dropped");
+    }
+    received
+}
+
 /// Ends a worker that is to leave, and fails the requests that remain.
-fn leave(shared: &Shared, handle: Box<dyn WorkerHandle>) -> Ended {
+fn leave(shared: &FrontendState, handle: Box<dyn WorkerHandle>) -> Ended {
     shared.worker_view_mut().commands = None;
     shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
     let end = out_of_service(shared, Loss { reason: LossReason::Asked, was_ready: false, handle: Some(handle) });
@@ -329,7 +284,7 @@ fn leave(shared: &Shared, handle: Box<dyn WorkerHandle>) -> Ended {
 }
 
 /// How long a loaded worker has been silent, when the watchdog does not allow it.
-fn overdue_silence(shared: &Shared, is_loaded: bool) -> Option<Duration> {
+fn overdue_silence(shared: &FrontendState, is_loaded: bool) -> Option<Duration> {
     let limit = shared.options.watchdog_timeout.filter(|_| is_loaded)?;
     let silence = shared.worker_view().last_heard.elapsed();
     (silence > limit).then_some(silence)
@@ -366,7 +321,7 @@ fn worker_notices(batch: &mut EventBatch) -> WorkerNotices {
 
 /// Takes a loaded worker into service.
 fn welcome(
-    shared: &Shared,
+    shared: &FrontendState,
     incarnation: u64,
     ready: &Ready,
     commands: &Arc<dyn CommandSender>,
@@ -396,12 +351,12 @@ fn welcome(
     Ok(())
 }
 
-fn is_stopping(shared: &Shared) -> bool {
+fn is_stopping(shared: &FrontendState) -> bool {
     shared.draining.load(Ordering::Acquire)
 }
 
 /// Waits for `pause`; false as soon as the server is to stop.
-fn pause_unless_stopping(shared: &Shared, pause: Duration) -> bool {
+fn pause_unless_stopping(shared: &FrontendState, pause: Duration) -> bool {
     let end = Instant::now() + pause;
     loop {
         let left = end.saturating_duration_since(Instant::now());

@@ -2,34 +2,29 @@
 //!
 //! Never here: requests, and their limits.
 
-use diffulex_engine::{RequestError, TextModel};
+use diffulex_engine::{ConversationEnd, RequestError, TextModel};
 use diffulex_protocol::{Prompt, ServingInput};
 
-use super::Frontend;
+use super::state::Frontend;
+use super::submit_error::SubmitError;
 
 /// Text up to this many bytes is tokenised where it arrives. Chosen by us: it takes some 50 µs, a hop to another thread
 /// and back takes 10 to 20.
 const INLINE_BYTES: usize = 1024;
 
 /// How an input becomes ids. The default is that of generations.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Tokenising {
     /// The special tokens that the tokenizer puts around a text are added.
     pub adds_special_tokens: bool,
-    /// A conversation ends with the start of the assistant's turn.
-    pub adds_generation_prompt: bool,
-}
-
-impl Default for Tokenising {
-    fn default() -> Self {
-        Self { adds_special_tokens: false, adds_generation_prompt: true }
-    }
+    /// Where a conversation ends.
+    pub conversation_end: ConversationEnd,
 }
 
 impl Frontend {
     /// Token ids of what the client calls `field`. Long texts leave the caller's thread, and one that can never fit the
     /// model is refused before it is tokenised.
-    pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, RequestError> {
+    pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
         // Unknown while the model loads for the first time, when nothing can be generated either.
         let max_tokens = self.card().map(|card| card.max_model_len as usize);
         self.tokenise_any(field, input, max_tokens, Tokenising::default()).await
@@ -41,7 +36,7 @@ impl Frontend {
         field: &'static str,
         input: ServingInput,
         how: Tokenising,
-    ) -> Result<Vec<u32>, RequestError> {
+    ) -> Result<Vec<u32>, SubmitError> {
         let max_tokens = self.card().map(|card| card.max_model_len as usize);
         self.tokenise_any(field, input, max_tokens, how).await
     }
@@ -52,7 +47,7 @@ impl Frontend {
         input: ServingInput,
         max_tokens: Option<usize>,
         how: Tokenising,
-    ) -> Result<Vec<u32>, RequestError> {
+    ) -> Result<Vec<u32>, SubmitError> {
         let n_bytes: usize = match &input {
             ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
             ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),
@@ -61,11 +56,11 @@ impl Frontend {
             }
         };
         if n_bytes <= INLINE_BYTES {
-            return tokenise(self.text(), field, input, max_tokens, how);
+            return Ok(tokenise(self.text(), field, input, max_tokens, how)?);
         }
         let frontend = self.clone();
         let work = move || tokenise(frontend.text(), field, input, max_tokens, how);
-        self.long_work().run(work).await.map_err(|error| RequestError::engine(error.to_string()))?
+        Ok(self.long_work().run(work).await??)
     }
 }
 
@@ -79,10 +74,7 @@ fn tokenise(
     let written = match input {
         ServingInput::Prompt { prompt: Prompt::Ids(ids) } => return Ok(ids),
         ServingInput::Prompt { prompt: Prompt::Text(prompt) } => prompt,
-        ServingInput::Chat { messages } => {
-            let options = [("add_generation_prompt".to_owned(), how.adds_generation_prompt.into())];
-            text.render_chat_with(&messages, &options.into_iter().collect())?
-        }
+        ServingInput::Chat { messages } => text.render_chat_until(&messages, how.conversation_end)?,
     };
     let least = text.min_tokens(written.len());
     if let Some(most) = max_tokens.filter(|most| least > *most) {

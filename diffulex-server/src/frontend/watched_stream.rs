@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use diffulex_protocol::{ServingError, ServingReply};
 
-use super::{EventStream, StreamEvent, SubmitError};
+use super::request_state::StreamEvent;
+use super::stream::EventStream;
+use super::submit_error::SubmitError;
 
 /// Silence after which is asked whether anybody still waits. Diffulex's `request_state_wait_timeout_s`.
 const DISCONNECT_POLL: Duration = Duration::from_millis(500);

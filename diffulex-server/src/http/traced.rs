@@ -6,8 +6,9 @@ use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 
-use super::error::ApiError;
-use crate::traces::Traces;
+use crate::frontend::Requester;
+use crate::http::answer::error::ApiError;
+use crate::observe::traces::Traces;
 
 /// A route whose requests have traces.
 #[derive(Clone)]
@@ -19,7 +20,9 @@ pub(super) struct TracedRoute {
 /// The layer: inside of those that admit calls, so that a stranger makes no traces.
 pub(super) async fn trace(State(route): State<TracedRoute>, mut request: Request, next: Next) -> Response {
     let trace = route.traces.begin(request.method(), route.path, request.headers());
-    request.extensions_mut().insert(trace.clone());
+    if let Some(requester) = request.extensions_mut().get_mut::<Requester>() {
+        requester.trace = Some(trace.clone());
+    }
     let mut response = next.run(request).await;
     trace.answer(response.status().as_u16());
     let refusal = response.extensions().get::<ApiError>().filter(|error| !error.was_accepted());

@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use crate::platform::{SOCKET_PATH_BYTES, is_listened_at};
+use crate::os::platform::{SOCKET_PATH_BYTES, is_listened_at};
 
 /// Why there can be no socket at an address.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
 //! A link inside one process: two bounded channels, nothing is encoded.
 //!
-//! In: nothing. Out: the ends of a link, for [`crate::engine_loop`] and for tests. A dropped end is a lost link for the
+//! In: nothing. Out: the ends of a link, for [`crate::worker::engine_loop`] and for tests. A dropped end is a lost link for the
 //! other. Never here: threads.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};

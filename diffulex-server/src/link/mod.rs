@@ -10,7 +10,7 @@ pub mod zmq;
 
 use std::time::Duration;
 
-use diffulex_protocol::{EventBatch, ServingCommand, ServingError};
+use diffulex_protocol::{EventBatch, Salvaged, ServingCommand, ServingError};
 
 /// Why a message could not be handed over.
 #[derive(Debug, thiserror::Error)]
@@ -40,10 +40,14 @@ pub trait CommandSender: Send + Sync {
 pub enum Received {
     /// One message.
     Batch(EventBatch),
+    /// One message, of which some events are undecodable.
+    Damaged(Salvaged),
     /// An undecodable message; the link is fine.
     Malformed(String),
     /// Nothing within the time given.
     Quiet,
+    /// The worker cannot serve this front end, and why; another one may.
+    Refused(String),
     /// The worker is gone and everything it sent has been received.
     Lost(String),
 }

@@ -1,7 +1,6 @@
-use std::hash::RandomState;
-
 use diffulex_protocol::ServingInput;
 
+use super::records::{MAX_CONVICTIONS, MAX_REMEMBERED, REFUSED_FOR, WARM_UP};
 use super::*;
 
 fn request(name: u64, turn: u32) -> ServingGenerate {
@@ -12,7 +11,10 @@ fn request(name: u64, turn: u32) -> ServingGenerate {
 struct World {
     quarantine: Quarantine,
     now: Instant,
+    caller: Caller,
     poison: u64,
+    /// All below are poison, too.
+    deadly_below: Option<u64>,
     running: Vec<Running>,
     n_lost: usize,
     answered: Vec<u64>,
@@ -26,7 +28,22 @@ fn name_of(rid: &str) -> u64 {
 impl World {
     fn new(poison: u64) -> Self {
         let quarantine = Quarantine::default();
-        Self { quarantine, now: Instant::now(), poison, running: vec![], n_lost: 0, answered: vec![], refused: vec![] }
+        let (caller, now) = (Caller::WITHOUT_KEY, Instant::now());
+        Self {
+            quarantine,
+            now,
+            caller,
+            poison,
+            deadly_below: None,
+            running: vec![],
+            n_lost: 0,
+            answered: vec![],
+            refused: vec![],
+        }
+    }
+
+    fn is_poison(&self, name: u64) -> bool {
+        self.deadly_below.map_or(name == self.poison, |end| name < end)
     }
 
     fn start(&mut self, generate: ServingGenerate) {
@@ -35,10 +52,10 @@ impl World {
     }
 
     fn submit(&mut self, name: u64, turn: u32) {
-        if self.quarantine.refusal(Fingerprint(name), self.now).is_some() {
-            self.refused.push(name);
-        } else if let Some(generate) = self.quarantine.admit(Fingerprint(name), request(name, turn), self.now) {
-            self.start(generate);
+        match self.quarantine.admit(Fingerprint(name), self.caller, request(name, turn), self.now) {
+            Admission::Send(generate) => self.start(*generate),
+            Admission::Held => {}
+            Admission::Refused(_) => self.refused.push(name),
         }
     }
 
@@ -54,15 +71,16 @@ impl World {
                 return told;
             }
             let running = std::mem::take(&mut self.running);
-            if running.iter().any(|request| name_of(&request.rid) == self.poison) {
+            if running.iter().any(|request| self.is_poison(name_of(&request.rid))) {
                 self.n_lost += 1;
                 let aftermath = self.quarantine.worker_lost(running.iter().cloned(), self.now);
-                self.refused.extend(aftermath.refused.iter().map(|rid| name_of(rid)));
-                let spared = aftermath.again.into_iter().chain(aftermath.refused).collect::<HashSet<_>>();
+                let refused: Vec<String> = aftermath.refused.into_iter().map(|(rid, _)| rid).collect();
+                self.refused.extend(refused.iter().map(|rid| name_of(rid)));
+                let spared = aftermath.again.into_iter().chain(refused).collect::<HashSet<_>>();
                 told.extend(running.iter().filter(|one| !spared.contains(&one.rid)).map(|one| name_of(&one.rid)));
             } else {
                 for request in running {
-                    self.quarantine.ended(&request.rid);
+                    self.quarantine.ended(&request.rid, Ending::Complete);
                     self.answered.push(name_of(&request.rid));
                 }
             }
@@ -84,7 +102,7 @@ fn one_poisonous_request_among_a_hundred_is_refused_and_the_rest_is_answered() {
         let innocent: Vec<u64> = (0..100).filter(|name| *name != poison).collect();
         assert_eq!(answered, innocent, "each once");
         assert_eq!(world.refused, [poison]);
-        assert!(world.n_lost <= 2 + 7, "{} workers were lost", world.n_lost);
+        assert!(world.n_lost <= 4, "{} workers were lost", world.n_lost);
         world.submit(poison, 2);
         assert_eq!(world.refused, [poison, poison]);
         assert!(world.quarantine.is_idle());
@@ -100,7 +118,7 @@ fn a_request_whose_worker_was_lost_by_accident_is_answered_the_next_time() {
     world.submit(7, 1);
     assert_eq!(world.run(), [0; 0]);
     assert_eq!((world.answered.as_slice(), world.n_lost), ([7].as_slice(), 1));
-    assert!(!world.quarantine.is_suspect(Fingerprint(7), world.now));
+    assert!(!world.quarantine.records.is_suspect(Fingerprint(7), world.now));
 }
 
 #[test]
@@ -110,10 +128,11 @@ fn the_refusal_ends() {
         world.submit(7, turn);
         world.run();
     }
-    let left = world.quarantine.refusal(Fingerprint(7), world.now).expect("refused");
+    let refusal = |world: &World| world.quarantine.refusal(Fingerprint(7), world.caller, world.now);
+    let Some(Refusal::Request(left)) = refusal(&world) else { panic!("not refused") };
     assert!(left <= REFUSED_FOR && left > REFUSED_FOR / 2, "{left:?}");
     world.now += REFUSED_FOR;
-    assert_eq!(world.quarantine.refusal(Fingerprint(7), world.now), None);
+    assert_eq!(refusal(&world), None);
 }
 
 #[test]
@@ -125,14 +144,14 @@ fn others_wait_while_suspects_are_tried_and_no_longer() {
     world.submit(7, 1);
     let next = world.quarantine.next(world.now);
     assert_eq!(next.send, [request(7, 1)]);
-    assert_eq!(world.quarantine.admit(Fingerprint(8), request(8, 0), world.now), None);
+    assert_eq!(world.quarantine.admit(Fingerprint(8), world.caller, request(8, 0), world.now), Admission::Held);
     assert_eq!(world.quarantine.next(world.now), Next::default());
     // It still runs, for longer than it had when the worker was lost.
-    world.now += *TRIAL.start();
+    world.now += WARM_UP + Duration::from_millis(20);
     let next = world.quarantine.next(world.now);
-    assert_eq!(next, Next { send: vec![request(8, 0)], cleared: vec!["7-1".to_owned()] });
+    assert_eq!(next, Next { send: vec![request(8, 0)], cleared: vec!["7-1".to_owned(), "8-0".to_owned()] });
     assert!(world.quarantine.is_idle());
-    assert!(!world.quarantine.is_suspect(Fingerprint(7), world.now));
+    assert!(!world.quarantine.records.is_suspect(Fingerprint(7), world.now));
 }
 
 #[test]
@@ -145,11 +164,11 @@ fn an_only_suspect_in_company_is_refused_at_the_second_lost_worker() {
     world.submit(7, 1);
     world.quarantine.next(world.now);
     let aftermath = world.quarantine.worker_lost([company, tried.clone()].into_iter(), world.now);
-    assert_eq!(aftermath, Aftermath { again: vec!["7-1".to_owned()], refused: vec![] });
-    assert!(world.quarantine.is_suspect(Fingerprint(9), world.now));
+    assert_eq!(aftermath, Aftermath { was_trial: true, again: vec!["7-1".to_owned()], refused: vec![] });
+    assert!(world.quarantine.records.is_suspect(Fingerprint(9), world.now));
     assert_eq!(world.quarantine.next(world.now).send, [request(7, 1)]);
     let aftermath = world.quarantine.worker_lost([tried].into_iter(), world.now);
-    assert_eq!(aftermath.refused, ["7-1"]);
+    assert_eq!(aftermath.refused, [("7-1".to_owned(), Refusal::Request(REFUSED_FOR))]);
 }
 
 #[test]
@@ -159,7 +178,7 @@ fn a_client_that_leaves_does_not_take_its_guilt_along() {
     let sent = world.running.pop().expect("it was sent");
     assert!(!world.quarantine.left(sent), "the worker has it");
     world.quarantine.worker_lost(std::iter::empty(), world.now);
-    assert!(world.quarantine.is_suspect(Fingerprint(7), world.now));
+    assert!(world.quarantine.records.is_suspect(Fingerprint(7), world.now));
 
     // Tried, and it leaves again.
     world.submit(7, 1);
@@ -167,7 +186,7 @@ fn a_client_that_leaves_does_not_take_its_guilt_along() {
     let tried = Running { rid: "7-1".to_owned(), fingerprint: Fingerprint(7), since: world.now };
     assert!(!world.quarantine.left(tried));
     world.quarantine.worker_lost(std::iter::empty(), world.now);
-    assert!(world.quarantine.refusal(Fingerprint(7), world.now).is_some());
+    assert!(world.quarantine.refusal(Fingerprint(7), world.caller, world.now).is_some());
 }
 
 #[test]
@@ -198,20 +217,172 @@ fn what_is_remembered_is_bounded() {
         });
         quarantine.worker_lost(running, now);
     }
-    assert_eq!(quarantine.suspects.len(), MAX_REMEMBERED);
     let now = start + Duration::from_secs(3);
-    assert!(quarantine.is_suspect(Fingerprint(200), now) && !quarantine.is_suspect(Fingerprint(0), now));
+    let is_suspect = |fingerprint: &u64| quarantine.records.is_suspect(Fingerprint(*fingerprint), now);
+    assert_eq!((0..2 * MAX_REMEMBERED as u64).filter(is_suspect).count(), MAX_REMEMBERED);
+    assert!(is_suspect(&200) && !is_suspect(&0));
 }
 
 #[test]
-fn a_fingerprint_is_the_request_without_its_seed() {
-    let key = RandomState::new();
-    let params = SamplingParams::default();
-    let of = |ids: &[u32], params: &SamplingParams| Fingerprint::of(&key, ids, None, None, params);
-    let first = of(&[1, 2], &params);
-    assert_eq!(first, of(&[1, 2], &SamplingParams { seed: Some(7), ..params.clone() }));
-    assert_ne!(first, of(&[1, 3], &params));
-    assert_ne!(first, of(&[1, 2], &SamplingParams { max_tokens: 7, ..params.clone() }));
-    assert_ne!(first, Fingerprint::of(&key, &[1, 2], None, Some("adapter"), &params));
-    assert_ne!(first, Fingerprint::of(&key, &[1, 2], Some(&[3]), None, &params));
+fn requests_that_are_equal_are_tried_once() {
+    let mut world = World::new(7);
+    world.submit(7, 0);
+    world.run();
+    (1..9).for_each(|turn| world.submit(7, turn));
+    assert_eq!(world.run(), [0; 0]);
+    assert_eq!((world.n_lost, world.refused.as_slice()), (2, [7; 8].as_slice()));
+    assert!(world.quarantine.is_idle());
+}
+
+#[test]
+fn a_verdict_is_that_of_all_that_are_equal() {
+    let mut world = World::new(7);
+    world.submit(7, 0);
+    world.run();
+    world.poison = u64::MAX;
+    (1..9).for_each(|turn| world.submit(7, turn));
+    let next = world.quarantine.next(world.now);
+    assert_eq!(next.send, [request(7, 1)], "one of them is tried");
+    world.quarantine.ended("7-1", Ending::Complete);
+    let next = world.quarantine.next(world.now);
+    assert_eq!(next.send.len(), 7, "the others are let go at once");
+    assert_eq!(next.cleared.len(), 7);
+    assert!(world.quarantine.is_idle());
+}
+
+#[test]
+fn an_aborted_trial_has_no_verdict() {
+    let mut world = World::new(7);
+    world.submit(7, 0);
+    world.run();
+    world.submit(7, 1);
+    world.submit(7, 2);
+    world.quarantine.next(world.now);
+    world.quarantine.left(Running { rid: "7-1".to_owned(), fingerprint: Fingerprint(7), since: world.now });
+    assert!(world.quarantine.ended("7-1", Ending::Aborted));
+    assert!(world.quarantine.records.is_suspect(Fingerprint(7), world.now));
+    assert_eq!(world.quarantine.next(world.now).send, [request(7, 2)], "the next of its kind is tried");
+}
+
+#[test]
+fn a_request_that_was_refused_between_its_check_and_its_turn_is_not_sent() {
+    let mut world = World::new(7);
+    for turn in 0..2 {
+        world.submit(7, turn);
+        world.run();
+    }
+    let admission = world.quarantine.admit(Fingerprint(7), world.caller, request(7, 2), world.now);
+    assert!(matches!(admission, Admission::Refused(_)), "{admission:?}");
+}
+
+#[test]
+fn a_suspect_that_was_cleared_too_early_is_tried_for_longer() {
+    let mut world = World::new(u64::MAX);
+    let ran = Duration::from_secs(25);
+    let lose = |world: &mut World, turn: u32| {
+        world.submit(7, turn);
+        let running =
+            world.running.drain(..).map(|request| Running { since: world.now, ..request }).collect::<Vec<_>>();
+        world.now += ran;
+        world.quarantine.worker_lost(running.into_iter(), world.now);
+    };
+    let time_of_trial = |world: &mut World, turn: u32| {
+        world.submit(7, turn);
+        assert_eq!(world.quarantine.next(world.now).send.len(), 1);
+        let end = world.quarantine.trial.as_ref().expect("a trial").end;
+        let time = end - world.now;
+        world.now = end;
+        assert_eq!(world.quarantine.next(world.now).cleared, [format!("7-{turn}")]);
+        time
+    };
+    lose(&mut world, 0);
+    let first = time_of_trial(&mut world, 1);
+    world.quarantine.ended("7-1", Ending::Complete);
+    lose(&mut world, 2);
+    assert!(world.quarantine.records.is_suspect(Fingerprint(7), world.now));
+    assert!(time_of_trial(&mut world, 3) > 2 * first);
+}
+
+/// Has `n_poisons` of `caller` refused, one after the other.
+fn convict(world: &mut World, caller: Caller, n_poisons: usize) {
+    world.caller = caller;
+    for poison in 0..n_poisons as u64 {
+        world.poison = poison;
+        for turn in 0..2 {
+            world.submit(poison, turn);
+            world.run();
+        }
+    }
+    assert_eq!(world.refused.len(), n_poisons);
+    world.poison = u64::MAX;
+}
+
+#[test]
+fn a_caller_with_many_poisons_is_refused_and_no_other() {
+    let mut world = World::new(0);
+    world.quarantine = Quarantine::new(true);
+    let (guilty, other) = (Caller::of(1), Caller::of(2));
+    convict(&mut world, guilty, MAX_CONVICTIONS);
+    let refusal = |world: &World, caller| world.quarantine.refusal(Fingerprint(77), caller, world.now);
+    assert!(matches!(refusal(&world, guilty), Some(Refusal::Caller(_))), "{:?}", refusal(&world, guilty));
+    assert_eq!((refusal(&world, other), refusal(&world, Caller::WITHOUT_KEY)), (None, None));
+    world.now += REFUSED_FOR;
+    assert_eq!(refusal(&world, guilty), None);
+}
+
+#[test]
+fn callers_that_cannot_be_told_apart_are_never_refused() {
+    for (tells_apart, caller) in [(false, Caller::WITHOUT_KEY), (false, Caller::of(1)), (true, Caller::WITHOUT_KEY)] {
+        let mut world = World::new(0);
+        world.quarantine = Quarantine::new(tells_apart);
+        convict(&mut world, caller, 2 * MAX_CONVICTIONS);
+        assert_eq!(world.quarantine.refusal(Fingerprint(77), caller, world.now), None);
+        // But suspects are tried alone.
+        (100..104).for_each(|name| world.submit(name, 0));
+        let lost: Vec<Running> = world.running.drain(..).collect();
+        world.quarantine.worker_lost(lost.into_iter(), world.now);
+        (100..104).for_each(|name| world.submit(name, 1));
+        assert_eq!(world.quarantine.next(world.now).send.len(), 1);
+    }
+}
+
+#[test]
+fn the_suspects_of_a_caller_with_a_poison_are_tried_alone_and_those_of_others_together() {
+    let mut world = World::new(0);
+    world.quarantine = Quarantine::new(true);
+    let (guilty, other) = (Caller::of(1), Caller::of(2));
+    convict(&mut world, guilty, 1);
+    let submit_all = |world: &mut World, turn| {
+        for name in 100..108 {
+            world.caller = if name < 104 { guilty } else { other };
+            world.submit(name, turn);
+        }
+    };
+    submit_all(&mut world, 0);
+    let lost: Vec<Running> = world.running.drain(..).collect();
+    world.quarantine.worker_lost(lost.into_iter(), world.now);
+    submit_all(&mut world, 1);
+    let mut sizes = Vec::new();
+    while !world.quarantine.is_idle() {
+        let sent = world.quarantine.next(world.now).send;
+        sizes.extend((!sent.is_empty()).then_some(sent.len()));
+        for generate in sent {
+            world.quarantine.ended(&generate.rid, Ending::Complete);
+        }
+    }
+    assert_eq!(sizes, [2, 2, 1, 1, 1, 1]);
+}
+
+#[test]
+fn eight_poisons_of_one_caller_cost_six_workers_and_then_the_caller_is_refused() {
+    let mut world = World::new(0);
+    world.quarantine = Quarantine::new(true);
+    world.caller = Caller::of(1);
+    world.deadly_below = Some(8);
+    (0..8).for_each(|name| world.submit(name, 0));
+    let told = world.run();
+    told.into_iter().for_each(|name| world.submit(name, 1));
+    assert_eq!(world.run(), [0; 0]);
+    assert_eq!((world.refused.len(), world.n_lost), (8, 6));
+    assert!(world.quarantine.is_idle());
 }

@@ -12,10 +12,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{VERSION, tagged, timestamp, untagged};
-use crate::http::body::{self, Dialect};
-use crate::http::error::ApiError;
-use crate::http::{App, asked_model};
+use super::names::{tagged, untagged};
+use crate::http::answer::error::ApiError;
+use crate::http::answer::timestamp::timestamp;
+use crate::http::app::{App, asked_model};
+use crate::http::request::body::{self, Dialect};
+
+/// The version of Ollama whose API this is. Clients ask for at least 0.6.4 (editors) and 0.35.0 (`/api/ps`' context length).
+const VERSION: &str = "0.35.0";
 
 /// When a model that stays loaded expires: the last second of a four-digit year.
 const NEVER: u64 = 253_402_300_799;
@@ -53,6 +57,7 @@ struct Running {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
 pub(super) struct ShowBody {
+    /// Name of the model or of an adapter.
     model: Option<String>,
     /// The field's older name.
     name: Option<String>,
@@ -88,7 +93,7 @@ pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Res
         "modified_at": timestamp(app.options.started_at),
         "details": details(&app, card.as_deref(), &asked.name),
         "model_info": card.as_deref().map_or_else(Map::new, model_info),
-        "capabilities": ["completion"],
+        "capabilities": capabilities(card.as_deref()),
     });
     Ok(Json(shown).into_response())
 }
@@ -96,6 +101,12 @@ pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Res
 /// The version of the API, and of this server.
 pub(super) async fn version() -> Response {
     Json(json!({ "version": VERSION, "diffulex": env!("CARGO_PKG_VERSION") })).into_response()
+}
+
+/// Uses of the model, by Ollama's names; `insert` is a text between a prompt and a suffix.
+fn capabilities(card: Option<&ModelCard>) -> Vec<&'static str> {
+    let infills = card.is_some_and(|card| card.infills);
+    ["completion", "embedding"].into_iter().chain(infills.then_some("insert")).collect()
 }
 
 fn names(app: &App) -> impl Iterator<Item = String> {
@@ -128,7 +139,7 @@ fn details(app: &App, card: Option<&ModelCard>, name: &str) -> Details {
     let family = card.map(|card| card.architecture.clone()).unwrap_or_default();
     Details {
         parent_model: if app.options.is_served(name) { String::new() } else { app.options.model_name.clone() },
-        format: "safetensors",
+        format: app.options.model_format,
         families: vec![family.clone()],
         family,
         parameter_size: card.map(|card| shortened(card.parameters)).unwrap_or_default(),

@@ -11,18 +11,18 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::untagged;
-use crate::frontend::Truncation;
-use crate::http::answer;
-use crate::http::body::{self, Dialect, Read};
-use crate::http::embeddings::{Embedded, NAMES, Texts, VectorShape};
-use crate::http::error::ApiError;
-use crate::http::fields::{PromptField, by_name};
-use crate::http::interface::InterfaceBody;
-use crate::http::request::Reading;
-use crate::http::schemas;
-use crate::http::{App, asked_model};
-use crate::traces::RequestTrace;
+use super::names::untagged;
+use crate::frontend::{Requester, Truncation};
+use crate::http::answer::error::ApiError;
+use crate::http::answer::parts;
+use crate::http::app::{App, asked_model};
+use crate::http::openai::embeddings::{Embedded, NAMES, Texts, VectorShape};
+use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::fields::{PromptField, by_name};
+use crate::http::request::generation::Reading;
+use crate::http::request::interface::InterfaceBody;
+use crate::http::request::numbers::whole;
+use crate::http::request::schemas;
 
 const EMBED: Reading = Reading::of("/api/embed").with_choices();
 const EMBEDDINGS: Reading = Reading { route: "/api/embeddings", ..EMBED };
@@ -32,11 +32,16 @@ const EMBEDDINGS: Reading = Reading { route: "/api/embeddings", ..EMBED };
 #[serde(default, expecting = "a JSON object")]
 pub(super) struct EmbedFields {
     input: Option<PromptField>,
+    /// A text that is too long is cut at its end; if false it is a 400.
     truncate: Option<bool>,
+    /// So many of the first numbers, before normalisation.
+    #[serde(deserialize_with = "whole")]
     dimensions: Option<u32>,
+    /// How the states of the tokens become one vector.
     #[serde(deserialize_with = "by_name")]
     #[schemars(schema_with = "schemas::name_of::<Pooling>")]
     pooling: Option<Pooling>,
+    /// Bring the vector to length 1.
     normalize: Option<bool>,
     /// Accepted: no option of a generation changes an embedding.
     #[serde(rename = "options")]
@@ -51,12 +56,16 @@ pub(super) struct EmbedFields {
 #[serde(default, expecting = "a JSON object")]
 #[schemars(rename = "OllamaEmbeddingsFields")]
 pub(super) struct EmbeddingsFields {
+    /// The text.
     prompt: Option<String>,
+    /// How the states of the tokens become one vector.
     #[serde(deserialize_with = "by_name")]
     #[schemars(schema_with = "schemas::name_of::<Pooling>")]
     pooling: Option<Pooling>,
+    /// Accepted: no option of a generation changes an embedding.
     #[serde(rename = "options")]
     _options: Option<Value>,
+    /// Accepted: the model stays loaded whatever it says.
     #[serde(rename = "keep_alive")]
     _keep_alive: Option<Value>,
 }
@@ -70,9 +79,9 @@ struct Asked {
 }
 
 impl Asked {
-    async fn embed(self, app: &App, trace: Option<RequestTrace>) -> Result<Embedded, ApiError> {
+    async fn embed(self, app: &App, requester: Requester) -> Result<Embedded, ApiError> {
         match self.texts {
-            Some(texts) => texts.embed(app, trace).await,
+            Some(texts) => texts.embed(app, requester).await,
             None => {
                 app.frontend.check_ready()?;
                 Ok(Embedded { vectors: Vec::new(), prompt_tokens: 0 })
@@ -92,11 +101,11 @@ pub(in crate::http) async fn embed(State(app): State<App>, request: Request) -> 
             let truncation = own.truncate.unwrap_or(true).then_some(Truncation::Beginning);
             ask(app, body, own.input, (&EMBED, own.pooling, shape, truncation))
         };
-        let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Ollama, read).await?;
+        let Read { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
         let model = asked.model.clone();
-        let embedded = asked.embed(&app, trace).await?;
+        let embedded = asked.embed(&app, requester).await?;
         drop(held);
-        Ok(answer::object(|fields| {
+        Ok(parts::object(|fields| {
             fields.add("model", &model);
             fields.add("embeddings", &embedded.vectors);
             fields.add("total_duration", &(start.elapsed().as_nanos() as u64));
@@ -115,11 +124,11 @@ pub(in crate::http) async fn embeddings(State(app): State<App>, request: Request
         let prompt = own.prompt.map(PromptField::Text);
         ask(app, body, prompt, (&EMBEDDINGS, own.pooling, shape, Some(Truncation::Beginning)))
     };
-    let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Ollama, read).await?;
-    let mut vectors = asked.embed(&app, trace).await?.vectors;
+    let Read { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let mut vectors = asked.embed(&app, requester).await?.vectors;
     drop(held);
     let vector = vectors.pop().unwrap_or_default();
-    Ok(answer::object(|fields| fields.add("embedding", &vector)))
+    Ok(parts::object(|fields| fields.add("embedding", &vector)))
 }
 
 fn ask<T>(

@@ -13,19 +13,25 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{timestamp, untagged};
+use super::names::untagged;
 use crate::frontend::{StreamEvent, Submission};
-use crate::http::answer::{self, DiffusionReport, Fields, ObjectHead, Spacing, reply_of, unix_seconds, write_object};
-use crate::http::body::{self, Dialect, Read};
-use crate::http::denoise_frames::DenoiseFrames;
-use crate::http::error::{ApiError, ErrorForm};
-use crate::http::fields::ContentField;
-use crate::http::interface::{InterfaceBody, message, unsupported};
-use crate::http::message::MessageField;
-use crate::http::other_fields::is_empty;
-use crate::http::request::{GenerationBody, Order, Reading};
-use crate::http::sse::{self, Framer, Frames, StreamForm};
-use crate::http::{App, asked_model};
+use crate::http::answer::denoise_frames::DenoiseFrames;
+use crate::http::answer::error::{ApiError, ErrorForm};
+use crate::http::answer::parts::{
+    self, DiffusionReport, Fields, ObjectHead, Spacing, TokenLogprob, reply_of, token_logprobs, unix_seconds,
+    write_object,
+};
+use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
+use crate::http::answer::streamed_logprobs::StreamedLogprobs;
+use crate::http::answer::timestamp::timestamp;
+use crate::http::app::{App, asked_model};
+use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::field_lists::{foreign, is_empty};
+use crate::http::request::fields::ContentField;
+use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::request::interface::{InterfaceBody, message, unsupported};
+use crate::http::request::message::MessageField;
+use crate::http::request::numbers::whole;
 
 const CHAT: Reading = Reading::of("/api/chat").of_messages();
 /// With the chat template.
@@ -42,21 +48,37 @@ const NAMES: [(&str, &str); 2] =
 #[serde(default, expecting = "a JSON object")]
 pub(super) struct OllamaFields {
     options: Option<InterfaceBody<OllamaOptions>>,
+    /// Not supported: a value that asks for something is a 400.
     format: Option<Value>,
+    /// Not supported: only false is accepted.
     think: Option<Value>,
+    /// Not supported: a value that asks for something is a 400.
     tools: Option<Vec<Value>>,
+    /// Not supported: a value that asks for something is a 400.
     images: Option<Vec<Value>>,
+    /// Log-probabilities of the tokens are reported.
+    logprobs: Option<bool>,
+    /// With `logprobs`: alternatives per token.
+    #[serde(deserialize_with = "whole")]
+    top_logprobs: Option<u32>,
     /// Accepted: the model stays loaded whatever it says.
     #[serde(rename = "keep_alive")]
     _keep_alive: Option<Value>,
 
+    /// The conversation, of `/api/chat`.
     messages: Option<Vec<OllamaMessage>>,
 
+    /// The prompt, of `/api/generate`; without one the model is reported as loaded.
     prompt: Option<String>,
+    /// Text behind the gap that the answer fills.
     suffix: Option<String>,
+    /// System message before the prompt.
     system: Option<String>,
+    /// The prompt as it is, without the chat template.
     raw: Option<bool>,
+    /// Not supported: a value that asks for something is a 400.
     template: Option<String>,
+    /// Not supported: a value that asks for something is a 400.
     context: Option<Value>,
 }
 
@@ -64,6 +86,7 @@ pub(super) struct OllamaFields {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "an object")]
 struct OllamaOptions {
+    #[serde(deserialize_with = "whole")]
     num_predict: Option<i64>,
     repeat_penalty: Option<f32>,
 }
@@ -99,12 +122,12 @@ pub(in crate::http) async fn generate(State(app): State<App>, request: Request) 
 async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, ApiError> {
     let start = Instant::now();
     let read = move |app: &App, body: InterfaceBody<OllamaFields>| ask(app, body, shape);
-    let Read { value: asked, held, trace } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let Read { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
     let order = match asked {
         Asked::Answer(order) => *order,
         Asked::Load { model } => {
             app.frontend.check_ready()?;
-            return Ok(answer::object(|fields| {
+            return Ok(parts::object(|fields| {
                 add_head(fields, &model);
                 shape.add_text(fields, "");
                 fields.add("done", &true);
@@ -113,19 +136,24 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
         }
     };
     let is_stream = order.submission.stream;
-    let mut streams = app.frontend.submit(Submission { trace, ..order.submission }).await?;
+    let mut streams = app.frontend.submit(Submission { requester, ..order.submission }).await?;
     drop(held);
     if is_stream {
         let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &order.model));
-        let framer = LineFramer { head, shape, start, denoise: DenoiseFrames::new(order.denoise, false) };
+        let denoise = DenoiseFrames::new(order.denoise, false);
+        let logprobs = StreamedLogprobs::new(&app.frontend, order.wants_logprobs);
+        let framer = LineFramer { head, shape, start, denoise, logprobs };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     match streams.pop() {
         Some(stream) => {
             let reply = reply_of(stream).await?;
-            Ok(answer::object(|fields| {
+            Ok(parts::object(|fields| {
                 add_head(fields, &order.model);
                 add_end(fields, shape, &reply.text, &reply, start.elapsed());
+                if order.wants_logprobs {
+                    fields.add("logprobs", &token_logprobs(app.frontend.text(), (&reply).into()));
+                }
             }))
         }
         None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
@@ -134,6 +162,7 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
 
 fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result<Asked, ApiError> {
     check(&body.own)?;
+    check_shape(&body.own, shape)?;
     let Some(name) = body.get("model").and_then(Value::as_str).map(str::to_owned) else {
         return Err(ApiError::invalid("model", "model is required: a string"));
     };
@@ -144,6 +173,12 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
     if let Some(options) = body.own.options.take() {
         let options = body.merge(options, &app.ignored_fields)?;
         add_options(app, &mut body, &options)?;
+    }
+    if let Some(logprobs) = body.own.logprobs {
+        body.set("logprobs", logprobs);
+    }
+    if let Some(n) = body.own.top_logprobs {
+        body.set("top_logprobs", n);
     }
     let (mut own, request) = body.into_request()?;
     let filled = match shape {
@@ -182,6 +217,24 @@ fn check(fields: &OllamaFields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Refuses fields that only the other route has.
+fn check_shape(fields: &OllamaFields, shape: Shape) -> Result<(), ApiError> {
+    let is_text = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    let foreign_ones: &[(&str, bool)] = match shape {
+        Shape::Chat => &[
+            ("prompt", is_text(&fields.prompt)),
+            ("suffix", is_text(&fields.suffix)),
+            ("system", is_text(&fields.system)),
+            ("raw", fields.raw == Some(true)),
+        ],
+        Shape::Generate => &[("messages", fields.messages.as_ref().is_some_and(|messages| !messages.is_empty()))],
+    };
+    match foreign_ones.iter().find(|(_, is_set)| *is_set) {
+        Some((name, _)) => Err(foreign(name)),
+        None => Ok(()),
+    }
+}
+
 fn add_options(app: &App, body: &mut InterfaceBody<OllamaFields>, options: &OllamaOptions) -> Result<(), ApiError> {
     match options.num_predict {
         None => {}
@@ -213,6 +266,10 @@ fn fill_chat(
 ) -> Result<Option<(GenerationBody, &'static Reading)>, ApiError> {
     if messages.is_empty() {
         return Ok(None);
+    }
+    // As Ollama does: an answer that has begun is continued.
+    if messages.last().is_some_and(|last| last.role == "assistant") {
+        request.continue_last_message();
     }
     let messages = messages.into_iter().enumerate().map(|(index, message)| message.into_message(index));
     request.messages = Some(messages.collect::<Result<_, _>>()?);
@@ -300,22 +357,27 @@ struct LineFramer {
     shape: Shape,
     start: Instant,
     denoise: DenoiseFrames,
+    logprobs: StreamedLogprobs,
 }
 
 impl LineFramer {
-    fn text(&self, text: &str, frames: &mut Frames) {
+    fn text(&self, text: &str, logprobs: &[TokenLogprob], frames: &mut Frames) {
         // Text held back (an incomplete character, a possible stop string) comes with a later line.
-        if text.is_empty() {
+        if text.is_empty() && logprobs.is_empty() {
             return;
         }
         frames.push_line(&self.head, |fields| {
             self.shape.add_text(fields, text);
             fields.add("done", &false);
+            if !logprobs.is_empty() {
+                fields.add("logprobs", logprobs);
+            }
         });
     }
 
     fn snapshot(&mut self, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
-        self.text(&snapshot.committed_text, frames);
+        let logprobs = self.logprobs.of_snapshot(&snapshot);
+        self.text(&snapshot.committed_text, &logprobs, frames);
         frames.push_line(&self.head, |fields| {
             self.shape.add_text(fields, "");
             fields.add("done", &false);
@@ -329,7 +391,7 @@ impl Framer for LineFramer {
 
     fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
-            StreamEvent::Delta(delta) => self.text(&delta.text, frames),
+            StreamEvent::Delta(delta) => self.text(&delta.text, &self.logprobs.of_delta(&delta), frames),
             StreamEvent::Snapshot(snapshot) => self.snapshot(snapshot, frames),
             StreamEvent::Reply(reply) => frames.push_line(&self.head, |fields| {
                 add_end(fields, self.shape, "", &reply, self.start.elapsed());

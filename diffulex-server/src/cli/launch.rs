@@ -1,0 +1,455 @@
+//! Puts a server together, runs it and takes it down again.
+//!
+//! In: the resolved command line. Out: an exit code; every path removes the private folder and ends the worker. The port
+//! is taken before the model loads, so that a clash is told at once. Never here: routes, requests.
+
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use diffulex_engine::{Engine, EngineOptions, LoadError, LoadProgress, ModelFiles, ServingEngine, TextModel};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::cli::banner::Banner;
+use crate::cli::commands::WorkerArgs;
+use crate::config::error::ConfigError;
+use crate::config::flags::ServeArgs;
+use crate::config::sampling_defaults::sampling_defaults;
+use crate::config::{self, ServerConfig, engine_options, profile_folder};
+use crate::controllers::registration::{Announced, Registration};
+use crate::demo;
+use crate::frontend::{Frontend, NotServing, WorkerStarter, WorkerStatus};
+use crate::http::access::connection::{self, ConnectionOptions};
+use crate::http::{self, BodyLimits, HttpOptions, ServiceError, SpeechOptions};
+use crate::link::LinkError;
+use crate::link::place::Place;
+use crate::observe::log::{self, LogError};
+use crate::observe::telemetry::Telemetry;
+use crate::observe::traces::{Traces, TracesError};
+use crate::os::descriptors;
+use crate::os::descriptors::TooFewDescriptors;
+use crate::os::private_dir::{PrivateDir, PrivateDirError};
+use crate::os::signals::{self, Signals};
+use crate::outbound::ClientError;
+use crate::worker::attached::{AttachError, AttachedWorker};
+use crate::worker::drive::EndOrder;
+use crate::worker::engine_loop::{EngineFactory, InProcess};
+use crate::worker::expected_model::ExpectedModel;
+use crate::worker::process::{self, WorkerBoot, WorkerPlan, WorkerProcessError, WorkerProcesses};
+use crate::worker::standalone::{self, StandaloneError, StandaloneOptions};
+
+/// Threads of the HTTP side at most. Chosen by us: one is enough for thousands of streams, the cores are the engine's.
+const MAX_HTTP_THREADS: usize = 4;
+
+/// Longest time for open connections to receive their last frames after the worker has left. Chosen by us.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Between heartbeats to the controller of `--register-with`. Parrot's.
+const REGISTERED_HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// A server that cannot start, or ends unasked.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// A flag or the configuration file is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The log cannot begin.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The model's files are not what they should be.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// There is no place for the sockets.
+    #[error(transparent)]
+    PrivateDir(#[from] PrivateDirError),
+    /// ZMQ cannot start.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// There is nothing to attach to.
+    #[error("--connect {url}: {error}")]
+    Attach {
+        /// `--connect`.
+        url: String,
+        /// Why not.
+        error: Box<AttachError>,
+    },
+    /// A worker that listens cannot, or cannot go on.
+    #[error("--listen {url}: {error}")]
+    Listens {
+        /// `--listen`.
+        url: String,
+        /// Why not.
+        error: Box<StandaloneError>,
+    },
+    /// `--cors-origin` or `--speech-upstream` is wrong.
+    #[error(transparent)]
+    Service(#[from] ServiceError),
+    /// The client for `--register-with` could not be made.
+    #[error("--register-with: {0}")]
+    Registration(ClientError),
+    /// Traces cannot be sent.
+    #[error(transparent)]
+    Traces(#[from] TracesError),
+    /// Something that every server needs cannot be had.
+    #[error("cannot {what}: {error}")]
+    System {
+        /// The failed step.
+        what: &'static str,
+        /// Why not.
+        error: io::Error,
+    },
+    /// The address cannot be listened on.
+    #[error("cannot listen on {host}:{port}: {error}")]
+    Listen {
+        /// `--host`.
+        host: String,
+        /// `--port`.
+        port: u16,
+        /// Why not.
+        error: io::Error,
+    },
+    /// Another program listens on the port.
+    #[error("port {port} is taken: {}", .free.map_or("--port 0 takes a free one".to_owned(), |free| format!("try --port {free}")))]
+    PortTaken {
+        /// `--port`.
+        port: u16,
+        /// A free one close to it.
+        free: Option<u16>,
+    },
+    /// The worker will never take requests.
+    #[error("cannot serve {model}: {reason}")]
+    NotServing {
+        /// The model's name.
+        model: String,
+        /// Why not.
+        reason: NotServing,
+    },
+    /// See [`TooFewDescriptors`].
+    #[error(transparent)]
+    Descriptors(#[from] TooFewDescriptors),
+    /// The HTTP side ended, so the server cannot be reached.
+    #[error("the HTTP side ended: {}", .0.as_ref().map_or("unasked".to_owned(), ToString::to_string))]
+    HttpEnded(Option<tokio::task::JoinError>),
+}
+
+/// A step that can fail.
+const LISTEN_TO_SIGNALS: &str = "listen to signals";
+
+impl LaunchError {
+    fn system(what: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::System { what, error }
+    }
+}
+
+/// Serves until a signal.
+pub fn serve(args: &ServeArgs) -> Result<(), LaunchError> {
+    let resolved = ServerConfig::resolve(args)?;
+    let _log = log::init(&resolved.config.log_level, resolved.config.log_format)?;
+    for notice in &resolved.notices {
+        tracing::warn!("{notice}");
+    }
+    if let Some(warning) = config::exposure_warning(&resolved.config) {
+        tracing::warn!("{warning}");
+    }
+    descriptors::require()?;
+    runtime()?.block_on(serve_until_signal(resolved.config))
+}
+
+/// The runtime of the HTTP side.
+pub fn runtime() -> Result<tokio::runtime::Runtime, LaunchError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads((cores / 4).clamp(1, MAX_HTTP_THREADS))
+        .thread_name("diffulex-http")
+        .enable_all()
+        .build()
+        .map_err(LaunchError::system("start the HTTP threads"))
+}
+
+/// An engine from a folder or the demo model.
+pub fn load_engine(
+    files: &ModelFiles,
+    options: &diffulex_engine::EngineOptions,
+) -> Result<Box<dyn ServingEngine>, LoadError> {
+    let started = Instant::now();
+    let mut bar = None;
+    let mut show = |progress: LoadProgress| {
+        // What is loaded at once needs no bar.
+        if started.elapsed() > Duration::from_millis(300) {
+            let bar = bar.get_or_insert_with(|| loading_bar(progress.total));
+            bar.set_position(progress.done);
+        }
+    };
+    let engine = Engine::load(files, options, &mut show)?;
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    Ok(Box::new(engine))
+}
+
+/// A bar on standard error; invisible if that is not a terminal.
+fn loading_bar(n_weights: u64) -> ProgressBar {
+    // The template is a constant: if it were malformed, the default one would do.
+    let style = ProgressStyle::with_template("loading {bar:40} {human_pos} of {human_len} weights, {eta} left")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(n_weights).with_style(style)
+}
+
+/// The `worker` subcommand of an operator: listens for front ends that attach.
+pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
+    let profile_dir = profile_folder(args.profile_dir.clone())?;
+    let engine_options = EngineOptions { profile_dir, ..engine_options(&args.engine)? };
+    let _log = log::init(&args.log_level, log::LogFormat::Text)?;
+    let wrong = |error: StandaloneError| LaunchError::Listens { url: url.to_owned(), error: error.into() };
+    let end_order = EndOrder::new(ServerConfig::grace(args.shutdown_grace_seconds)?);
+    let orders = end_order.clone();
+    let options = StandaloneOptions {
+        end_order,
+        place: Place::parse(url).map_err(|error| wrong(error.into()))?,
+        may_be_shared: args.allow_shared_zmq,
+        heartbeat_interval: ServerConfig::duration(ServerConfig::default().heartbeat_interval_seconds),
+    };
+    let files = demo::model_files(args.engine.model.as_deref())?;
+    let make_engine = || load_engine(&files, &engine_options);
+    let on_listening = || -> io::Result<()> {
+        // Not before: a signal while the model loads ends the program at once.
+        signals::on_each(move || orders.give())?;
+        announce(&format!("diffulex-server worker listens at {url}"));
+        Ok(())
+    };
+    standalone::run(options, make_engine, on_listening).map_err(wrong)
+}
+
+/// The `worker` subcommand of a server.
+pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
+    process::run(Box::new(|boot: &WorkerBoot| {
+        let files = demo::model_files(boot.model.as_deref())?;
+        load_engine(&files, &boot.engine)
+    }))
+}
+
+async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
+    let listener = bind(&config).await?;
+    let address = listener.local_addr().map_err(LaunchError::system("find the address that is listened on"))?;
+    let files = demo::model_files(config.model.as_deref())?;
+
+    let private_dir = Arc::new(PrivateDir::new()?);
+    let starter: Box<dyn WorkerStarter> = if let Some(url) = &config.connect {
+        let place = Place::parse(url).map_err(AttachError::from);
+        let model = ExpectedModel::of(&files)?;
+        let attached = place.and_then(|place| AttachedWorker::new(place, config.allow_shared_zmq, model));
+        Box::new(attached.map_err(|error| LaunchError::Attach { url: url.clone(), error: error.into() })?)
+    } else if config.in_process {
+        let (files, options) = (files.clone(), config.engine.clone());
+        let factory: EngineFactory = Arc::new(move || load_engine(&files, &options));
+        Box::new(InProcess::new(factory, ServerConfig::duration(config.heartbeat_interval_seconds)))
+    } else {
+        let program = std::env::current_exe().map_err(LaunchError::system("find this program"))?;
+        Box::new(WorkerProcesses::new(worker_plan(&config, program, Arc::clone(&private_dir)))?)
+    };
+    let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
+    let result = serve_with(&config, listener, address, &files, name, starter).await;
+    private_dir.close();
+    result
+}
+
+/// How the workers of a server are started.
+pub fn worker_plan(config: &ServerConfig, program: std::path::PathBuf, private_dir: Arc<PrivateDir>) -> WorkerPlan {
+    WorkerPlan {
+        program,
+        arguments: vec!["worker".into()],
+        private_dir,
+        command_address: config.zmq_command_addr.clone(),
+        event_address: config.zmq_event_addr.clone(),
+        heartbeat_interval: ServerConfig::duration(config.heartbeat_interval_seconds),
+        log_level: config.log_level.clone(),
+        log_format: config.log_format,
+        model: config.model.clone(),
+        engine: config.engine.clone(),
+    }
+}
+
+/// Serves on a bound listener with the workers of `starter` until a signal.
+pub async fn serve_with(
+    config: &ServerConfig,
+    listener: TcpListener,
+    address: SocketAddr,
+    files: &ModelFiles,
+    name: String,
+    starter: Box<dyn WorkerStarter>,
+) -> Result<(), LaunchError> {
+    // Before the announcement, after which a signal may come at once.
+    let mut signals = Signals::new().map_err(LaunchError::system(LISTEN_TO_SIGNALS))?;
+    let text = TextModel::load(files)?;
+    let telemetry = Arc::new(Telemetry::default());
+    let frontend = Frontend::start(text, config.frontend_options(), Arc::clone(&telemetry), starter)
+        .map_err(LaunchError::system("start the front end's thread"))?;
+    let (traces, trace_sender) = match &config.outbound.otlp_endpoint {
+        Some(endpoint) => Some(Traces::start(endpoint, &name, &telemetry)?),
+        None => None,
+    }
+    .unzip();
+    let registration = registration(config, &name, address, &frontend)?;
+    let mut http_options = HttpOptions { traces, ..http_options(config, files, name.clone())? };
+    let mut max_connections = descriptors::max_connections(descriptors::raise_limit());
+    if let Some(speech) = &mut http_options.speech_upstream {
+        speech.max_calls = descriptors::max_calls(max_connections, speech.max_calls);
+        max_connections -= speech.max_calls;
+    }
+    let service = http::service(frontend.clone(), telemetry, http_options)?;
+    let (stop_http, stop) = watch::channel(false);
+    let connection_options = ConnectionOptions {
+        max_connections,
+        header_timeout: ServerConfig::duration(config.header_timeout_seconds),
+        write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
+        drain_timeout: DRAIN_TIMEOUT,
+    };
+    let mut http = tokio::spawn(connection::serve(listener, service, connection_options, stop));
+    announce(&format!("diffulex-server listens on http://{address}"));
+    let registration = registration.map(|registration| tokio::spawn(registration.keep()));
+
+    let result = tokio::select! {
+        result = watch_worker(&frontend, config, &name, address) => result,
+        () = signals.next() => Ok(()),
+        // It serves until it is told to stop; without it the server cannot be reached.
+        ended = &mut http => Err(LaunchError::HttpEnded(ended.err())),
+    };
+    if result.is_ok() {
+        let grace = ServerConfig::duration(config.shutdown_grace_seconds);
+        tracing::info!("shutting down; what runs may finish within {grace:?}");
+        tokio::select! {
+            () = frontend.shutdown(grace) => {}
+            () = signals.next() => {
+                tracing::warn!("a second signal: ending at once");
+                frontend.shutdown_now().await;
+            }
+        }
+    }
+    if let Some(registration) = registration {
+        registration.abort();
+    }
+    // Every stream has its last event; let them be written.
+    let _ = stop_http.send(true);
+    if !http.is_finished()
+        && let Err(error) = http.await
+    {
+        tracing::error!(%error, "the HTTP side failed");
+    }
+    // No request is open any more, so every span has ended.
+    if let Some(sender) = trace_sender {
+        sender.finish().await;
+    }
+    result
+}
+
+/// The registration with the controller, where there is one.
+fn registration(
+    config: &ServerConfig,
+    name: &str,
+    address: SocketAddr,
+    frontend: &Frontend,
+) -> Result<Option<Registration>, LaunchError> {
+    let Some(url) = config.outbound.register_with.clone() else { return Ok(None) };
+    let announced = Announced {
+        url,
+        name: name.to_owned(),
+        reachable: config.outbound.reachable(&config.host, address.port(), config.api_key.first().cloned()),
+        heartbeat_interval: REGISTERED_HEARTBEAT,
+    };
+    Registration::new(announced, frontend.clone()).map(Some).map_err(LaunchError::Registration)
+}
+
+/// Settings of the routes from the configuration; `name` is the model's.
+pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> Result<HttpOptions, LoadError> {
+    Ok(HttpOptions {
+        model_aliases: aliases(config, files),
+        default_adapter: config.engine.default_adapter().map(str::to_owned),
+        model_name: name,
+        model_place: files.place(),
+        model_format: if matches!(files, ModelFiles::Gguf(_)) { "gguf" } else { "safetensors" },
+        sampling_defaults: sampling_defaults(files, config.generation_config)?,
+        started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        api_keys: config.api_key.clone(),
+        cors_origins: config.cors_origin.clone(),
+        // The name that it listens on is one that it is called by.
+        allowed_hosts: config.allowed_host.iter().chain([&config.host]).cloned().collect(),
+        is_exposed: config::is_exposed(&config.host),
+        serves_profiles: true,
+        body: BodyLimits {
+            max_bytes: config.max_body_bytes,
+            timeout: ServerConfig::duration(config.header_timeout_seconds),
+        },
+        speech_upstream: config.outbound.speech_upstream.clone().map(|url| SpeechOptions {
+            url,
+            key: config.outbound.speech_upstream_key.clone(),
+            authority: config.outbound.speech_upstream_ca.clone(),
+            max_calls: config.frontend_options().max_in_flight,
+        }),
+        traces: None,
+    })
+}
+
+/// Tells when requests are taken; returns only when they never will be.
+async fn watch_worker(
+    frontend: &Frontend,
+    config: &ServerConfig,
+    name: &str,
+    address: SocketAddr,
+) -> Result<(), LaunchError> {
+    let not_serving = |reason| LaunchError::NotServing { model: name.to_owned(), reason };
+    let mut status = frontend.watch_status();
+    let mut is_first = true;
+    loop {
+        match status.borrow_and_update().clone() {
+            WorkerStatus::Starting | WorkerStatus::Stopped => {}
+            WorkerStatus::Running => {
+                let card = frontend.card().unwrap_or_default();
+                let banner = Banner { config, name, address, card: &card };
+                announce(&banner.ready());
+                // A worker that was started again is no news to people.
+                if std::mem::take(&mut is_first) {
+                    banner.details().iter().for_each(|line| announce(line));
+                    tracing::debug!(settings = %banner.settings(), "the settings as they act");
+                }
+            }
+            WorkerStatus::Restarting { reason } => tracing::warn!(%reason, "requests get 503 until the engine is back"),
+            WorkerStatus::Failed { reason } => return Err(not_serving(NotServing::Failed { reason })),
+        }
+        if status.changed().await.is_err() {
+            return Err(not_serving(NotServing::Unsupervised));
+        }
+    }
+}
+
+async fn bind(config: &ServerConfig) -> Result<TcpListener, LaunchError> {
+    let (host, port) = (&config.host, config.port);
+    TcpListener::bind((host.as_str(), port)).await.map_err(|error| match error.kind() {
+        ErrorKind::AddrInUse => LaunchError::PortTaken { port, free: free_port(host, port) },
+        _ => LaunchError::Listen { host: host.clone(), port, error },
+    })
+}
+
+/// A free port above one that another program has.
+fn free_port(host: &str, port: u16) -> Option<u16> {
+    /// How many ports are tried. Chosen by us: nobody runs so many servers beside each other.
+    const N_TRIED: usize = 32;
+
+    (port..=u16::MAX).skip(1).take(N_TRIED).find(|port| StdListener::bind((host, *port)).is_ok())
+}
+
+/// Other names of the model: its folder as given and by name, and Diffulex's `--model-name`.
+fn aliases(config: &ServerConfig, files: &ModelFiles) -> Vec<String> {
+    let folder = config.model.as_ref().map(|path| path.display().to_string());
+    [Some(files.name()), folder, config.model_name.clone()].into_iter().flatten().collect()
+}
+
+/// One line on standard output, for people and for scripts that wait for it.
+fn announce(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // A closed standard output is no reason to stop serving.
+    let _ = writeln!(out, "{}", log::plain(line)).and_then(|()| out.flush());
+}

@@ -1,0 +1,255 @@
+//! A model in this process that answers on the terminal, with the denoising in plain sight.
+//!
+//! In: flags and inputs. Out: answers on standard output, a line of figures for each on standard error. Frames are paced, so
+//! that eyes can follow a fast model. Never here: where inputs come from, HTTP.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use diffulex_engine::{EngineOptions, TextModel};
+use diffulex_protocol::{
+    ErrorCode, FinishReason, SamplingParams, ServingError, ServingInput, ServingReply, StreamMode,
+};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use crate::cli::banner::counted;
+use crate::cli::commands::AnswerFlags;
+use crate::cli::launch;
+use crate::cli::launch::LaunchError;
+use crate::config::flags::EngineFlags;
+use crate::config::sampling_defaults::sampling_defaults;
+use crate::config::{ServerConfig, engine_options};
+use crate::demo;
+use crate::frontend::{EventStream, StreamEvent, Submission, SubmitError};
+use crate::os::terminal::{Abilities, Screen, printable, say};
+use crate::worker::engine_loop::{EngineFactory, EngineLoop, EngineLoopError};
+
+/// A model that cannot answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalModelError {
+    /// Flags, log, model or runtime are wrong or missing, as for a server.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// The engine cannot be started.
+    #[error(transparent)]
+    Engine(#[from] EngineLoopError),
+    /// It is not clear which adapter is meant.
+    #[error("{0}")]
+    Adapter(String),
+    /// The request was not accepted.
+    #[error("{}", without_field_name(.0))]
+    Refused(#[from] SubmitError),
+    /// The request failed.
+    #[error("{}", .0.message)]
+    Failed(ServingError),
+    /// The request ended with neither an answer nor an error.
+    #[error("the request ended without an answer")]
+    NoAnswer,
+    /// The answer cannot be written.
+    #[error("cannot write the answer: {0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// How an answer appears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Display {
+    /// Each denoise step over the one before.
+    Denoise,
+    /// Text as it becomes final.
+    Append,
+    /// The whole text at the end.
+    Whole,
+}
+
+/// A model, ready to answer.
+pub struct LocalModel {
+    engine: EngineLoop,
+    name: String,
+    adapter: Option<String>,
+    sampling: SamplingParams,
+    abilities: Abilities,
+    /// Between two drawings.
+    pause: Duration,
+}
+
+impl LocalModel {
+    /// Loads the model and waits until it takes requests.
+    pub async fn start(engine: &EngineFlags, answers: &AnswerFlags) -> Result<Self, LocalModelError> {
+        let files = demo::model_files(engine.model.as_deref()).map_err(LaunchError::from)?;
+        let options = engine_options(engine).map_err(LaunchError::from)?;
+        let adapter = adapter(&options, answers.adapter.as_deref())?;
+        let text = TextModel::load(&files).map_err(LaunchError::from)?;
+        let defaults =
+            sampling_defaults(&files, engine.generation_config.unwrap_or_default()).map_err(LaunchError::from)?;
+        let sampling = SamplingParams {
+            max_tokens: answers.max_tokens.unwrap_or(defaults.max_tokens),
+            temperature: answers.temperature.unwrap_or(defaults.temperature),
+            seed: answers.seed,
+            ..defaults
+        };
+        let name = files.name();
+        let config = ServerConfig { engine: options.clone(), request_timeout_seconds: 0.0, ..ServerConfig::default() };
+        let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
+        let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;
+        let pause =
+            if answers.fps > 0.0 { Duration::from_secs_f64(1.0 / answers.fps.max(0.1)) } else { Duration::ZERO };
+        Ok(Self { engine, name, adapter, sampling, abilities: Abilities::of_environment(), pause })
+    }
+
+    /// The model's name, with the adapter's.
+    pub fn name(&self) -> String {
+        match &self.adapter {
+            None => self.name.clone(),
+            Some(adapter) => format!("{} with adapter {adapter}", self.name),
+        }
+    }
+
+    /// The display that shows most where standard output is now.
+    pub fn best_display(&self) -> Display {
+        let is_terminal = std::io::stdout().is_terminal() && self.abilities.moves_cursor;
+        if is_terminal { Display::Denoise } else { Display::Whole }
+    }
+
+    /// Answers, and prints the answer and its figures. Dropping the future aborts the request. `route` names the caller in the
+    /// log; with `fills_masks`, mask tokens of the input are filled in place.
+    pub async fn answer(
+        &self,
+        route: &'static str,
+        input: ServingInput,
+        fills_masks: bool,
+        display: Display,
+    ) -> Result<ServingReply, LocalModelError> {
+        let started = Instant::now();
+        let submission = Submission {
+            sampling_params: self.sampling.clone(),
+            stream: display != Display::Whole,
+            stream_mode: if display == Display::Append { StreamMode::BlockAppend } else { StreamMode::Denoise },
+            fills_masks,
+            adapter: self.adapter.clone(),
+            ..Submission::new(route, input)
+        };
+        let mut streams = self.engine.frontend().submit(submission).await?;
+        let stream = streams.pop().ok_or(LocalModelError::NoAnswer)?;
+        let (reply, finished) = match display {
+            Display::Denoise => self.draw(stream).await?,
+            Display::Append | Display::Whole => print(stream, display).await?,
+        };
+        self.print_figures(&reply, finished - started);
+        Ok(reply)
+    }
+
+    /// Draws every snapshot over the one before it; the reply, and when it was complete, which is before it is drawn.
+    async fn draw(&self, mut stream: EventStream) -> Result<(ServingReply, Instant), LocalModelError> {
+        // Unread snapshots merge, and eyes are slower than the model: a task of its own reads each step as it comes.
+        let (steps, mut paced) = mpsc::unbounded_channel();
+        let reading = tokio::spawn(async move {
+            while let Some(event) = stream.next_event().await {
+                if steps.send(event).is_err() {
+                    break;
+                }
+            }
+            Instant::now()
+        });
+        let mut screen = Screen::new(self.abilities);
+        let mut next_frame = Instant::now();
+        let mut outcome = Err(LocalModelError::NoAnswer);
+        while let Some(event) = paced.recv().await {
+            sleep_until(next_frame).await;
+            next_frame = Instant::now() + self.pause;
+            match event {
+                StreamEvent::Snapshot(snapshot) => screen.draw(&snapshot)?,
+                StreamEvent::Reply(reply) => {
+                    screen.finish(&reply.text)?;
+                    outcome = Ok(*reply);
+                }
+                StreamEvent::Error(error) => outcome = Err(LocalModelError::Failed(error)),
+                StreamEvent::Delta(_) => {}
+            }
+        }
+        let finished = reading.await.map_err(std::io::Error::from)?;
+        outcome.map(|reply| (reply, finished))
+    }
+
+    /// A line of figures on standard error, broken between words where that is a terminal.
+    fn print_figures(&self, reply: &ServingReply, elapsed: Duration) {
+        let n_tokens = reply.written_tokens();
+        let seconds = elapsed.as_secs_f64();
+        let line = format!(
+            "{} in {}, {seconds:.2} s, {:.0} tokens/s, {}{}{}",
+            counted(n_tokens, "token"),
+            counted(reply.nfe, "forward"),
+            f64::from(n_tokens) / seconds.max(1e-9),
+            reason(reply.finish_reason),
+            reply.seed.map(|seed| format!(", seed {seed}")).unwrap_or_default(),
+            self.adapter.as_ref().map(|adapter| format!(", adapter {adapter}")).unwrap_or_default(),
+        );
+        say(&line);
+    }
+
+    /// Ends the engine.
+    pub async fn stop(self) {
+        self.engine.stop(Duration::ZERO).await;
+    }
+}
+
+/// The adapter to answer with: the one that was asked for, or the only one.
+fn adapter(options: &EngineOptions, asked: Option<&str>) -> Result<Option<String>, LocalModelError> {
+    let names: Vec<&str> = options.adapters.iter().map(|adapter| adapter.name.as_str()).collect();
+    let given = || match names.as_slice() {
+        [] => "--lora-path gives none".to_owned(),
+        names => format!("--lora-path gives {}", names.join(", ")),
+    };
+    match asked {
+        Some(name) if names.contains(&name) => Ok(Some(name.to_owned())),
+        Some(name) => Err(LocalModelError::Adapter(format!("--adapter {name}: unknown adapter; {}", given()))),
+        None if names.len() > 1 => Err(LocalModelError::Adapter(format!("--adapter NAME is required: {}", given()))),
+        None => Ok(options.default_adapter().map(str::to_owned)),
+    }
+}
+
+/// Prints the answer, piece by piece or whole; the reply, and when it was complete.
+async fn print(mut stream: EventStream, display: Display) -> Result<(ServingReply, Instant), LocalModelError> {
+    while let Some(event) = stream.next_event().await {
+        match event {
+            StreamEvent::Reply(reply) => {
+                let mut out = std::io::stdout().lock();
+                let rest = if display == Display::Whole { reply.text.as_str() } else { "" };
+                writeln!(out, "{rest}")?;
+                return Ok((*reply, Instant::now()));
+            }
+            StreamEvent::Error(error) => return Err(LocalModelError::Failed(error)),
+            StreamEvent::Delta(delta) => {
+                let mut out = std::io::stdout().lock();
+                out.write_all(printable(&delta.text).as_bytes()).and_then(|()| out.flush())?;
+            }
+            StreamEvent::Snapshot(_) => {}
+        }
+    }
+    Err(LocalModelError::NoAnswer)
+}
+
+/// An error of the front end without the name of a field, because the user sent none.
+fn without_field_name(error: &SubmitError) -> String {
+    let message = error.to_string();
+    let field = ["messages: ", "prompt: "].into_iter().find(|field| message.contains(field));
+    let is_long = matches!(error, SubmitError::Request(error) if error.code == ErrorCode::ContextLengthExceeded);
+    match field.filter(|_| is_long) {
+        Some(field) => format!("the prompt is too long: {}", message.replacen(field, "It has ", 1)),
+        None => message,
+    }
+}
+
+/// The finish reason in words.
+fn reason(finish_reason: FinishReason) -> &'static str {
+    match finish_reason {
+        FinishReason::EosTokenGenerated => "stopped at its end token",
+        FinishReason::StopString => "stopped at a stop string",
+        FinishReason::MaxNewTokensReached => "stopped at --max-tokens",
+        FinishReason::MaxModelLenReached => "stopped at the longest text the model takes",
+        FinishReason::MaxNfeReached => "stopped at the most forwards it may take",
+        FinishReason::MaxRepetitionRunReached => "stopped as it repeated itself",
+        FinishReason::Aborted => "stopped before its end",
+    }
+}

@@ -1,0 +1,11 @@
+//! The program: its subcommands, and what each of them starts.
+//!
+//! Never here: how requests are served, how workers run.
+
+pub mod banner;
+pub mod batch;
+pub mod commands;
+pub mod launch;
+pub mod local_model;
+pub mod one_shot;
+pub mod shell;

@@ -1,0 +1,100 @@
+//! The `generate` subcommand: one answer in the terminal. Never here: how it is drawn, HTTP.
+
+use std::io::{IsTerminal, Read};
+
+use diffulex_protocol::{ChatMessage, ServingInput};
+
+use crate::cli::commands::GenerateArgs;
+use crate::cli::launch::{self, LaunchError};
+use crate::cli::local_model::{LocalModel, LocalModelError};
+use crate::config::ServerConfig;
+use crate::observe::log;
+
+/// A failure of the `generate` subcommand.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// The model cannot answer.
+    #[error(transparent)]
+    Model(#[from] LocalModelError),
+    /// The prompt is missing or wrong.
+    #[error("{0}")]
+    Prompt(String),
+}
+
+impl From<LaunchError> for GenerateError {
+    fn from(error: LaunchError) -> Self {
+        Self::Model(error.into())
+    }
+}
+
+/// Writes one answer.
+pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
+    let _log = log::init(&args.local.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
+    let prompt = prompt_of(args)?;
+    launch::runtime()?.block_on(run(args, prompt))
+}
+
+async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
+    let input = if args.raw {
+        ServingInput::text(prompt)
+    } else {
+        ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: prompt }] }
+    };
+    let model = LocalModel::start(&args.local.engine, &args.answers).await?;
+    model.answer("generate", input, args.raw, model.best_display()).await?;
+    model.stop().await;
+    Ok(())
+}
+
+/// The prompt as given, or from standard input if it is `-`, or missing and standard input is a pipe.
+fn prompt_of(args: &GenerateArgs) -> Result<String, GenerateError> {
+    let prompt = match args.prompt.as_deref() {
+        Some("-") => read_prompt(std::io::stdin().lock())?,
+        Some(prompt) => prompt.to_owned(),
+        None if !std::io::stdin().is_terminal() => read_prompt(std::io::stdin().lock())?,
+        None => {
+            let problem = "there is no prompt: give one, as in `generate \"Hello\"`, or pipe it in";
+            return Err(GenerateError::Prompt(problem.to_owned()));
+        }
+    };
+    if prompt.trim().is_empty() {
+        return Err(GenerateError::Prompt("the prompt is empty".to_owned()));
+    }
+    Ok(prompt)
+}
+
+/// All of `input`, without the line break that every `echo` ends with.
+fn read_prompt(input: impl Read) -> Result<String, GenerateError> {
+    // As much as the server takes in a request.
+    let max_bytes = ServerConfig::default().max_body_bytes;
+    let wrong = |what: &dyn std::fmt::Display| GenerateError::Prompt(format!("the prompt on standard input: {what}"));
+    let mut bytes = Vec::new();
+    input.take(max_bytes as u64 + 1).read_to_end(&mut bytes).map_err(|error| wrong(&error))?;
+    if bytes.len() > max_bytes {
+        return Err(wrong(&format_args!("it has more than {max_bytes} bytes")));
+    }
+    let mut prompt = String::from_utf8(bytes).map_err(|_| wrong(&"it is no text in UTF-8"))?;
+    let n_kept = prompt.strip_suffix('\n').map_or(prompt.len(), |line| line.trim_end_matches('\r').len());
+    prompt.truncate(n_kept);
+    Ok(prompt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_loses_one_line_break_at_its_end() {
+        for (input, prompt) in [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a\nb", "a\nb"), ("", "")] {
+            assert_eq!(read_prompt(input.as_bytes()).expect("text"), prompt, "{input:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_without_end_is_refused() {
+        assert!(
+            read_prompt(std::io::repeat(b'a'))
+                .is_err_and(|error| error.to_string().contains("more than 4194304 bytes"))
+        );
+    }
+}

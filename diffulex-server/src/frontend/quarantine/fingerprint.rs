@@ -1,0 +1,109 @@
+//! The work of the engine on a request, as one number.
+//!
+//! In: everything that sets which forwards run and over what. Two requests that differ in what is drawn from the same
+//! scores (temperature, seed, penalties, stops) or in how the answer is delivered are one. Never here: what a number did.
+
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::io;
+
+use diffulex_protocol::{Pooling, SamplingParams};
+
+/// The share of a request that decides which forwards the engine runs for it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::frontend) struct Computed<'a> {
+    /// Ids of the prompt.
+    pub(in crate::frontend) ids: &'a [u32],
+    /// Places of it that are filled.
+    pub(in crate::frontend) masked: &'a [u32],
+    pub(in crate::frontend) suffix: Option<&'a [u32]>,
+    pub(in crate::frontend) adapter: Option<&'a str>,
+    pub(in crate::frontend) embed: Option<Pooling>,
+    /// Of which the length, the scores of the prompt and the strategy's settings count.
+    pub(in crate::frontend) params: &'a SamplingParams,
+}
+
+/// Identity of a [`Computed`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(in crate::frontend) struct Fingerprint(pub(super) u64);
+
+impl Fingerprint {
+    /// Under `key`, which keeps clients from making two that are equal.
+    pub(in crate::frontend) fn of(key: &impl BuildHasher, computed: Computed<'_>) -> Self {
+        let Computed { ids, masked, suffix, adapter, embed, params } = computed;
+        let mut hash = Hashed(key.build_hasher());
+        (ids, masked, suffix, adapter).hash(&mut hash.0);
+        (params.max_tokens, params.prompt_logprobs.is_some()).hash(&mut hash.0);
+        // Written to memory, which cannot fail.
+        let _ = serde_json::to_writer(&mut hash, &(embed, &params.decoding));
+        Self(hash.0.finish())
+    }
+}
+
+/// A hasher as a writer.
+struct Hashed<H>(H);
+
+impl<H: Hasher> io::Write for Hashed<H> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::RandomState;
+
+    use diffulex_protocol::SettingValue;
+
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_what_the_engine_computes_on() {
+        let key = RandomState::new();
+        let of = |computed| Fingerprint::of(&key, computed);
+        let params = SamplingParams::default();
+        let plain = Computed { ids: &[1, 2], masked: &[], suffix: None, adapter: None, embed: None, params: &params };
+        let first = of(plain);
+        let drawn_otherwise = SamplingParams {
+            temperature: 0.3,
+            top_p: Some(0.5),
+            top_k: Some(3),
+            min_p: Some(0.1),
+            seed: Some(7),
+            stop: vec!["x".to_owned()],
+            stop_token_ids: vec![3],
+            min_tokens: 2,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.5,
+            repetition_penalty: Some(1.5),
+            logit_bias: vec![(1, 2.0)],
+            logprobs: true,
+            top_logprobs: 3,
+            ignore_eos: true,
+            ..params.clone()
+        };
+        assert_eq!(first, of(Computed { params: &drawn_otherwise, ..plain }));
+
+        let mut settings = params.clone();
+        settings.decoding.set("threshold", SettingValue::Number(0.5));
+        let longer = SamplingParams { max_tokens: 7, ..params.clone() };
+        let scored = SamplingParams { prompt_logprobs: Some(0), ..params.clone() };
+        let others = [
+            Computed { ids: &[1, 3], ..plain },
+            Computed { masked: &[1], ..plain },
+            Computed { suffix: Some(&[3]), ..plain },
+            Computed { adapter: Some("adapter"), ..plain },
+            Computed { embed: Some(Pooling::Mean), ..plain },
+            Computed { params: &settings, ..plain },
+            Computed { params: &longer, ..plain },
+            Computed { params: &scored, ..plain },
+        ];
+        for other in others {
+            assert_ne!(first, of(other), "{other:?}");
+        }
+    }
+}

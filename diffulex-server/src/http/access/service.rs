@@ -1,0 +1,89 @@
+//! All routes as one service: the order of access checks, routing and error responses.
+//!
+//! In: a request. Out: its response, errors included. Plain calls instead of a router's layers, each of which
+//! costs every request several allocations. Never here: what is checked, what routes answer.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use axum::{BoxError, Router};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+
+use crate::frontend::{Caller, Requester};
+use crate::http::access::refusals::Outermost;
+use crate::http::access::{guard, paths};
+use crate::http::answer::error::ApiError;
+use crate::http::app::App;
+use crate::http::request::body;
+
+/// Every route, with the access checks and error responses that all of them share. Binds nothing and starts nothing; clones share what they have.
+#[derive(Clone)]
+pub struct HttpService(Arc<Parts>);
+
+struct Parts {
+    routes: TowerToHyperService<Router>,
+    app: App,
+    outermost: Outermost,
+}
+
+impl HttpService {
+    pub(in crate::http) fn new(routes: Router, app: App) -> Self {
+        let routes = TowerToHyperService::new(routes);
+        Self(Arc::new(Parts { routes, app, outermost: Outermost::default() }))
+    }
+
+    /// The answer to a request.
+    pub async fn answer<B>(self, request: Request<B>) -> Response
+    where
+        B: HttpBody<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let Parts { routes, app, outermost } = &*self.0;
+        let mut request = body::read_away_rest(request.map(Body::new));
+        if let Some(uri) = paths::normalised(request.uri()) {
+            *request.uri_mut() = uri;
+        }
+        let head = outermost.head(&request);
+        let reader = guard::reader(&request, &app.options);
+        let mut response = match reader.as_ref().and_then(|_| guard::preflight(&request)) {
+            Some(response) => response,
+            None => match admit(app, &request) {
+                Ok(caller) => {
+                    let requester = Requester { caller, id: Some(head.id().clone()), trace: None };
+                    request.extensions_mut().insert(requester);
+                    routes.call(request).await.unwrap_or_else(|never| match never {})
+                }
+                Err(error) => error.into_response(),
+            },
+        };
+        if let Some(origin) = reader {
+            guard::let_read(&mut response, origin);
+        }
+        // After the checks, so that it writes and counts their errors, too.
+        outermost.report(head, response)
+    }
+
+    /// A router that answers every path with this service, to be mounted in the router of another program.
+    pub fn into_router(self) -> Router {
+        Router::new().fallback(move |request: Request| self.clone().answer(request))
+    }
+}
+
+/// Checks access, and returns who sends the request. Probes and the playground are open to everyone. The other routes require the
+/// API key or, where none is configured, refuse requests from pages of other origins.
+fn admit(app: &App, request: &Request) -> Result<Caller, ApiError> {
+    if app.open_paths.contains(request.uri().path()) {
+        return Ok(Caller::WITHOUT_KEY);
+    }
+    let key = match app.options.api_keys.as_slice() {
+        [] => {
+            guard::check_page(request, &app.options)?;
+            guard::given_key(request.headers())
+        }
+        keys => Some(guard::check_key(request.headers(), keys)?),
+    };
+    Ok(app.frontend.caller(key))
+}

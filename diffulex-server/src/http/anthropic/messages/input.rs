@@ -1,0 +1,164 @@
+//! The body of `POST /v1/messages`: Anthropic's blocks and settings to the internal request.
+//!
+//! Never here: the answer.
+
+use diffulex_engine::ConversationEnd;
+use diffulex_protocol::ServingInput;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::http::answer::error::ApiError;
+use crate::http::app::{App, asked_model};
+use crate::http::request::field_lists::{checked_choice, is_empty};
+use crate::http::request::fields::ContentField;
+use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::request::interface::{InterfaceBody, message, unsupported};
+use crate::http::request::message::{MessageField, text_of};
+use crate::http::request::numbers::whole;
+
+/// How a body is read.
+const READING: Reading = Reading::of("/v1/messages").of_messages();
+
+/// The field that the internal request calls otherwise.
+pub(super) const NAMES: [(&str, &str); 1] = [("stop", "stop_sequences")];
+
+/// The interface's own fields.
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(default, expecting = "a JSON object")]
+pub(in crate::http) struct MessagesFields {
+    /// The conversation; the answer continues a last turn of the assistant.
+    messages: Option<Vec<Turn>>,
+    /// System message.
+    system: Option<ContentField>,
+    /// Tokens of the answer at most; required.
+    #[serde(deserialize_with = "whole")]
+    max_tokens: Option<u32>,
+    /// Texts before which the answer ends.
+    stop_sequences: Option<Vec<String>>,
+    /// Not supported: only the type disabled is accepted.
+    thinking: Option<Thinking>,
+    /// Not supported: a value that asks for something is a 400.
+    tools: Option<Vec<Value>>,
+    /// Not supported: a value that asks for something is a 400.
+    tool_choice: Option<Value>,
+    /// Not supported: a value that asks for something is a 400.
+    output_config: Option<Value>,
+    /// Not supported: a value that asks for something is a 400.
+    output_format: Option<Value>,
+    /// Not supported: a value that asks for something is a 400.
+    mcp_servers: Option<Value>,
+    /// Not supported: a value that asks for something is a 400.
+    container: Option<Value>,
+    /// Not supported: a value that asks for something is a 400.
+    context_management: Option<Value>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Turn {
+    role: String,
+    content: Option<ContentField>,
+}
+
+/// The order that `body` is.
+pub(super) fn order(app: &App, body: InterfaceBody<MessagesFields>) -> Result<Order, ApiError> {
+    let Some(max_tokens) = body.own.max_tokens else {
+        return Err(ApiError::invalid("max_tokens", "max_tokens is required"));
+    };
+    let mut request = request(body)?;
+    request.max_tokens = Some(max_tokens);
+    Order::of(app, request, &READING)
+}
+
+/// The conversation of `body`, to be counted.
+pub(super) fn conversation(
+    app: &App,
+    body: InterfaceBody<MessagesFields>,
+) -> Result<(ServingInput, ConversationEnd), ApiError> {
+    let mut request = request(body)?;
+    asked_model(app, request.model.take())?;
+    request.check_others(&app.ignored_fields)?;
+    let end = request.end_fields().read(true)?;
+    Ok((ServingInput::Chat { messages: request.take_messages()? }, end))
+}
+
+fn request(mut body: InterfaceBody<MessagesFields>) -> Result<GenerationBody, ApiError> {
+    check(&body.own)?;
+    let turns = body.own.messages.take().unwrap_or_default();
+    let mut messages = Vec::with_capacity(turns.len() + 1);
+    if let Some(system) = body.own.system.take() {
+        let text = text_of("system", system, &["text"])?;
+        if !text.is_empty() {
+            messages.push(message("system", text));
+        }
+    }
+    if turns.is_empty() {
+        return Err(ApiError::invalid("messages", "messages must not be empty"));
+    }
+    let n_turns = turns.len();
+    for (index, turn) in turns.into_iter().enumerate() {
+        messages.push(turn.into_message(index)?);
+    }
+    let continues = messages.last().is_some_and(|last| last.role == "assistant");
+    // As Anthropic refuses it: the space is nearly always a part of the next token.
+    if continues && messages.last().is_some_and(MessageField::ends_with_space) {
+        let field = format!("messages[{}].content", n_turns - 1);
+        let message = format!(
+            "{field}: the last message is the assistant's, which the answer continues; it must not end with whitespace"
+        );
+        return Err(ApiError::invalid(&field, message));
+    }
+    if let Some(stops) = body.own.stop_sequences.take() {
+        body.set("stop", stops);
+    }
+    let (_, mut request) = body.into_request()?;
+    request.messages = Some(messages);
+    if continues {
+        request.continue_last_message();
+    }
+    Ok(request)
+}
+
+/// Refuses what is known and not supported.
+fn check(fields: &MessagesFields) -> Result<(), ApiError> {
+    if let Some(thinking) = fields.thinking.as_ref().filter(|thinking| thinking.kind != "disabled") {
+        return unsupported("thinking", &format!(": type {:?}; \"disabled\" is", thinking.kind));
+    }
+    let is_without_calls = checked_choice(fields.tool_choice.as_ref())?;
+    if let Some(tool) = fields.tools.iter().flatten().next().filter(|_| !is_without_calls) {
+        let name = tool.get("name").and_then(Value::as_str).unwrap_or_default();
+        return unsupported("tools[0]", &format!(" ({name:?})"));
+    }
+    let others = [
+        ("output_config", &fields.output_config),
+        ("output_format", &fields.output_format),
+        ("mcp_servers", &fields.mcp_servers),
+        ("container", &fields.container),
+        ("context_management", &fields.context_management),
+    ];
+    match others.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !is_empty(value))) {
+        Some((name, _)) => unsupported(name, ""),
+        None => Ok(()),
+    }
+}
+
+impl Turn {
+    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
+        if !["user", "assistant", "system"].contains(&self.role.as_str()) {
+            let field = format!("messages[{index}].role");
+            let message = format!("{field}: {:?} is unknown; roles are user, assistant and system", self.role);
+            return Err(ApiError::invalid(&field, message));
+        }
+        let field = format!("messages[{index}].content");
+        let Some(content) = self.content else {
+            return Err(ApiError::invalid(&field, format!("{field} is required")));
+        };
+        Ok(message(&self.role, text_of(&field, content, &["text"])?))
+    }
+}

@@ -1,0 +1,3 @@
+//! Anthropic's routes.
+
+pub(in crate::http) mod messages;

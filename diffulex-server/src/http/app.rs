@@ -1,0 +1,147 @@
+//! State of every route: the front end, the settings, and what routes share.
+//!
+//! Never here: routes.
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::http::StatusCode;
+use diffulex_protocol::SamplingParams;
+
+use crate::controllers::engines::EngineRegistry;
+use crate::frontend::Frontend;
+use crate::http::answer::error::ApiError;
+use crate::http::openai::speech::upstream::{SpeechOptions, SpeechUpstream};
+use crate::http::ops::openapi::documents::Documents;
+use crate::http::request::budget::BodyBudget;
+use crate::http::request::budget::BodyLimits;
+use crate::http::request::other_fields::IgnoredFieldLog;
+use crate::observe::telemetry::Telemetry;
+use crate::observe::traces::Traces;
+
+/// Settings of the routes.
+#[derive(Clone, Debug)]
+pub struct HttpOptions {
+    /// The model's public name.
+    pub model_name: String,
+    /// Other names it answers to.
+    pub model_aliases: Vec<String>,
+    /// The adapter that answers requests which name no model; `None`: the model itself does.
+    pub default_adapter: Option<String>,
+    /// Where its files are.
+    pub model_place: String,
+    /// Their form, by Ollama's names: `safetensors` or `gguf`.
+    pub model_format: &'static str,
+    /// Sampling and limits of requests that name none.
+    pub sampling_defaults: SamplingParams,
+    /// Unix time in seconds at which the server started.
+    pub started_at: u64,
+    /// One of them is asked of every request but probes and the page, if there are any.
+    pub api_keys: Vec<String>,
+    /// Pages of these origins may call beside those of this machine; `*` is every origin.
+    pub cors_origins: Vec<String>,
+    /// Names that the server is called by beside its addresses; `*` is every name, and `.END` or `*.END` every one with that end.
+    pub allowed_hosts: Vec<String>,
+    /// Other machines reach the server.
+    pub is_exposed: bool,
+    /// The routes that begin and end profiles are there.
+    pub serves_profiles: bool,
+    /// Limits of a request's body.
+    pub body: BodyLimits,
+    /// The server that requests for speech are passed on to.
+    pub speech_upstream: Option<SpeechOptions>,
+    /// Where traces of requests go; `None` makes none.
+    pub traces: Option<Traces>,
+}
+
+impl HttpOptions {
+    /// True for the model's name and its aliases.
+    pub fn is_served(&self, name: &str) -> bool {
+        self.model_name == name || self.model_aliases.iter().any(|alias| alias == name)
+    }
+}
+
+/// State of every route. A request clones it some ten times, so clones share one.
+#[derive(Clone)]
+pub(super) struct App(Arc<AppState>);
+
+/// Fields of [`App`].
+pub(super) struct AppState {
+    pub(super) frontend: Frontend,
+    pub(super) telemetry: Arc<Telemetry>,
+    pub(super) options: HttpOptions,
+    pub(super) bodies: BodyBudget,
+    pub(super) speech: Option<SpeechUpstream>,
+    pub(super) ignored_fields: IgnoredFieldLog,
+    pub(super) engines: Mutex<EngineRegistry>,
+    /// Paths that ask for no key.
+    pub(super) open_paths: BTreeSet<&'static str>,
+    /// Paths of all routes.
+    pub(super) paths: BTreeSet<&'static str>,
+    pub(super) documents: Documents,
+}
+
+impl App {
+    /// One of `state`.
+    pub(super) fn new(state: AppState) -> Self {
+        Self(Arc::new(state))
+    }
+}
+
+impl AppState {
+    /// The engines that registered here.
+    pub(super) fn engines(&self) -> MutexGuard<'_, EngineRegistry> {
+        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for App {
+    type Target = AppState;
+
+    fn deref(&self) -> &AppState {
+        &self.0
+    }
+}
+
+/// The model or adapter that a request names.
+pub(super) struct AskedModel {
+    /// As the client wrote it, for the reply.
+    pub(super) name: String,
+    /// Where it is an adapter.
+    pub(super) adapter: Option<String>,
+}
+
+pub(super) fn asked_model(app: &App, asked: Option<String>) -> Result<AskedModel, ApiError> {
+    let Some(name) = asked else { return default_model(app) };
+    match name {
+        name if app.options.is_served(&name) => Ok(AskedModel { name, adapter: None }),
+        name if app.frontend.has_adapter(&name) => Ok(AskedModel { adapter: Some(name.clone()), name }),
+        name => Err(unknown_model(app, &name)),
+    }
+}
+
+/// The model of a request that names none.
+fn default_model(app: &App) -> Result<AskedModel, ApiError> {
+    match &app.options.default_adapter {
+        None => Ok(AskedModel { name: app.options.model_name.clone(), adapter: None }),
+        Some(name) if app.frontend.has_adapter(name) => {
+            Ok(AskedModel { name: name.clone(), adapter: Some(name.clone()) })
+        }
+        Some(name) => {
+            let model = &app.options.model_name;
+            let message = format!(
+                "model is required: the adapter {name:?}, which answers requests that name none, is no longer loaded; {model:?} is \
+                 the model without it"
+            );
+            Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model"))
+        }
+    }
+}
+
+pub(super) fn unknown_model(app: &App, name: &str) -> ApiError {
+    let adapters = app.frontend.adapters();
+    let served: Vec<&str> =
+        std::iter::once(app.options.model_name.as_str()).chain(adapters.keys().map(String::as_str)).collect();
+    ApiError::unknown_model(name, &served.join(", "))
+}

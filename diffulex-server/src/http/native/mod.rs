@@ -1,0 +1,5 @@
+//! Diffulex's own routes: texts that are kept as contexts, and the tokenizer.
+
+pub(in crate::http) mod claimed_body;
+pub(in crate::http) mod contexts;
+pub(in crate::http) mod tokenize;

@@ -1,0 +1,266 @@
+//! `POST /v1/chat/completions`: OpenAI's chat, streamed or not.
+//!
+//! Committed text arrives in `delta.content` in both stream modes. In mode `denoise` a chunk also carries the snapshot's
+//! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Never here: other routes.
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingReply};
+use serde::Serialize;
+
+use crate::frontend::{Frontend, StreamEvent, Submission};
+use crate::http::answer::denoise_frames::{DenoiseForm, DenoiseFrames};
+use crate::http::answer::error::ApiError;
+use crate::http::answer::event_form::EventForm;
+use crate::http::answer::native::{self, AnswerForm};
+use crate::http::answer::parts::{
+    self, DiffusionReport, LogprobProgress, ObjectHead, ReportedTokens, Spacing, TokenLogprob, Usage, replies_of,
+    token_logprobs, unix_seconds,
+};
+use crate::http::answer::prompt_report::{PromptEntry, ReportedPrompt};
+use crate::http::answer::sse::{self, Framer, Frames};
+use crate::http::answer::streamed_usage::StreamedUsage;
+use crate::http::app::App;
+use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::generation::{Order, Reading};
+
+/// How a body is read. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
+const READING: Reading = Reading::of("/v1/chat/completions").of_messages().with_choices().with_event_forms();
+
+/// The route.
+pub(in crate::http) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
+    let Read { value: order, held, requester } =
+        body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
+    let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt } = order;
+    let is_stream = submission.stream;
+    let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
+    drop(held);
+    let id = format!("chatcmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
+    if denoise.events == EventForm::Diffulex {
+        return native::respond(app, streams, is_stream, AnswerForm::new(model, denoise).of_chat(id)).await;
+    }
+    let head = Head { id, model, created: unix_seconds() };
+    if is_stream {
+        let framer = ChatFramer {
+            head: ObjectHead::new(Spacing::Compact, |fields| {
+                fields.add("id", &head.id);
+                fields.add("object", "chat.completion.chunk");
+                fields.add("created", &head.created);
+                fields.add("model", &head.model);
+            }),
+            frontend: app.frontend.clone(),
+            choices: streams.iter().map(|_| ChoiceProgress::new(denoise)).collect(),
+            wants_logprobs,
+            usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
+        };
+        return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
+    }
+    let ids = streams.first().and_then(|stream| stream.prompt().cloned());
+    let replies = replies_of(streams).await?;
+    let prompt_logprobs = prompt.listed.zip(ids).map(|(n, ids)| {
+        let scores = replies.first().and_then(|reply| reply.prompt_scores.as_ref());
+        ReportedPrompt { text: app.frontend.text(), ids: &ids, scores }.listed(n)
+    });
+    let completion = completion(&head, &replies, wants_logprobs, &app.frontend);
+    Ok(parts::json(&Completion { prompt_logprobs, ..completion }))
+}
+
+struct Head {
+    id: String,
+    model: String,
+    created: u64,
+}
+
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice<'a>>,
+    usage: Usage,
+    /// Of the first choice; each choice carries its own when there are several.
+    diffulex: Option<DiffusionReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Vec<PromptEntry>>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    message: Message<'a>,
+    logprobs: Option<Logprobs>,
+    finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diffulex: Option<DiffusionReport>,
+}
+
+#[derive(Serialize)]
+struct Message<'a> {
+    role: &'static str,
+    content: &'a str,
+    refusal: Option<()>,
+}
+
+#[derive(Serialize)]
+struct Logprobs {
+    content: Vec<TokenLogprob>,
+    refusal: Option<()>,
+}
+
+fn completion<'a>(
+    head: &'a Head,
+    replies: &'a [ServingReply],
+    wants_logprobs: bool,
+    frontend: &Frontend,
+) -> Completion<'a> {
+    let mut usage = Usage::default();
+    let has_several = replies.len() > 1;
+    let choices = replies.iter().enumerate().map(|(index, reply)| {
+        usage.add_choice(Usage::of(reply));
+        Choice {
+            index,
+            message: Message { role: "assistant", content: &reply.text, refusal: None },
+            logprobs: wants_logprobs.then(|| logprobs(frontend, reply.into())),
+            finish_reason: reply.finish_reason.openai(),
+            diffulex: has_several.then(|| DiffusionReport::of(reply)),
+        }
+    });
+    let choices = choices.collect();
+    Completion {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices,
+        usage,
+        diffulex: replies.first().map(DiffusionReport::of),
+        prompt_logprobs: None,
+    }
+}
+
+fn logprobs(frontend: &Frontend, tokens: ReportedTokens<'_>) -> Logprobs {
+    Logprobs { content: token_logprobs(frontend.text(), tokens), refusal: None }
+}
+
+#[derive(Serialize)]
+struct ChunkChoice<'a> {
+    index: usize,
+    delta: ChunkDelta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+#[derive(Default, Serialize)]
+struct ChunkDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<&'a str>,
+}
+
+/// How far a streamed choice is.
+struct ChoiceProgress {
+    logprobs: LogprobProgress,
+    denoise: DenoiseFrames,
+}
+
+impl ChoiceProgress {
+    fn new(denoise: DenoiseForm) -> Self {
+        Self { logprobs: LogprobProgress::default(), denoise: DenoiseFrames::new(denoise, false) }
+    }
+}
+
+struct ChatFramer {
+    /// The first fields of every chunk.
+    head: ObjectHead,
+    frontend: Frontend,
+    choices: Vec<ChoiceProgress>,
+    wants_logprobs: bool,
+    usage: StreamedUsage,
+}
+
+impl ChatFramer {
+    fn delta(&mut self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
+        self.usage.note(index, delta.token_offset + delta.token_ids.len() as u32);
+        let logprobs =
+            (self.wants_logprobs && !delta.token_ids.is_empty()).then(|| logprobs(&self.frontend, delta.into()));
+        // Text held back (an incomplete character, a possible stop string) comes with a later chunk.
+        if delta.text.is_empty() && logprobs.is_none() {
+            return;
+        }
+        let delta = ChunkDelta { role: None, content: Some(&delta.text) };
+        let choices = [ChunkChoice { index, delta, logprobs, finish_reason: None }];
+        frames.push_object(&self.head, |fields| {
+            fields.add("choices", &choices);
+            self.usage.add_to_progress(fields);
+        });
+    }
+
+    fn snapshot(&mut self, index: usize, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
+        self.usage.note(index, snapshot.committed_len);
+        let logprobs = self.snapshot_logprobs(index, &snapshot);
+        let Some(progress) = self.choices.get_mut(index) else { return };
+        frames.push_object(&self.head, |fields| {
+            let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
+            let delta = ChunkDelta { role: None, content };
+            fields.add("choices", &[ChunkChoice { index, delta, logprobs, finish_reason: None }]);
+            progress.denoise.add(fields, snapshot);
+            self.usage.add_to_progress(fields);
+        });
+    }
+
+    /// Probabilities of the tokens that became final with this snapshot.
+    fn snapshot_logprobs(&mut self, index: usize, snapshot: &ServingBufferSnapshot) -> Option<Logprobs> {
+        if !self.wants_logprobs {
+            return None;
+        }
+        let fresh = self.choices.get_mut(index)?.logprobs.fresh(snapshot)?;
+        Some(logprobs(&self.frontend, fresh))
+    }
+
+    fn finish(&mut self, index: usize, reply: &ServingReply, frames: &mut Frames) {
+        self.usage.finish(index, reply);
+        let choices = [ChunkChoice {
+            index,
+            delta: ChunkDelta::default(),
+            logprobs: None,
+            finish_reason: Some(reply.finish_reason.openai()),
+        }];
+        frames.push_object(&self.head, |fields| {
+            fields.add("choices", &choices);
+            fields.add("diffulex", &DiffusionReport::of(reply));
+            self.usage.add_to_finish(fields);
+        });
+    }
+}
+
+impl Framer for ChatFramer {
+    fn open(&mut self, frames: &mut Frames) {
+        for index in 0..self.choices.len() {
+            let delta = ChunkDelta { role: Some("assistant"), content: Some("") };
+            let choices = [ChunkChoice { index, delta, logprobs: None, finish_reason: None }];
+            frames.push_object(&self.head, |fields| fields.add("choices", &choices));
+        }
+    }
+
+    fn event(&mut self, choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
+        match event {
+            StreamEvent::Delta(delta) => self.delta(choice_idx, &delta, frames),
+            StreamEvent::Snapshot(snapshot) => self.snapshot(choice_idx, snapshot, frames),
+            StreamEvent::Reply(reply) => self.finish(choice_idx, &reply, frames),
+            StreamEvent::Error(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, frames: &mut Frames) {
+        if let Some(usage) = self.usage.own_chunk() {
+            frames.push_object(&self.head, |fields| {
+                fields.add("choices", &[(); 0]);
+                fields.add("usage", usage);
+            });
+        }
+    }
+}

@@ -1,0 +1,557 @@
+//! The body of a generation request, in every dialect: one struct holds what `/generate`, chat and completions know.
+//!
+//! In: JSON. Out: an [`Order`] for the front end. [`OtherFields`] judges fields that this struct does not have. Never here:
+//! the routes' replies.
+
+use std::collections::BTreeMap;
+
+use diffulex_protocol::{ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, StreamMode};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::frontend::{Submission, Truncation};
+use crate::http::answer::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
+use crate::http::answer::error::ApiError;
+use crate::http::answer::prompt_report::PromptReport;
+use crate::http::answer::streamed_usage::{StreamOptions, UsageChunks};
+use crate::http::app::{App, AskedModel, asked_model};
+use crate::http::request::conversation_end::EndFields;
+use crate::http::request::field_lists::foreign;
+use crate::http::request::fields::{PromptField, StopField, by_name};
+use crate::http::request::message::MessageField;
+use crate::http::request::numbers::{LogprobsField, SeedField, length, whole};
+use crate::http::request::other_fields::{IgnoredFieldLog, OtherFields, Screened};
+use crate::http::request::schemas;
+use crate::http::request::stages::{StageParams, StageSampling};
+
+/// Most choices of one request. Chosen by us: each is a whole request to the engine.
+const MAX_CHOICES: u32 = 8;
+
+/// Longest `request_id`. Chosen by us: room for two UUIDs.
+const MAX_REQUEST_ID_BYTES: usize = 64;
+
+/// Values of `reasoning_effort` that ask for no reasoning, which is all that these models do.
+pub(in crate::http) const NO_REASONING: [&str; 2] = ["none", "minimal"];
+
+/// OpenAI's default of `reasoning_effort`, which asks for nothing.
+pub(in crate::http) const DEFAULT_EFFORT: &str = "medium";
+
+/// Everything a client may send to a generation route.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, remote = "Self", expecting = "a JSON object")]
+#[schemars(rename = "GenerationBody")]
+pub(in crate::http) struct GenerationBody {
+    /// The model's name.
+    pub(in crate::http) model: Option<String>,
+    /// Text or ids (`/generate`, completions).
+    pub(in crate::http) prompt: Option<PromptField>,
+    /// Text or ids that follow the answer (`/generate`, completions).
+    suffix: Option<PromptField>,
+    /// The conversation (chat).
+    pub(in crate::http) messages: Option<Vec<MessageField>>,
+    /// The conversation ends with the start of the assistant's turn.
+    add_generation_prompt: Option<bool>,
+    /// The answer continues the last message.
+    continue_final_message: Option<bool>,
+    /// Progress as server-sent events.
+    stream: Option<bool>,
+    /// Which progress.
+    #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<StreamMode>")]
+    stream_mode: Option<StreamMode>,
+    /// OpenAI's options of a stream.
+    stream_options: Option<StreamOptions>,
+    /// How much a snapshot covers.
+    #[serde(deserialize_with = "by_name")]
+    #[schemars(schema_with = "schemas::name_of::<SnapshotField>")]
+    snapshot: Option<SnapshotField>,
+    /// The pace and detail of denoise frames.
+    denoise: Option<DenoiseField>,
+    /// The client's own tag.
+    user: Option<String>,
+    /// Answers wanted.
+    #[serde(deserialize_with = "whole")]
+    #[schemars(range(min = 1, max = MAX_CHOICES))]
+    pub(in crate::http) n: Option<u32>,
+    /// `true` or completions' number of alternatives.
+    logprobs: Option<LogprobsField>,
+
+    /// With `logprobs`: alternatives per token.
+    #[serde(deserialize_with = "whole")]
+    #[schemars(range(min = 0, max = SamplingParams::MAX_TOP_LOGPROBS))]
+    top_logprobs: Option<u32>,
+    /// The prompt before the answer (completions).
+    echo: Option<bool>,
+    /// Likeliest tokens to report at each place of the prompt, which is scored (chat, completions).
+    #[serde(deserialize_with = "whole")]
+    prompt_logprobs: Option<i64>,
+    /// The id that the client knows the request by.
+    request_id: Option<String>,
+    /// Tokens of the prompt that are kept, from its end.
+    #[serde(deserialize_with = "whole")]
+    truncate_prompt_tokens: Option<i64>,
+    /// Requests share cached prefixes only with those of the same salt.
+    cache_salt: Option<String>,
+    /// How hard to think.
+    reasoning_effort: Option<String>,
+    /// Sampling of single stages.
+    stage_sampling: Option<StageSampling>,
+    /// Settings of single stages.
+    stage_params: Option<StageParams>,
+
+    /// Tokens of the answer at most; -1 is no limit, as if it were absent.
+    #[serde(deserialize_with = "length")]
+    #[schemars(with = "Option<i64>", range(min = -1, max = u32::MAX))]
+    pub(in crate::http) max_tokens: Option<u32>,
+    /// The newer name of it, which wins.
+    #[serde(deserialize_with = "length")]
+    #[schemars(with = "Option<i64>", range(min = -1, max = u32::MAX))]
+    pub(in crate::http) max_completion_tokens: Option<u32>,
+    /// No end token and no `stop` within so many tokens.
+    #[serde(deserialize_with = "whole")]
+    min_tokens: Option<u32>,
+    /// Subtracted from the logit of each token that the answer has.
+    #[schemars(range(min = -SamplingParams::MAX_PENALTY, max = SamplingParams::MAX_PENALTY))]
+    pub(in crate::http) presence_penalty: Option<f32>,
+    /// Subtracted from a token's logit for each time that the answer has it.
+    #[schemars(range(min = -SamplingParams::MAX_PENALTY, max = SamplingParams::MAX_PENALTY))]
+    pub(in crate::http) frequency_penalty: Option<f32>,
+    /// Divides the logits of tokens in prompt and answer; 1 is off.
+    #[schemars(range(min = SamplingParams::REPETITION_PENALTIES.0, max = SamplingParams::REPETITION_PENALTIES.1))]
+    pub(in crate::http) repetition_penalty: Option<f32>,
+    /// llama.cpp's name of it.
+    #[schemars(range(min = SamplingParams::REPETITION_PENALTIES.0, max = SamplingParams::REPETITION_PENALTIES.1))]
+    repeat_penalty: Option<f32>,
+    /// Added to the logits of these token ids.
+    pub(in crate::http) logit_bias: Option<BTreeMap<u32, f32>>,
+    /// 0 is greedy.
+    #[schemars(range(min = 0, max = SamplingParams::MAX_TEMPERATURE))]
+    pub(in crate::http) temperature: Option<f32>,
+    /// Only the likeliest tokens whose probabilities add up to this are drawn.
+    #[schemars(range(min = 0, max = 1))]
+    pub(in crate::http) top_p: Option<f32>,
+    /// Only so many of the likeliest tokens are drawn; -1 and 0 are all.
+    #[serde(deserialize_with = "whole")]
+    pub(in crate::http) top_k: Option<i64>,
+    /// Only tokens of at least this share of the likeliest token's probability are drawn.
+    #[schemars(range(min = 0, max = 1))]
+    pub(in crate::http) min_p: Option<f32>,
+    /// The same seed gives the same answer.
+    seed: Option<SeedField>,
+    /// Text before which the answer ends.
+    pub(in crate::http) stop: Option<StopField>,
+    /// Token ids that end the answer.
+    pub(in crate::http) stop_token_ids: Option<Vec<u32>>,
+    /// End tokens are ordinary tokens.
+    pub(in crate::http) ignore_eos: Option<bool>,
+    /// Forwards of the answer at most.
+    #[serde(deserialize_with = "whole")]
+    #[schemars(range(min = 1))]
+    max_nfe: Option<u32>,
+    /// The answer ends with the last of so many equal tokens in a row.
+    #[serde(deserialize_with = "whole")]
+    #[schemars(range(min = 1))]
+    max_repetition_run: Option<u32>,
+    /// Settings of the decoding strategy for this request; /v1/models lists them.
+    #[schemars(with = "Option<BTreeMap<String, Value>>")]
+    decoding: Option<DecodingSettings>,
+
+    /// Everything else.
+    #[serde(skip)]
+    pub(in crate::http) others: OtherFields,
+}
+
+impl<'de> Deserialize<'de> for GenerationBody {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
+        Self::read(input, OtherFields::keeping(&[]))
+    }
+}
+
+/// How a generation route reads a body.
+pub(in crate::http) struct Reading {
+    /// The route's path.
+    pub(in crate::http) route: &'static str,
+    /// Messages are read, or a prompt.
+    pub(in crate::http) is_chat: bool,
+    /// The progress of streams that ask for none.
+    pub(in crate::http) stream_mode: StreamMode,
+    /// Several choices may be asked for, and, where prompts are read, several of those.
+    pub(in crate::http) takes_choices: bool,
+    /// Streams may be Diffulex's events.
+    pub(in crate::http) takes_event_forms: bool,
+}
+
+impl Reading {
+    /// One prompt, answered once, in deltas.
+    pub(in crate::http) const fn of(route: &'static str) -> Self {
+        let stream_mode = StreamMode::BlockAppend;
+        Self { route, is_chat: false, stream_mode, takes_choices: false, takes_event_forms: false }
+    }
+
+    /// Messages.
+    pub(in crate::http) const fn of_messages(self) -> Self {
+        Self { is_chat: true, ..self }
+    }
+
+    /// Answered in snapshots unless asked otherwise.
+    pub(in crate::http) const fn denoising(self) -> Self {
+        Self { stream_mode: StreamMode::Denoise, ..self }
+    }
+
+    /// Streamed as Diffulex's events, too.
+    pub(in crate::http) const fn with_event_forms(self) -> Self {
+        Self { takes_event_forms: true, ..self }
+    }
+
+    /// Answered several times.
+    pub(in crate::http) const fn with_choices(self) -> Self {
+        Self { takes_choices: true, ..self }
+    }
+}
+
+/// A request to the front end, and how it is to be answered.
+pub(in crate::http) struct Order {
+    /// The model's name as the client wrote it.
+    pub(in crate::http) model: String,
+    pub(in crate::http) submission: Submission,
+    /// The form of denoise frames.
+    pub(in crate::http) denoise: DenoiseForm,
+    /// Tokens' probabilities are wanted.
+    pub(in crate::http) wants_logprobs: bool,
+    /// Chunks of a stream with the usage.
+    pub(in crate::http) usage_chunks: UsageChunks,
+    /// The parts of the prompt that the answer reports.
+    pub(in crate::http) prompt: PromptReport,
+}
+
+impl Order {
+    /// The order that `body` is on the route of `reading`.
+    pub(in crate::http) fn of(app: &App, mut body: GenerationBody, reading: &Reading) -> Result<Self, ApiError> {
+        let AskedModel { name: model, adapter } = asked_model(app, body.model.take())?;
+        body.check_others(&app.ignored_fields)?;
+        let n_choices = body.n_choices()?;
+        if n_choices > 1 && !reading.takes_choices {
+            return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
+        }
+        body.apply_stages()?;
+        let prompt = body.prompt_report(reading)?;
+        let conversation_end = body.end_fields().read(reading.is_chat)?;
+        let sampling_params = body.sampling_params(&app.options.sampling_defaults)?;
+        body.check_input(reading)?;
+        let (inputs, suffix) = if reading.is_chat {
+            (vec![ServingInput::Chat { messages: body.take_messages()? }], None)
+        } else {
+            let prompts = if reading.takes_choices { body.take_prompts()? } else { vec![body.take_prompt()?] };
+            let inputs = prompts.into_iter().map(|prompt| ServingInput::Prompt { prompt }).collect();
+            (inputs, body.take_suffix()?)
+        };
+        let denoise = DenoiseForm::of(body.snapshot, body.denoise)?;
+        let submission = Submission {
+            conversation_end,
+            sampling_params,
+            n_choices,
+            stream: body.stream.unwrap_or(false),
+            stream_mode: body.stream_mode.unwrap_or(reading.stream_mode),
+            snapshot: denoise.span,
+            max_fps: denoise.max_fps,
+            suffix,
+            fills_masks: !reading.is_chat,
+            adapter,
+            user: body.user.take(),
+            request_id: body.take_request_id()?,
+            truncation: body.truncation()?,
+            cache_salt: body.take_cache_salt()?,
+            keeps_prompt: prompt.field(),
+            ..Submission::of_inputs(reading.route, inputs)
+        };
+        let wants_logprobs = body.wants_logprobs();
+        let usage_chunks = body.stream_options.map(|options| options.chunks()).unwrap_or_default();
+        prompt.check_stream(submission.stream, wants_logprobs)?;
+        denoise.events.check(reading.takes_event_forms, &submission, usage_chunks)?;
+        Ok(Self { model, submission, denoise, wants_logprobs, usage_chunks, prompt })
+    }
+}
+
+impl GenerationBody {
+    /// Reads a body, the fields that it does not declare into `others`.
+    pub(in crate::http) fn read<'de, D: Deserializer<'de>>(
+        input: D,
+        mut others: OtherFields,
+    ) -> Result<Self, D::Error> {
+        // The derived reading, which `remote` makes a function of the type.
+        let body = Self::deserialize(Screened { input, others: &mut others })?;
+        Ok(Self { others, ..body })
+    }
+
+    /// A body with nothing but a conversation.
+    pub(in crate::http) fn of_messages(messages: Vec<MessageField>) -> Self {
+        Self { messages: Some(messages), ..Self::default() }
+    }
+
+    /// Sampling and limits, every range checked; `defaults` are of what the request does not name.
+    fn sampling_params(&mut self, defaults: &SamplingParams) -> Result<SamplingParams, ApiError> {
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            // OpenAI: max_completion_tokens is the newer name and wins.
+            max_tokens: self.max_completion_tokens.or(self.max_tokens).unwrap_or(defaults.max_tokens),
+            max_nfe: self.max_nfe,
+            max_repetition_run: self.max_repetition_run,
+            ignore_eos: self.ignore_eos.unwrap_or(defaults.ignore_eos),
+            min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
+            presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+            repetition_penalty: self.one_repetition_penalty()?.or(defaults.repetition_penalty),
+            logit_bias: self.logit_bias.take().unwrap_or_default().into_iter().collect(),
+            top_p: self.top_p.or(defaults.top_p),
+            top_k: self.top_k.map_or(Ok(defaults.top_k), top_k)?,
+            min_p: self.min_p.or(defaults.min_p),
+            seed: self.seed.map(|SeedField(seed)| seed),
+            stop: match self.stop.take() {
+                None => Vec::new(),
+                Some(StopField::One(stop)) => vec![stop],
+                Some(StopField::Many(stops)) => stops,
+            },
+            stop_token_ids: self.stop_token_ids.take().unwrap_or_default(),
+            logprobs: self.wants_logprobs(),
+            top_logprobs: self.n_alternatives(),
+            prompt_logprobs: self.prompt_alternatives()?,
+            decoding: self.decoding.take().unwrap_or_default(),
+        };
+        let checked = if self.echo == Some(true) { params.validate() } else { params.validate_answer() };
+        checked.map_err(|error| {
+            // By the name that the client used.
+            let field = match error.field {
+                "max_tokens" if self.max_completion_tokens.is_some() => "max_completion_tokens",
+                "top_logprobs" if self.top_logprobs.is_none() => "logprobs",
+                "repetition_penalty" if self.repetition_penalty.is_none() => "repeat_penalty",
+                field => field,
+            };
+            ApiError::invalid(field, ParamError { field, ..error }.to_string())
+        })?;
+        diffulex_engine::check_settings(&params.decoding)?;
+        Ok(params)
+    }
+
+    /// The repetition penalty by either name; an error where they differ.
+    fn one_repetition_penalty(&self) -> Result<Option<f32>, ApiError> {
+        match (self.repetition_penalty, self.repeat_penalty) {
+            (Some(penalty), Some(other)) if penalty != other => {
+                let message =
+                    format!("repeat_penalty is repetition_penalty by another name; got {other} and {penalty}");
+                Err(ApiError::invalid("repeat_penalty", message))
+            }
+            (penalty, other) => Ok(penalty.or(other)),
+        }
+    }
+
+    /// Refuses the input of other routes.
+    fn check_input(&self, reading: &Reading) -> Result<(), ApiError> {
+        let has_prompt = self.prompt.as_ref().is_some_and(|prompt| !prompt.is_empty());
+        let has_messages = self.messages.as_ref().is_some_and(|messages| !messages.is_empty());
+        match (reading.is_chat, has_prompt, has_messages) {
+            (true, true, _) => Err(foreign("prompt")),
+            (false, _, true) => Err(foreign("messages")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Answers wanted, 1 to [`MAX_CHOICES`].
+    fn n_choices(&self) -> Result<u32, ApiError> {
+        match self.n.unwrap_or(1) {
+            n @ 1..=MAX_CHOICES => Ok(n),
+            n => Err(ApiError::invalid("n", format!("n must be between 1 and {MAX_CHOICES}, got {n}"))),
+        }
+    }
+
+    /// True when tokens' probabilities are wanted.
+    fn wants_logprobs(&self) -> bool {
+        match self.logprobs {
+            None | Some(LogprobsField::Flag(false)) => false,
+            Some(LogprobsField::Flag(true) | LogprobsField::Count(_)) => true,
+        }
+    }
+
+    /// Alternatives wanted per token: chat's field, or completions' number.
+    fn n_alternatives(&self) -> u32 {
+        match (self.top_logprobs, &self.logprobs) {
+            (Some(n), _) => n,
+            (None, Some(LogprobsField::Count(n))) => *n,
+            (None, None | Some(LogprobsField::Flag(_))) => 0,
+        }
+    }
+
+    /// Likeliest tokens that are reported at each place of the prompt: by its own field, or by an echo with `logprobs`.
+    fn prompt_alternatives(&self) -> Result<Option<u32>, ApiError> {
+        let listed = self.prompt_logprobs.map(u32::try_from).transpose().map_err(|_| {
+            let (most, got) = (SamplingParams::MAX_TOP_LOGPROBS, self.prompt_logprobs.unwrap_or_default());
+            ApiError::invalid("prompt_logprobs", format!("prompt_logprobs must be between 0 and {most}, got {got}"))
+        })?;
+        let echoed = (self.echo == Some(true) && self.wants_logprobs()).then(|| self.n_alternatives());
+        Ok(listed.max(echoed))
+    }
+
+    /// The parts of the prompt that the answer reports, where the route of `reading` reports them.
+    fn prompt_report(&self, reading: &Reading) -> Result<PromptReport, ApiError> {
+        let echoes = self.echo == Some(true);
+        if echoes && (reading.is_chat || !reading.takes_choices) {
+            return Err(ApiError::invalid("echo", "echo is not supported on this route; /v1/completions has it"));
+        }
+        if self.prompt_logprobs.is_some() && !reading.takes_choices {
+            let message =
+                "prompt_logprobs is not supported on this route; /v1/completions and /v1/chat/completions have it";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        Ok(PromptReport { echoes, listed: self.prompt_logprobs.map(|n| n as usize) })
+    }
+
+    /// The client's own id of the request.
+    fn take_request_id(&mut self) -> Result<Option<String>, ApiError> {
+        let Some(id) = self.request_id.take() else { return Ok(None) };
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        if (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.bytes().all(is_plain) {
+            return Ok(Some(id));
+        }
+        let message =
+            format!("request_id must be 1 to {MAX_REQUEST_ID_BYTES} characters of A-Z, a-z, 0-9, _ and -, got {id:?}");
+        Err(ApiError::invalid("request_id", message))
+    }
+
+    fn truncation(&self) -> Result<Option<Truncation>, ApiError> {
+        match self.truncate_prompt_tokens {
+            None => Ok(None),
+            Some(-1) => Ok(Some(Truncation::ToFit)),
+            Some(n) => match u32::try_from(n) {
+                Ok(n) if n > 0 => Ok(Some(Truncation::To(n))),
+                _ => {
+                    let message = format!("truncate_prompt_tokens must be at least 1, or -1 for what fits, got {n}");
+                    Err(ApiError::invalid("truncate_prompt_tokens", message))
+                }
+            },
+        }
+    }
+
+    fn take_cache_salt(&mut self) -> Result<Option<String>, ApiError> {
+        match self.cache_salt.take() {
+            // As vLLM: an empty one would isolate nobody.
+            Some(salt) if salt.is_empty() => {
+                Err(ApiError::invalid("cache_salt", "cache_salt must be a string that is not empty"))
+            }
+            salt => Ok(salt),
+        }
+    }
+
+    /// Sampling and settings of the stages, over those of the request.
+    fn apply_stages(&mut self) -> Result<(), ApiError> {
+        let (sampling, params) = (self.stage_sampling.take(), self.stage_params.take());
+        let Some(denoise) = StageSampling::denoise(sampling, params)? else { return Ok(()) };
+        self.temperature = denoise.temperature.or(self.temperature);
+        self.top_p = denoise.top_p.or(self.top_p);
+        self.top_k = denoise.top_k.or(self.top_k);
+        self.min_p = denoise.min_p.or(self.min_p);
+        self.repetition_penalty = denoise.repetition_penalty.or(self.repetition_penalty);
+        self.presence_penalty = denoise.presence_penalty.or(self.presence_penalty);
+        self.frequency_penalty = denoise.frequency_penalty.or(self.frequency_penalty);
+        self.seed = denoise.seed.or(self.seed);
+        self.max_nfe = denoise.max_nfe.or(self.max_nfe);
+        let decoding = self.decoding.get_or_insert_default();
+        for (name, value) in denoise.decoding.iter() {
+            decoding.set(name, value.clone());
+        }
+        Ok(())
+    }
+
+    /// Where the conversation ends.
+    pub(in crate::http) fn end_fields(&self) -> EndFields {
+        let (add_generation_prompt, continue_final_message) = (self.add_generation_prompt, self.continue_final_message);
+        EndFields { add_generation_prompt, continue_final_message }
+    }
+
+    /// Continues the last message.
+    pub(in crate::http) fn continue_last_message(&mut self) {
+        let EndFields { add_generation_prompt, continue_final_message } = EndFields::CONTINUING;
+        (self.add_generation_prompt, self.continue_final_message) = (add_generation_prompt, continue_final_message);
+    }
+
+    /// A text to go on from, and what follows the answer.
+    pub(in crate::http) fn set_text(&mut self, prompt: String, suffix: Option<String>) {
+        self.prompt = Some(PromptField::Text(prompt));
+        self.suffix = suffix.map(PromptField::Text);
+    }
+
+    /// A text that ends the answer, or none.
+    pub(in crate::http) fn set_stop(&mut self, stop: Option<String>) {
+        self.stop = stop.map(StopField::One);
+    }
+
+    /// The prompts; an error when there is none.
+    fn take_prompts(&mut self) -> Result<Vec<Prompt>, ApiError> {
+        let missing = || ApiError::invalid("prompt", "prompt is required: a string or a list of token ids");
+        self.prompt.take().map(PromptField::into_prompts).ok_or_else(missing)
+    }
+
+    /// The prompt; an error when there is none, or more than one.
+    pub(in crate::http) fn take_prompt(&mut self) -> Result<Prompt, ApiError> {
+        one_prompt("prompt", self.take_prompts()?)
+    }
+
+    /// Text or ids that follow the answer; `None` if empty.
+    fn take_suffix(&mut self) -> Result<Option<Prompt>, ApiError> {
+        let suffix = self.suffix.take().map(|suffix| one_prompt("suffix", suffix.into_prompts())).transpose()?;
+        Ok(suffix.filter(|suffix| match suffix {
+            Prompt::Text(text) => !text.is_empty(),
+            Prompt::Ids(ids) => !ids.is_empty(),
+        }))
+    }
+
+    /// The conversation; an error when there is none.
+    pub(in crate::http) fn take_messages(&mut self) -> Result<Vec<ChatMessage>, ApiError> {
+        if self.take_suffix()?.is_some() {
+            return Err(ApiError::invalid(
+                "suffix",
+                "suffix is not supported in a chat; /v1/completions and /generate take one",
+            ));
+        }
+        let messages = self.messages.take().unwrap_or_default();
+        if messages.is_empty() {
+            return Err(ApiError::invalid("messages", "messages must not be empty"));
+        }
+        messages.into_iter().enumerate().map(|(index, message)| message.into_chat_message(index)).collect()
+    }
+
+    /// Refuses fields that are not supported and would change the answer.
+    pub(in crate::http) fn check_others(&self, log: &IgnoredFieldLog) -> Result<(), ApiError> {
+        self.others.check(log)?;
+        match self.reasoning_effort.as_deref() {
+            Some(effort) if !effort.is_empty() && effort != DEFAULT_EFFORT && !NO_REASONING.contains(&effort) => {
+                let known = NO_REASONING.join(" and ");
+                let message = format!("reasoning_effort: {effort:?} is not supported; {known} are");
+                Err(ApiError::invalid("reasoning_effort", message))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// The only one of `prompts`.
+fn one_prompt(field: &str, prompts: Vec<Prompt>) -> Result<Prompt, ApiError> {
+    let prompts = <[Prompt; 1]>::try_from(prompts);
+    let [prompt] = prompts.map_err(|prompts| {
+        ApiError::invalid(field, format!("{field}: expected one per request, got {}", prompts.len()))
+    })?;
+    Ok(prompt)
+}
+
+/// vLLM and sglang write -1 (and vLLM 0) for "all".
+fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
+    match value {
+        -1 | 0 => Ok(None),
+        value => u32::try_from(value).map(Some).map_err(|_| {
+            let message = format!("top_k must be between 1 and {}, or -1 for all, got {value}", u32::MAX);
+            ApiError::invalid("top_k", message)
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

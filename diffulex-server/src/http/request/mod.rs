@@ -1,0 +1,17 @@
+//! Requests as clients send them: bodies, their fields, and the order for the front end that they come to.
+//!
+//! Never here: answers, routes.
+
+pub(in crate::http) mod body;
+pub(in crate::http) mod budget;
+pub(in crate::http) mod conversation_end;
+pub(in crate::http) mod field_lists;
+pub(in crate::http) mod fields;
+pub(in crate::http) mod generation;
+pub(in crate::http) mod interface;
+pub(in crate::http) mod message;
+pub(in crate::http) mod mismatch;
+pub(in crate::http) mod numbers;
+pub(in crate::http) mod other_fields;
+pub(in crate::http) mod schemas;
+pub(in crate::http) mod stages;

@@ -1,0 +1,194 @@
+//! Every route, and the service of them.
+//!
+//! Never here: handlers.
+
+use std::sync::{Arc, Mutex};
+
+use axum::extract::{Request, State};
+use axum::http::header::InvalidHeaderValue;
+use axum::http::{HeaderValue, StatusCode};
+
+use crate::frontend::Frontend;
+use crate::http::access::paths;
+use crate::http::access::service::HttpService;
+use crate::http::answer::error::ApiError;
+use crate::http::anthropic::messages;
+use crate::http::anthropic::messages::input::MessagesFields;
+use crate::http::app::{App, AppState, HttpOptions};
+use crate::http::entry::{EVENT_STREAM, Entry, JSON};
+use crate::http::native::tokenize::{DetokenizeBody, TokenizeBody};
+use crate::http::native::{contexts, tokenize};
+use crate::http::openai::embeddings::{self, EmbeddingsFields};
+use crate::http::openai::responses::input::ResponsesFields;
+use crate::http::openai::speech::SpeechBody;
+use crate::http::openai::speech::upstream::SpeechUpstream;
+use crate::http::openai::{chat, completions, responses, speech};
+use crate::http::ops::admin::{self, AbortBody, LoadAdapterBody, UnloadAdapterBody};
+use crate::http::ops::openapi::documents::Documents;
+use crate::http::ops::{health, models, not_implemented, openapi, playground, profile};
+use crate::http::parrot::primitives;
+use crate::http::request::budget::BodyBudget;
+use crate::http::request::generation::GenerationBody;
+use crate::http::request::interface::InterfaceBody;
+use crate::http::request::other_fields::IgnoredFieldLog;
+use crate::http::routes::Routes;
+use crate::http::{generate, ollama};
+use crate::observe::telemetry::Telemetry;
+use crate::observe::traces::Traces;
+use crate::outbound::ClientError;
+
+/// An origin of `--cors-origin` that no header can hold.
+#[derive(Debug, thiserror::Error)]
+#[error("--cors-origin {origin:?}: {error}")]
+pub struct CorsOriginError {
+    /// As it was given.
+    pub origin: String,
+    /// Why not.
+    pub error: InvalidHeaderValue,
+}
+
+/// Options that no service can be made of.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// See [`CorsOriginError`].
+    #[error(transparent)]
+    CorsOrigin(#[from] CorsOriginError),
+    /// The client for `--speech-upstream` could not be made.
+    #[error("--speech-upstream: {0}")]
+    SpeechUpstream(#[from] ClientError),
+}
+
+/// Every route. Binds nothing and starts nothing.
+pub fn service(
+    frontend: Frontend,
+    telemetry: Arc<Telemetry>,
+    options: HttpOptions,
+) -> Result<HttpService, ServiceError> {
+    for origin in &options.cors_origins {
+        HeaderValue::from_str(origin).map_err(|error| CorsOriginError { origin: origin.clone(), error })?;
+    }
+    let bodies = BodyBudget::new(options.body.max_bytes);
+    let speech = options.speech_upstream.as_ref().map(SpeechUpstream::new).transpose()?;
+    let (router, table) = table(options.serves_profiles, options.traces.clone()).into_parts();
+    let app = App::new(AppState {
+        frontend,
+        telemetry,
+        bodies,
+        speech,
+        ignored_fields: IgnoredFieldLog::default(),
+        engines: Mutex::default(),
+        open_paths: table.iter().filter(|route| route.entry.is_open).map(|route| route.path).collect(),
+        paths: table.iter().map(|route| route.path).collect(),
+        documents: Documents::of(&table, !options.api_keys.is_empty()),
+        options,
+    });
+    let router = router.fallback(unknown_route).method_not_allowed_fallback(wrong_method);
+    Ok(HttpService::new(router.with_state(app.clone()), app))
+}
+
+/// The table of routes.
+fn table(has_profiles: bool, traces: Option<Traces>) -> Routes {
+    let not_found = [StatusCode::NOT_FOUND];
+    let streaming = |entry: Entry| entry.answering(&[JSON, EVENT_STREAM]);
+    let routes = Routes::traced_by(traces)
+        .post(
+            "/generate",
+            generate::generate,
+            streaming(contexts::answers(Entry::generation::<primitives::GenerateBody>(
+                "Completes a prompt, or a context",
+            ))),
+        )
+        .post(
+            "/v1/chat/completions",
+            chat::chat_completions,
+            streaming(Entry::generation::<GenerationBody>("OpenAI's chat").requiring(&["messages"])),
+        )
+        .post(
+            "/v1/completions",
+            completions::completions,
+            streaming(Entry::generation::<GenerationBody>("OpenAI's completions").requiring(&["prompt"])),
+        )
+        .post(
+            "/v1/embeddings",
+            embeddings::embeddings,
+            Entry::generation::<InterfaceBody<EmbeddingsFields>>("OpenAI's embeddings").requiring(&["input"]),
+        )
+        .post(
+            "/v1/audio/speech",
+            speech::speech,
+            Entry::of("Passes speech on to --speech-upstream")
+                .taking::<SpeechBody>()
+                .answering(&[speech::SOUND])
+                .of_engine()
+                .with(&[StatusCode::NOT_IMPLEMENTED, StatusCode::BAD_GATEWAY])
+                .traced(),
+        )
+        .post(
+            "/v1/responses",
+            responses::responses,
+            streaming(Entry::generation::<InterfaceBody<ResponsesFields>>("OpenAI's responses").requiring(&["input"])),
+        )
+        .post(
+            "/v1/messages",
+            messages::messages,
+            streaming(
+                Entry::generation::<InterfaceBody<MessagesFields>>("Anthropic's messages")
+                    .requiring(&["messages", "max_tokens"]),
+            ),
+        )
+        .post(
+            "/v1/messages/count_tokens",
+            messages::count_tokens,
+            Entry::of("Counts the tokens of a conversation")
+                .taking::<InterfaceBody<MessagesFields>>()
+                .requiring(&["messages"])
+                .with(&not_found),
+        )
+        .get("/v1/models", models::list, Entry::of("The model and its adapters").with(&[StatusCode::BAD_REQUEST]))
+        .get("/v1/models/{*id}", models::one, Entry::of("The model or an adapter").with(&not_found))
+        .get("/version", models::version, Entry::of("The server's version"))
+        .post(
+            "/tokenize",
+            tokenize::tokenize,
+            Entry::of("Text or messages to token ids").taking::<TokenizeBody>().native().with(&not_found),
+        )
+        .post("/detokenize", tokenize::detokenize, Entry::of("Token ids to text").taking::<DetokenizeBody>().native());
+    let info = Entry::of("Special tokens and the chat template");
+    let routes = operations(routes).get("/tokenizer_info", tokenize::info, info);
+    let routes = primitives::routes(contexts::routes(routes));
+    let routes = if has_profiles { profile::routes(routes) } else { routes };
+    playground::routes(not_implemented::routes(ollama::routes(routes)))
+        .get("/openapi.json", openapi::openapi, Entry::of("This document").open())
+        .get("/docs", openapi::docs, Entry::of("This document as a page").answering(&[openapi::HTML]).open())
+}
+
+/// Adds the routes of who runs the server.
+fn operations(routes: Routes) -> Routes {
+    let unavailable = [StatusCode::SERVICE_UNAVAILABLE];
+    let health = Entry::of("Health, 503 if the engine is dead or stuck").with(&unavailable).open().reporting();
+    let ready = Entry::of("200 while requests are accepted").with(&unavailable).open().reporting();
+    let abort = Entry::of("Ends a request").taking::<AbortBody>().native().with(&[StatusCode::NOT_FOUND]);
+    let load = Entry::of("Loads an adapter").taking::<LoadAdapterBody>().of_engine();
+    let unload = Entry::of("Unloads an adapter").taking::<UnloadAdapterBody>().of_engine();
+    routes
+        .get("/health", health::health, health)
+        .get("/ready", health::ready, ready)
+        .get("/health_generate", health::health_generate, Entry::of("Generates one token").of_engine())
+        .get("/metrics", health::metrics, Entry::of("Metrics for Prometheus").answering(&[health::METRICS]))
+        .post("/abort_request", admin::abort_request, abort)
+        .post("/flush_cache", admin::flush_cache, Entry::of("Empties the prefix cache").with(&unavailable))
+        .post("/v1/load_lora_adapter", admin::load_adapter, load)
+        .post("/v1/unload_lora_adapter", admin::unload_adapter, unload.with(&[StatusCode::NOT_FOUND]))
+}
+
+async fn unknown_route(State(app): State<App>, request: Request) -> ApiError {
+    let path = request.uri().path();
+    let hint = paths::meant(path, &app.paths).map(|meant| format!("; there is {meant}")).unwrap_or_default();
+    let message = format!("there is no {} {path}{hint}", request.method());
+    ApiError::new(StatusCode::NOT_FOUND, "route_not_found", message)
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} does not accept {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}

@@ -1,0 +1,8 @@
+//! Log, metrics, traces and profiles, which an operator reads.
+//!
+//! Never here: decisions that depend on it.
+
+pub mod log;
+pub mod profile_report;
+pub mod telemetry;
+pub mod traces;

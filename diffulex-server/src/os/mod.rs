@@ -1,0 +1,11 @@
+//! The operating system: files, descriptors, signals, threads' panics, the terminal, randomness.
+//!
+//! Never here: requests, models, HTTP.
+
+pub mod descriptors;
+pub(crate) mod draws;
+pub mod panics;
+pub(crate) mod platform;
+pub mod private_dir;
+pub(crate) mod signals;
+pub mod terminal;

@@ -1,0 +1,66 @@
+//! Signals that ask a program to end: SIGTERM, SIGINT, and SIGHUP, which a terminal sends when it is closed.
+//!
+//! Each process takes them in its own way: the front end waits for them ([`Signals`]), a worker that listens is told of
+//! each ([`on_each`]), and a worker that ends with its front end lets them pass ([`outlive`]). Never here: what ends how.
+
+use std::io;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// The signals of this process, from now on.
+pub(crate) struct Signals {
+    hang_up: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// In a tokio runtime.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            hang_up: signal(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one.
+    pub(crate) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.hang_up.recv() => {}
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Calls `told` on a thread of its own for each signal, as long as the process lives.
+pub(crate) fn on_each(told: impl Fn() + Send + 'static) -> io::Result<()> {
+    let (runtime, signals) = listen()?;
+    let thread = std::thread::Builder::new().name("diffulex-signals".to_owned());
+    thread.spawn(move || tell_each(&runtime, signals, told)).map(drop)
+}
+
+fn tell_each(runtime: &Runtime, mut signals: Signals, told: impl Fn()) {
+    loop {
+        runtime.block_on(signals.next());
+        told();
+    }
+}
+
+/// Leaves the signals without effect, as long as the process lives. What systemd and others send to all processes of a
+/// service is for the front end, which ends its worker when nothing runs any more.
+pub(crate) fn outlive() -> io::Result<()> {
+    // A signal that was listened to once never ends the process again, also when nothing listens any more (tokio, `Signal`).
+    listen().map(drop)
+}
+
+fn listen() -> io::Result<(Runtime, Signals)> {
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let signals = {
+        let _context = runtime.enter();
+        Signals::new()?
+    };
+    Ok((runtime, signals))
+}
