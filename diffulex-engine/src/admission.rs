@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use diffulex_protocol::{ErrorCode, FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
 use diffulex_strategies::accept::DENOISING_STEPS;
-use diffulex_strategies::{ContextGrowth, Layout, Strategy};
+use diffulex_strategies::{AnyStrategy, ContextGrowth, Layout};
 
 use crate::adapter_id::AdapterId;
 use crate::adapters::{AdapterTable, Named};
@@ -60,7 +60,7 @@ pub fn check_params_ids(params: &SamplingParams, vocab_size: u32) -> Result<(), 
 }
 
 /// Refuses a request on a context that its strategy can make nothing of.
-fn check_context(strategy: &Strategy, request: &ServingGenerate) -> Result<(), RequestError> {
+fn check_context(strategy: &AnyStrategy, request: &ServingGenerate) -> Result<(), RequestError> {
     match strategy.kind().layout().context_growth() {
         ContextGrowth::Refused(why) => {
             let message = format!("this model is decoded by {}, which keeps no contexts: {why}", strategy.name());
@@ -92,9 +92,9 @@ impl Admission<'_> {
         let mut decoding = params.decoding.clone();
         let mut strategy = self.config.strategy_for(is_d2f, &decoding)?;
         let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(&strategy, suffix))?;
-        let declared = strategy.declared();
-        let fits_a_block = (1..=declared.block_size).contains(&request.masked.len());
-        let timed = declared.accept.filter(|rule| rule.may_pause() && rule.denoising_steps().is_none());
+        let requirements = strategy.requirements();
+        let fits_a_block = (1..=requirements.block_size).contains(&request.masked.len());
+        let timed = requirements.accept.filter(|rule| rule.may_pause() && rule.denoising_steps().is_none());
         if fits_a_block && timed.is_some() {
             // A schedule over time without a number of steps gets one step per masked token.
             decoding.set(DENOISING_STEPS.name, SettingValue::Integer(request.masked.len() as i64));
@@ -140,7 +140,7 @@ impl Admission<'_> {
     /// The sequence that scores the prompt of `place`; `None` if there is nothing to score.
     fn scoring(
         &self,
-        strategy: &Strategy,
+        strategy: &AnyStrategy,
         place: &Place,
         n_alternatives: u32,
     ) -> Result<Option<Sequence>, RequestError> {
@@ -169,7 +169,7 @@ impl Admission<'_> {
         }
     }
 
-    fn suffix(&self, strategy: &Strategy, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
+    fn suffix(&self, strategy: &AnyStrategy, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
         let ids = self.ids_of(suffix)?;
         if !ids.is_empty() && strategy.kind().layout() != Layout::WholeAnswer {
             let name = strategy.name();
@@ -183,11 +183,11 @@ impl Admission<'_> {
     }
 
     /// The part of `prompt` whose K/V are final before an answer, with the limits of a request that goes on from there.
-    fn filling(&self, strategy: &Strategy, prompt: Vec<u32>) -> Result<Place, RequestError> {
+    fn filling(&self, strategy: &AnyStrategy, prompt: Vec<u32>) -> Result<Place, RequestError> {
         let mut place = self.behind(prompt, Vec::new(), 1)?;
-        let declared = strategy.declared();
-        if declared.layout == Layout::BlockCausal {
-            place.prompt.truncate(place.prompt.len() / declared.block_size * declared.block_size);
+        let requirements = strategy.requirements();
+        if requirements.layout == Layout::BlockCausal {
+            place.prompt.truncate(place.prompt.len() / requirements.block_size * requirements.block_size);
         }
         place.limits = Limits { end: place.prompt.len(), reason: FinishReason::MaxNewTokensReached };
         Ok(place)
@@ -226,7 +226,7 @@ impl Admission<'_> {
     /// The answer from the first mask of `prompt` to the last; what follows that is its suffix.
     fn at_masks(
         &self,
-        strategy: &Strategy,
+        strategy: &AnyStrategy,
         prompt: &[u32],
         suffix: &[u32],
         masked: &[u32],
@@ -272,11 +272,11 @@ impl Admission<'_> {
     }
 
     /// Refuses a request that no plan could ever include.
-    fn check_room(&self, strategy: &Strategy, place: &Place) -> Result<(), RequestError> {
+    fn check_room(&self, strategy: &AnyStrategy, place: &Place) -> Result<(), RequestError> {
         let Place { prompt, limits, suffix, .. } = place;
-        let declared = strategy.declared();
-        let n_positions = declared.layout.extent(prompt.len(), limits.end, declared.block_size) + suffix.len();
-        let n_copies = declared.n_copies();
+        let requirements = strategy.requirements();
+        let n_positions = requirements.layout.extent(prompt.len(), limits.end, requirements.block_size) + suffix.len();
+        let n_copies = requirements.n_copies();
         if n_copies > 1 && n_copies * n_positions > self.config.max_num_batched_tokens {
             return Err(RequestError::too_large(
                 "decoding.cfg_scale",
@@ -288,8 +288,8 @@ impl Admission<'_> {
         }
         let budget = self.config.max_num_batched_tokens;
         // The server's own strategy was checked at the start.
-        if declared.layout == Layout::PromptFirst && n_positions + declared.block_size >= budget {
-            let least = n_positions + declared.block_size + 1;
+        if requirements.layout == Layout::PromptFirst && n_positions + requirements.block_size >= budget {
+            let least = n_positions + requirements.block_size + 1;
             let message = format!(
                 "with this adapter prompts are encoded whole, which takes {least} rows; a forward takes {budget}: ask for less or serve with --max-num-batched-tokens"
             );

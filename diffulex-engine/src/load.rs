@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::block_size::MAX_BLOCK_SIZE;
 use crate::config::{
-    DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, Quantization, offered_rules,
+    CheckpointSettings, DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, offered_rules,
 };
 use crate::device_load::{DeviceWatch, ReadLoad};
 use crate::error::{DeviceError, LoadError};
@@ -166,14 +166,14 @@ fn on_device<O: Ops + 'static>(
     })?;
     let spec = network.spec().clone();
     let generation = match files.read_json("generation_config.json")? {
-        Some(json) => GenerationConfig::deserialize(json)
+        Some(json) => CheckpointSettings::deserialize(json)
             .map_err(|error| LoadError::of(files.place(), format!("generation_config.json: {error}")))?,
-        None => GenerationConfig::default(),
+        None => CheckpointSettings::default(),
     };
     let room = ops.memory().map_err(|error| LoadError::of(&error.device, error.message))?;
     let config = EngineConfig::resolve(options, &spec, text, &generation, room.as_ref()).map_err(LoadError::new)?;
     let cache = spec.cache_shapes(config.n_pages, config.page_size, config.kv_type);
-    let n_canvas_rows = Scheduler::max_slots(&config) * config.strategy.declared().block_size;
+    let n_canvas_rows = Scheduler::max_slots(&config) * config.strategy.requirements().block_size;
     let runner = DeviceRunner::new(ops, network, &cache, n_canvas_rows)?;
     Ok((config, spec, Box::new(runner), place))
 }
@@ -185,15 +185,15 @@ fn default_threads() -> usize {
 }
 
 fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelIdentity) -> ModelCard {
-    let declared = config.strategy.declared();
+    let requirements = config.strategy.requirements();
     ModelCard {
         architecture: spec.family.architecture.to_owned(),
         strategy: config.strategy.name().to_owned(),
-        accept_rule: declared.accept.map_or("", |rule| rule.name()).to_owned(),
-        accept_threshold: declared.accept.and_then(|rule| rule.accept_threshold()).unwrap_or_default(),
+        accept_rule: requirements.accept.map_or("", |rule| rule.name()).to_owned(),
+        accept_threshold: requirements.accept.and_then(|rule| rule.accept_threshold()).unwrap_or_default(),
         accept_rules: offered_rules(&config.strategy),
-        block_size: declared.block_size as u32,
-        buffer_size: declared.buffer_size as u32,
+        block_size: requirements.block_size as u32,
+        buffer_size: requirements.buffer_size as u32,
         mask_token_id: config.mask_token_id,
         eos_token_ids: config.eos_token_ids.clone(),
         max_model_len: config.max_model_len as u32,
@@ -207,7 +207,7 @@ fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelId
         kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
-        infills: declared.layout == Layout::WholeAnswer,
+        infills: requirements.layout == Layout::WholeAnswer,
         identity,
     }
 }

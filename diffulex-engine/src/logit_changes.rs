@@ -78,7 +78,7 @@ fn change_of(changes: &mut Vec<LogitChange>, token: u32) -> &mut LogitChange {
 #[cfg(test)]
 mod tests {
     use diffulex_protocol::{FinishReason, SamplingParams};
-    use diffulex_strategies::{Attention, BlockCandidates, Candidate, Setup, Strategy, StrategyKind};
+    use diffulex_strategies::{AnyStrategy, AttentionKind, BlockCandidates, Candidate, ModelTraits, StrategyKind};
     use proptest::prelude::*;
 
     use super::*;
@@ -89,8 +89,8 @@ mod tests {
     const END: u32 = 3;
     const BLOCK_SIZE: usize = 8;
 
-    fn strategy(kind: StrategyKind, attention: Attention) -> Strategy {
-        kind.make(&Setup {
+    fn strategy(kind: StrategyKind, attention: AttentionKind) -> AnyStrategy {
+        kind.make(&ModelTraits {
             attention,
             is_shifted: false,
             may_edit: true,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     /// An answer of one block after `prompt`.
-    fn sequence(strategy: Strategy, prompt: &[u32], params: &SamplingParams) -> Sequence {
+    fn sequence(strategy: AnyStrategy, prompt: &[u32], params: &SamplingParams) -> Sequence {
         let limits = Limits { end: prompt.len() + BLOCK_SIZE, reason: FinishReason::MaxNewTokensReached };
         Sequence::new(prompt, limits, N_TOKENS, &[END], params.clone(), strategy, LogitAlignment::Same)
     }
@@ -184,10 +184,10 @@ mod tests {
                 ..SamplingParams::default()
             };
             let sequence = match kind {
-                0 => sequence(strategy(StrategyKind::MultiBlock, Attention::BlockCausal), &prompt, &params),
+                0 => sequence(strategy(StrategyKind::MultiBlock, AttentionKind::BlockCausal), &prompt, &params),
                 // Its decided positions are drafts.
-                1 => sequence(strategy(StrategyKind::BlockEdit, Attention::BlockCausal), &prompt, &params),
-                _ => sequence(strategy(StrategyKind::SemiAutoregressive, Attention::Full), &prompt, &params)
+                1 => sequence(strategy(StrategyKind::BlockEdit, AttentionKind::BlockCausal), &prompt, &params),
+                _ => sequence(strategy(StrategyKind::SemiAutoregressive, AttentionKind::Full), &prompt, &params)
                     .holding(&given)
                     .followed_by(&suffix),
             };

@@ -99,7 +99,7 @@ fn candidate(
 #[cfg(test)]
 mod tests {
     use diffulex_protocol::{FinishReason, SamplingParams};
-    use diffulex_strategies::{Attention, Score, Setup, StrategyKind};
+    use diffulex_strategies::{AttentionKind, ModelTraits, Score, StrategyKind};
 
     use super::*;
     use crate::alignment::LogitAlignment;
@@ -122,8 +122,8 @@ mod tests {
             seed: Some(11),
             ..SamplingParams::default()
         };
-        let setup = Setup {
-            attention: Attention::Canvas,
+        let model = ModelTraits {
+            attention: AttentionKind::Canvas,
             is_shifted: false,
             may_edit: true,
             may_have_d2f: false,
@@ -132,7 +132,7 @@ mod tests {
             max_model_len: 64,
             accept_threshold: None,
         };
-        let strategy = StrategyKind::CanvasRenoise.make(&setup);
+        let strategy = StrategyKind::CanvasRenoise.make(&model);
         let limits = Limits { end: 8, reason: FinishReason::MaxNewTokensReached };
         let mut sequence =
             Sequence::new(&[5; 4], limits, 12, &[], params.clone(), strategy.clone(), LogitAlignment::Same);

@@ -3,13 +3,13 @@
 //! Blocks open and are committed as in `multi_bd`, but what is written is a draft: at each step the accept rule fills
 //! masks and the edit rule revises drafts, both from the same forward.
 
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::Proposal;
-use crate::layout::Layout;
+use crate::contract::edit::Proposal;
+use crate::contract::layout::Layout;
+use crate::contract::setting::{Overrides, Setting, SettingError};
+use crate::contract::view::{BlockProgress, BlockView};
 use crate::multi_block::{ADD_BLOCK_THRESHOLD, MultiBlock};
 use crate::revise::{EDIT_RULE, EDIT_THRESHOLD, EditRule, MAX_POST_EDIT_STEPS, PENALTY_LAMBDA, REMASK_THRESHOLD};
-use crate::setting::{Overrides, Setting, SettingError};
-use crate::view::{BlockView, Progress};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// The strategy; all its state is the block's own.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,23 +20,23 @@ pub struct BlockEdit {
     pub edit: EditRule,
 }
 
-impl Decode for BlockEdit {
+impl Strategy for BlockEdit {
     const NAME: &'static str = "block_edit";
     const LAYOUT: Layout = Layout::BlockCausal;
     const SETTINGS: &'static [&'static Setting] =
         &[&ADD_BLOCK_THRESHOLD, &EDIT_RULE, &EDIT_THRESHOLD, &MAX_POST_EDIT_STEPS, &PENALTY_LAMBDA, &REMASK_THRESHOLD];
     const HAS_BUFFER: bool = true;
 
-    fn fits(setup: &Setup) -> bool {
-        MultiBlock::fits(setup) && setup.may_edit
+    fn fits(model: &ModelTraits) -> bool {
+        MultiBlock::fits(model) && model.may_edit
     }
 
-    fn new(setup: &Setup) -> Self {
-        Self { blocks: <MultiBlock as Decode>::new(setup), edit: EditRule::joint() }
+    fn new(model: &ModelTraits) -> Self {
+        Self { blocks: <MultiBlock as Strategy>::new(model), edit: EditRule::joint() }
     }
 
-    fn declared(&self) -> Declared {
-        Declared { penalty_lambda: self.edit.penalty_lambda(), writes_drafts: true, ..self.blocks.declared() }
+    fn requirements(&self) -> Requirements {
+        Requirements { penalty_lambda: self.edit.penalty_lambda(), writes_drafts: true, ..self.blocks.requirements() }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
@@ -44,7 +44,7 @@ impl Decode for BlockEdit {
         self.edit.set(overrides)
     }
 
-    fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
+    fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, context_is_cached: bool) -> bool {
         self.blocks.opens_block(n_live, newest, context_is_cached)
     }
 

@@ -6,12 +6,12 @@
 //! tokens, not those that went back (transformers 5.23, generation_diffusion_gemma.py).
 
 use crate::accept::{ACCEPT_RULE, AcceptRule, DENOISING_STEPS, ENTROPY_BOUND, EntropyBound};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::{Edit, Input, Proposal};
-use crate::layout::{Attention, Layout};
+use crate::contract::edit::{Edit, Input, Proposal};
+use crate::contract::layout::{AttentionKind, Layout};
+use crate::contract::setting::{Field, Overrides, Setting, SettingError, Value};
+use crate::contract::view::{BlockProgress, BlockView};
 use crate::revise::EDIT_RULE;
-use crate::setting::{Field, Overrides, Setting, SettingError, Value};
-use crate::view::{BlockView, Progress};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// Least of `t_min` and `t_max`. Chosen by us: logits of DiffusionGemma are at most 30, so that a hundredth makes the
 /// likeliest token certain already; much less would divide by zero, as sums of the two are rounded.
@@ -94,19 +94,19 @@ impl CanvasRenoise {
     }
 }
 
-impl Decode for CanvasRenoise {
+impl Strategy for CanvasRenoise {
     const NAME: &'static str = "diffusion_gemma";
     const LAYOUT: Layout = Layout::Canvases;
     const SETTINGS: &'static [&'static Setting] = &[&T_MIN, &T_MAX, &STABILITY_THRESHOLD, &CONFIDENCE_THRESHOLD];
 
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::Canvas
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::Canvas
     }
 
     /// transformers' defaults (`max_denoising_steps`, and the same names for the others).
-    fn new(setup: &Setup) -> Self {
+    fn new(model: &ModelTraits) -> Self {
         Self {
-            block_size: setup.block_size,
+            block_size: model.block_size,
             accept: EntropyBound::default(),
             denoising_steps: 48,
             t_min: 0.4,
@@ -116,11 +116,11 @@ impl Decode for CanvasRenoise {
         }
     }
 
-    fn declared(&self) -> Declared {
-        Declared {
+    fn requirements(&self) -> Requirements {
+        Requirements {
             buffer_size: Self::BUFFER_SIZE,
             writes_drafts: true,
-            ..Declared::new(Self::LAYOUT, self.block_size, Some(AcceptRule::EntropyBound(self.accept)))
+            ..Requirements::new(Self::LAYOUT, self.block_size, Some(AcceptRule::EntropyBound(self.accept)))
         }
     }
 
@@ -150,8 +150,8 @@ impl Decode for CanvasRenoise {
     }
 
     /// The first canvas opens in the forward that encodes the prompt.
-    fn opens_block(&self, n_live: usize, newest: Option<Progress>, _context_is_cached: bool) -> bool {
-        n_live < Self::BUFFER_SIZE && newest.is_none_or(Progress::is_settled)
+    fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, _context_is_cached: bool) -> bool {
+        n_live < Self::BUFFER_SIZE && newest.is_none_or(BlockProgress::is_settled)
     }
 
     fn step(&self, canvas: &BlockView<'_>) -> Proposal {
@@ -175,7 +175,7 @@ impl Decode for CanvasRenoise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::Candidate;
+    use crate::contract::view::Candidate;
 
     const CANVAS: CanvasRenoise = CanvasRenoise {
         block_size: 3,
@@ -212,7 +212,7 @@ mod tests {
             step,
             full_steps: step,
             unchanged_steps: unchanged,
-            ..BlockView::first(Progress { n_filled: 3, n_drafts: 3, block_size: 3 }, &candidates)
+            ..BlockView::first(BlockProgress { n_filled: 3, n_drafts: 3, block_size: 3 }, &candidates)
         })
     }
 

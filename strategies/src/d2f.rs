@@ -6,12 +6,12 @@
 //! that denoises its first block (zhijie-group/Discrete-Diffusion-Forcing, `_generate_block_single`).
 
 use crate::accept::{AcceptRule, GatedThreshold, Threshold};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::Proposal;
-use crate::layout::{Attention, Layout};
+use crate::contract::edit::Proposal;
+use crate::contract::layout::{AttentionKind, Layout};
+use crate::contract::setting::{Overrides, Setting, SettingError};
+use crate::contract::view::{BlockProgress, BlockView};
 use crate::multi_block::{MultiBlock, MultiBlockConfig};
-use crate::setting::{Overrides, Setting, SettingError};
-use crate::view::{BlockView, Progress};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// The strategy.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,25 +29,25 @@ impl D2f {
     const SEMI_COMPLETE_THRESHOLD: f32 = 0.95;
 }
 
-impl Decode for D2f {
+impl Strategy for D2f {
     const NAME: &'static str = "d2f";
     const LAYOUT: Layout = Layout::PromptFirst;
     const SETTINGS: &'static [&'static Setting] = MultiBlock::SETTINGS;
     const HAS_BUFFER: bool = true;
 
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::Full && setup.may_have_d2f
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::Full && model.may_have_d2f
     }
 
-    fn new(setup: &Setup) -> Self {
+    fn new(model: &ModelTraits) -> Self {
         let accept = AcceptRule::GatedThreshold(GatedThreshold {
             accept_threshold: Threshold::ACCEPT_THRESHOLD,
             semi_complete_threshold: Self::SEMI_COMPLETE_THRESHOLD,
         });
         Self {
             pipeline: MultiBlock::of(MultiBlockConfig {
-                block_size: setup.block_size,
-                buffer_size: setup.buffer_size.unwrap_or(Self::BUFFER_SIZE),
+                block_size: model.block_size,
+                buffer_size: model.buffer_size.unwrap_or(Self::BUFFER_SIZE),
                 add_block_threshold: Self::ADD_BLOCK_THRESHOLD,
                 accept,
                 fuse_prefill: true,
@@ -55,15 +55,15 @@ impl Decode for D2f {
         }
     }
 
-    fn declared(&self) -> Declared {
-        Declared { layout: Self::LAYOUT, ..self.pipeline.declared() }
+    fn requirements(&self) -> Requirements {
+        Requirements { layout: Self::LAYOUT, ..self.pipeline.requirements() }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
         self.pipeline.set(overrides)
     }
 
-    fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
+    fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, context_is_cached: bool) -> bool {
         self.pipeline.opens_block(n_live, newest, context_is_cached)
     }
 

@@ -2,11 +2,11 @@
 //! positions are written at each step, a score which (Dream, generation_utils.py).
 
 use crate::accept::{AcceptRule, TimeSchedule};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::Proposal;
-use crate::layout::{Attention, Layout};
-use crate::setting::{Overrides, Setting, SettingError};
-use crate::view::{BlockView, Score};
+use crate::contract::edit::Proposal;
+use crate::contract::layout::{AttentionKind, Layout};
+use crate::contract::setting::{Overrides, Setting, SettingError};
+use crate::contract::view::{BlockView, Score};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// Settings of `diffusion_generate`, which has no other state.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,23 +17,23 @@ pub struct DiffusionGenerate {
     pub accept: AcceptRule,
 }
 
-impl Decode for DiffusionGenerate {
+impl Strategy for DiffusionGenerate {
     const NAME: &'static str = "diffusion_generate";
     const LAYOUT: Layout = Layout::WholeAnswer;
     const SETTINGS: &'static [&'static Setting] = &[];
 
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::Full && setup.is_shifted
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::Full && model.is_shifted
     }
 
     /// Dream's usual rule for chats (its README's `alg="entropy"`).
-    fn new(setup: &Setup) -> Self {
+    fn new(model: &ModelTraits) -> Self {
         let accept = AcceptRule::Entropy(TimeSchedule::by(Score::NegativeEntropy));
-        Self { block_size: setup.max_model_len, accept }
+        Self { block_size: model.max_model_len, accept }
     }
 
-    fn declared(&self) -> Declared {
-        Declared::new(Self::LAYOUT, self.block_size, Some(self.accept))
+    fn requirements(&self) -> Requirements {
+        Requirements::new(Self::LAYOUT, self.block_size, Some(self.accept))
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {

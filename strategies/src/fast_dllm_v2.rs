@@ -7,11 +7,11 @@
 //! sub-block's first position is masked, all of the block is, since the row that predicts that position is in the sub-block before.
 
 use crate::accept::{ACCEPT_RULE, AcceptRule, Threshold};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::Proposal;
-use crate::layout::{Attention, Layout};
-use crate::setting::{Field, Overrides, Setting, SettingError};
-use crate::view::{BlockView, Focus, Progress};
+use crate::contract::edit::Proposal;
+use crate::contract::layout::{AttentionKind, Layout};
+use crate::contract::setting::{Field, Overrides, Setting, SettingError};
+use crate::contract::view::{BlockProgress, BlockView, StepRows};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`FastDllmV2::sub_block_size`].
 const SUB_BLOCK_SIZE: Setting = Setting::count(
@@ -43,19 +43,19 @@ impl FastDllmV2 {
     const SUB_BLOCK_SIZE: usize = 8;
 }
 
-impl Decode for FastDllmV2 {
+impl Strategy for FastDllmV2 {
     const NAME: &'static str = "fast_dllm_v2";
     const LAYOUT: Layout = Layout::BlockCausal;
     const SETTINGS: &'static [&'static Setting] = &[&SUB_BLOCK_SIZE, &BLOCK_CACHE];
 
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::BlockCausal && setup.is_shifted
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::BlockCausal && model.is_shifted
     }
 
-    fn new(setup: &Setup) -> Self {
-        let block_size = setup.block_size;
+    fn new(model: &ModelTraits) -> Self {
+        let block_size = model.block_size;
         let divides = |size: &usize| block_size.is_multiple_of(*size);
-        let accept_threshold = setup.accept_threshold.unwrap_or(Threshold::ACCEPT_THRESHOLD);
+        let accept_threshold = model.accept_threshold.unwrap_or(Threshold::ACCEPT_THRESHOLD);
         Self {
             block_size,
             sub_block_size: (1..=Self::SUB_BLOCK_SIZE).rev().find(divides).unwrap_or(1),
@@ -64,9 +64,9 @@ impl Decode for FastDllmV2 {
         }
     }
 
-    fn declared(&self) -> Declared {
+    fn requirements(&self) -> Requirements {
         // Commits are forwards of their own, as in the authors' loop.
-        Declared { encodes_apart: true, ..Declared::new(Self::LAYOUT, self.block_size, Some(self.accept)) }
+        Requirements { encodes_apart: true, ..Requirements::new(Self::LAYOUT, self.block_size, Some(self.accept)) }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
@@ -89,20 +89,20 @@ impl Decode for FastDllmV2 {
     }
 
     /// As soon as the block before is full, so that the first token is written with the K/V of that one.
-    fn opens_block(&self, n_live: usize, newest: Option<Progress>, _context_is_cached: bool) -> bool {
-        n_live <= 1 && newest.is_none_or(Progress::is_complete)
+    fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, _context_is_cached: bool) -> bool {
+        n_live <= 1 && newest.is_none_or(BlockProgress::is_complete)
     }
 
-    fn focus(&self, masked: &[bool], is_written: bool) -> Focus {
+    fn step_rows(&self, masked: &[bool], is_written: bool) -> StepRows {
         if masked[0] {
-            return Focus { forwarded: 0..0, decided: 0..1 };
+            return StepRows { forwarded: 0..0, decided: 0..1 };
         }
         let first_mask = masked.iter().position(|masked| *masked).unwrap_or(0);
         let start = first_mask / self.sub_block_size * self.sub_block_size;
         let sub_block = start..start + self.sub_block_size;
         let is_alone = self.block_cache && is_written && !masked[start];
         let forwarded = if is_alone { sub_block.clone() } else { 0..masked.len() };
-        Focus { forwarded, decided: sub_block }
+        StepRows { forwarded, decided: sub_block }
     }
 
     fn step(&self, block: &BlockView<'_>) -> Proposal {
@@ -115,29 +115,29 @@ mod tests {
     use super::*;
 
     /// The rows that a step of the block in the picture forwards and decides: `_` masked, a letter written.
-    fn focus(picture: &str, block_cache: bool, is_written: bool) -> Focus {
+    fn step_rows(picture: &str, block_cache: bool, is_written: bool) -> StepRows {
         let accept = AcceptRule::Threshold(Threshold::default());
         let strategy = FastDllmV2 { block_size: 8, sub_block_size: 4, block_cache, accept };
         let masked: Vec<bool> = picture.chars().map(|position| position == '_').collect();
-        strategy.focus(&masked, is_written)
+        strategy.step_rows(&masked, is_written)
     }
 
     #[test]
     fn a_blocks_first_token_takes_none_of_its_rows() {
-        assert_eq!(focus("________", true, false), Focus { forwarded: 0..0, decided: 0..1 });
+        assert_eq!(step_rows("________", true, false), StepRows { forwarded: 0..0, decided: 0..1 });
     }
 
     #[test]
     fn sub_blocks_are_decided_left_to_right() {
-        assert_eq!(focus("a_c_____", false, true), Focus { forwarded: 0..8, decided: 0..4 });
-        assert_eq!(focus("abcd_f__", false, true), Focus { forwarded: 0..8, decided: 4..8 });
+        assert_eq!(step_rows("a_c_____", false, true), StepRows { forwarded: 0..8, decided: 0..4 });
+        assert_eq!(step_rows("abcd_f__", false, true), StepRows { forwarded: 0..8, decided: 4..8 });
     }
 
     #[test]
     fn a_sub_block_goes_alone_where_the_others_are_written_and_its_first_token_is_known() {
-        assert_eq!(focus("a_c_____", true, false), Focus { forwarded: 0..8, decided: 0..4 });
-        assert_eq!(focus("a_c_____", true, true), Focus { forwarded: 0..4, decided: 0..4 });
-        assert_eq!(focus("abcd_f__", true, true), Focus { forwarded: 0..8, decided: 4..8 });
-        assert_eq!(focus("abcde___", true, true), Focus { forwarded: 4..8, decided: 4..8 });
+        assert_eq!(step_rows("a_c_____", true, false), StepRows { forwarded: 0..8, decided: 0..4 });
+        assert_eq!(step_rows("a_c_____", true, true), StepRows { forwarded: 0..4, decided: 0..4 });
+        assert_eq!(step_rows("abcd_f__", true, true), StepRows { forwarded: 0..8, decided: 4..8 });
+        assert_eq!(step_rows("abcde___", true, true), StepRows { forwarded: 4..8, decided: 4..8 });
     }
 }

@@ -6,11 +6,11 @@
 //! before either way. Lower thresholds open blocks early, as Diffulex does.
 
 use crate::accept::{AcceptRule, Threshold};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::Proposal;
-use crate::layout::{Attention, Layout};
-use crate::setting::{Field, Overrides, Setting, SettingError};
-use crate::view::{BlockView, Progress};
+use crate::contract::edit::Proposal;
+use crate::contract::layout::{AttentionKind, Layout};
+use crate::contract::setting::{Field, Overrides, Setting, SettingError};
+use crate::contract::view::{BlockProgress, BlockView};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`MultiBlockConfig::add_block_threshold`].
 pub(crate) const ADD_BLOCK_THRESHOLD: Setting = Setting::number(
@@ -55,10 +55,10 @@ impl MultiBlock {
     }
 
     /// With `accept` and the defaults for this model.
-    pub(crate) fn accepting(setup: &Setup, accept: AcceptRule) -> Self {
+    pub(crate) fn accepting(model: &ModelTraits, accept: AcceptRule) -> Self {
         Self::of(MultiBlockConfig {
-            block_size: setup.block_size,
-            buffer_size: setup.buffer_size.unwrap_or(Self::BUFFER_SIZE),
+            block_size: model.block_size,
+            buffer_size: model.buffer_size.unwrap_or(Self::BUFFER_SIZE),
             add_block_threshold: Self::ADD_BLOCK_THRESHOLD,
             accept,
             fuse_prefill: false,
@@ -71,24 +71,24 @@ impl MultiBlock {
     }
 }
 
-impl Decode for MultiBlock {
+impl Strategy for MultiBlock {
     const NAME: &'static str = "multi_bd";
     const LAYOUT: Layout = Layout::BlockCausal;
     const SETTINGS: &'static [&'static Setting] = &[&ADD_BLOCK_THRESHOLD];
     const HAS_BUFFER: bool = true;
 
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::BlockCausal && !setup.is_shifted
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::BlockCausal && !model.is_shifted
     }
 
-    fn new(setup: &Setup) -> Self {
-        let accept_threshold = setup.accept_threshold.unwrap_or(Threshold::ACCEPT_THRESHOLD);
-        Self::accepting(setup, AcceptRule::Threshold(Threshold { accept_threshold }))
+    fn new(model: &ModelTraits) -> Self {
+        let accept_threshold = model.accept_threshold.unwrap_or(Threshold::ACCEPT_THRESHOLD);
+        Self::accepting(model, AcceptRule::Threshold(Threshold { accept_threshold }))
     }
 
-    fn declared(&self) -> Declared {
+    fn requirements(&self) -> Requirements {
         let MultiBlockConfig { block_size, buffer_size, accept, .. } = self.config;
-        Declared { buffer_size, ..Declared::new(Self::LAYOUT, block_size, Some(accept)) }
+        Requirements { buffer_size, ..Requirements::new(Self::LAYOUT, block_size, Some(accept)) }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
@@ -97,7 +97,7 @@ impl Decode for MultiBlock {
         overrides.apply(vec![(&ADD_BLOCK_THRESHOLD, Field::Number(&mut config.add_block_threshold))])
     }
 
-    fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
+    fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, context_is_cached: bool) -> bool {
         match newest {
             Some(newest) => {
                 let threshold = self.config.add_block_threshold;

@@ -5,9 +5,9 @@
 //! (docs/decisions/0003-edit-rules-that-are-not-there.md).
 
 use crate::accept::{AcceptRule, best_scored};
-use crate::edit::{Edit, Proposal};
-use crate::setting::{Field, Fields, Overrides, Setting, SettingError, Value};
-use crate::view::{BlockView, Candidate};
+use crate::contract::edit::{Edit, Proposal};
+use crate::contract::setting::{Field, Overrides, Setting, SettingError, SettingFields, Value};
+use crate::contract::view::{BlockView, Candidate};
 
 /// The rule by name.
 pub(crate) const EDIT_RULE: Setting = Setting::choice(
@@ -89,7 +89,7 @@ impl EditRule {
         Self::Remask { remask_threshold: 0.4 }
     }
 
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         match self {
             Self::Joint { edit_threshold, max_post_edit_steps, penalty_lambda } => vec![
                 (&EDIT_THRESHOLD, Field::Number(edit_threshold)),
@@ -182,7 +182,7 @@ impl EditRule {
 mod tests {
     use super::*;
     use crate::accept::Threshold;
-    use crate::view::Progress;
+    use crate::contract::view::BlockProgress;
 
     /// `(token that stands there or None, token the network would write, its confidence)` of each row.
     type Row = (Option<u32>, u32, f32);
@@ -194,7 +194,7 @@ mod tests {
             &AcceptRule::Threshold(Threshold::default()),
             &BlockView {
                 full_steps,
-                ..BlockView::first(Progress { n_filled, n_drafts: n_filled, block_size: rows.len() }, &candidates)
+                ..BlockView::first(BlockProgress { n_filled, n_drafts: n_filled, block_size: rows.len() }, &candidates)
             },
         )
     }

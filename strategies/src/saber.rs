@@ -12,11 +12,11 @@
 //! of confidences that are all minus infinity; here it writes the masks.
 
 use crate::accept::best_by;
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::{Edit, Proposal};
-use crate::layout::{Attention, Layout};
-use crate::setting::{Field, Overrides, Setting, SettingError};
-use crate::view::{BlockView, Candidate};
+use crate::contract::edit::{Edit, Proposal};
+use crate::contract::layout::{AttentionKind, Layout};
+use crate::contract::setting::{Field, Overrides, Setting, SettingError};
+use crate::contract::view::{BlockView, Candidate};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`Saber::min_accept_tokens`].
 const MIN_ACCEPT_TOKENS: Setting =
@@ -56,21 +56,21 @@ impl Saber {
     }
 }
 
-impl Decode for Saber {
+impl Strategy for Saber {
     const NAME: &'static str = "saber";
     const LAYOUT: Layout = Layout::WholeAnswer;
     const SETTINGS: &'static [&'static Setting] = &[&MIN_ACCEPT_TOKENS];
 
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::Full
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::Full
     }
 
-    fn new(setup: &Setup) -> Self {
-        Self { block_size: setup.max_model_len, min_accept_tokens: Self::MIN_ACCEPT_TOKENS }
+    fn new(model: &ModelTraits) -> Self {
+        Self { block_size: model.max_model_len, min_accept_tokens: Self::MIN_ACCEPT_TOKENS }
     }
 
-    fn declared(&self) -> Declared {
-        Declared { writes_drafts: true, ..Declared::new(Self::LAYOUT, self.block_size, None) }
+    fn requirements(&self) -> Requirements {
+        Requirements { writes_drafts: true, ..Requirements::new(Self::LAYOUT, self.block_size, None) }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
@@ -100,7 +100,7 @@ impl Decode for Saber {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::Progress;
+    use crate::contract::view::BlockProgress;
 
     /// Runs an answer to its end: `confidences` of each step, row by row. The pictures after each step, `_` masked.
     fn pictures(min_accept_tokens: usize, steps: &[&[f32]]) -> Vec<String> {
@@ -114,7 +114,7 @@ mod tests {
                 (0..block_size).map(|row| (tokens[row], row as u32, confidences[row])).collect();
             let candidates = Candidate::plain_block(&rows);
             let n_filled = tokens.iter().flatten().count();
-            let progress = Progress { n_filled, n_drafts: n_filled, block_size };
+            let progress = BlockProgress { n_filled, n_drafts: n_filled, block_size };
             let proposal = saber.step(&BlockView {
                 step,
                 last_confidences: &last,
@@ -168,7 +168,7 @@ mod tests {
             let n_masked = rows.iter().filter(|(current, ..)| current.is_none()).count();
             proptest::prop_assume!(n_masked > 0);
             let n_filled = rows.len() - n_masked;
-            let progress = Progress { n_filled, n_drafts: n_filled, block_size: rows.len() };
+            let progress = BlockProgress { n_filled, n_drafts: n_filled, block_size: rows.len() };
             let proposal = Saber { block_size: rows.len(), min_accept_tokens }.step(&BlockView {
                 last_confidences: &memory,
                 written_confidences: &memory[..rows.len()],

@@ -3,11 +3,11 @@
 //! reused: Fast-dLLM, llada/generate.py and dream/model/generation_utils_block.py).
 
 use crate::accept::{AcceptRule, Threshold, ThresholdKeep};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::Proposal;
-use crate::layout::{Attention, KvReuse, Layout};
-use crate::setting::{Field, Overrides, Setting, SettingError};
-use crate::view::{BlockView, Focus};
+use crate::contract::edit::Proposal;
+use crate::contract::layout::{AttentionKind, KvReuse, Layout};
+use crate::contract::setting::{Field, Overrides, Setting, SettingError};
+use crate::contract::view::{BlockView, StepRows};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`SemiAutoregressive::cfg_scale`]. The largest is chosen by us: LLaDA's authors go up to 2, and with 100 only the
 /// tokens that the prompt favours most are left; logits stay far from the end of 32-bit floats.
@@ -47,32 +47,32 @@ impl SemiAutoregressive {
     }
 }
 
-impl Decode for SemiAutoregressive {
+impl Strategy for SemiAutoregressive {
     const NAME: &'static str = "semi_ar";
     const LAYOUT: Layout = Layout::WholeAnswer;
     const SETTINGS: &'static [&'static Setting] = &[&CFG_SCALE, &KV_REUSE];
 
     /// With Fast-dLLM's caches Dream fills blocks from left to right, too.
-    fn fits(setup: &Setup) -> bool {
-        setup.attention == Attention::Full
+    fn fits(model: &ModelTraits) -> bool {
+        model.attention == AttentionKind::Full
     }
 
-    fn new(setup: &Setup) -> Self {
-        let accept_threshold = setup.accept_threshold.unwrap_or(Threshold::ACCEPT_THRESHOLD);
+    fn new(model: &ModelTraits) -> Self {
+        let accept_threshold = model.accept_threshold.unwrap_or(Threshold::ACCEPT_THRESHOLD);
         Self {
-            block_size: setup.block_size,
+            block_size: model.block_size,
             accept: AcceptRule::ThresholdKeep(ThresholdKeep { accept_threshold }),
             kv_reuse: KvReuse::None,
-            is_shifted: setup.is_shifted,
+            is_shifted: model.is_shifted,
             cfg_scale: 0.0,
         }
     }
 
-    fn declared(&self) -> Declared {
-        Declared {
+    fn requirements(&self) -> Requirements {
+        Requirements {
             kv_reuse: self.kv_reuse,
             guidance: Some(self.cfg_scale).filter(|scale| *scale > 0.0),
-            ..Declared::new(Self::LAYOUT, self.block_size, Some(self.accept))
+            ..Requirements::new(Self::LAYOUT, self.block_size, Some(self.accept))
         }
     }
 
@@ -84,9 +84,9 @@ impl Decode for SemiAutoregressive {
         ])
     }
 
-    fn focus(&self, masked: &[bool], _is_written: bool) -> Focus {
-        let whole = Focus::whole(masked.len());
-        if masked[0] && self.writes_first_alone() { Focus { decided: 0..1, ..whole } } else { whole }
+    fn step_rows(&self, masked: &[bool], _is_written: bool) -> StepRows {
+        let whole = StepRows::whole(masked.len());
+        if masked[0] && self.writes_first_alone() { StepRows { decided: 0..1, ..whole } } else { whole }
     }
 
     fn step(&self, block: &BlockView<'_>) -> Proposal {

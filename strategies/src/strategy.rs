@@ -1,312 +1,130 @@
-//! The strategies as one type.
-//!
-//! A strategy is a struct that implements [`Decode`] in a file of its own, and one line of the list below.
+//! The contract of a strategy: the model that it is given, what it declares to the engine, and its decisions.
 
-use crate::accept::{AcceptRule, LeftmostPrefix};
-use crate::block_edit::BlockEdit;
-use crate::canvas_renoise::CanvasRenoise;
-use crate::d2f::D2f;
-use crate::decode::{Declared, Decode, Setup};
-use crate::diffusion_generate::DiffusionGenerate;
-use crate::edit::{Edit, Proposal};
-use crate::fast_dllm_v2::FastDllmV2;
-use crate::layout::{KvReuse, Layout};
-use crate::multi_block::{MultiBlock, MultiBlockConfig};
-use crate::saber::Saber;
-use crate::semi_autoregressive::SemiAutoregressive;
-use crate::setting::{Overrides, Setting, SettingError, Value};
-use crate::token_merge::TokenMerge;
-use crate::view::{BlockView, Candidate, Focus, Progress};
+use crate::accept::AcceptRule;
+use crate::contract::edit::Proposal;
+use crate::contract::layout::{AttentionKind, KvReuse, Layout};
+use crate::contract::setting::{Overrides, Setting, SettingError};
+use crate::contract::view::{BlockProgress, BlockView, Score, StepRows};
 
-macro_rules! strategies {
-    ($($strategy:ident),+ $(,)?) => {
-        /// The strategies, without settings.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum StrategyKind {
-            $(#[doc = concat!("See [`", stringify!($strategy), "`].")] $strategy,)+
-        }
-
-        impl StrategyKind {
-            /// All of them, the more specific before the more general.
-            pub const ALL: &'static [Self] = &[$(Self::$strategy),+];
-
-            /// Its name, as operators write it.
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$strategy => $strategy::NAME),+ }
-            }
-
-            /// How its blocks lie.
-            pub fn layout(self) -> Layout {
-                match self { $(Self::$strategy => $strategy::LAYOUT),+ }
-            }
-
-            /// Settings of its own, without those of accept rules.
-            pub fn settings(self) -> &'static [&'static Setting] {
-                match self { $(Self::$strategy => $strategy::SETTINGS),+ }
-            }
-
-            /// Operators choose how many blocks are in flight.
-            pub fn has_buffer(self) -> bool {
-                match self { $(Self::$strategy => $strategy::HAS_BUFFER),+ }
-            }
-
-            /// Whether it can decode this model.
-            pub fn fits(self, setup: &Setup) -> bool {
-                match self { $(Self::$strategy => $strategy::fits(setup)),+ }
-            }
-
-            /// The strategy with its defaults for this model.
-            pub fn make(self, setup: &Setup) -> Strategy {
-                match self { $(Self::$strategy => Strategy::$strategy($strategy::new(setup))),+ }
-            }
-        }
-
-        /// A strategy with its settings.
-        #[derive(Clone, Debug, PartialEq)]
-        pub enum Strategy {
-            $(#[doc = concat!("See [`", stringify!($strategy), "`].")] $strategy($strategy),)+
-        }
-
-        impl Strategy {
-            /// Which it is.
-            pub fn kind(&self) -> StrategyKind {
-                match self { $(Self::$strategy(_) => StrategyKind::$strategy),+ }
-            }
-
-            /// See [`Decode::declared`].
-            pub fn declared(&self) -> Declared {
-                match self { $(Self::$strategy(strategy) => strategy.declared()),+ }
-            }
-
-            fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
-                match self { $(Self::$strategy(strategy) => strategy.set(overrides)),+ }
-            }
-
-            /// See [`Decode::step`].
-            pub fn step(&self, block: &BlockView<'_>) -> Proposal {
-                match self { $(Self::$strategy(strategy) => strategy.step(block)),+ }
-            }
-
-            /// See [`Decode::opens_block`].
-            pub fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
-                match self { $(Self::$strategy(strategy) => strategy.opens_block(n_live, newest, context_is_cached)),+ }
-            }
-
-            /// See [`Decode::focus`].
-            pub fn focus(&self, masked: &[bool], is_written: bool) -> Focus {
-                match self { $(Self::$strategy(strategy) => strategy.focus(masked, is_written)),+ }
-            }
-
-            /// See [`Decode::temperature`].
-            pub fn temperature(&self, step: usize) -> f32 {
-                match self { $(Self::$strategy(strategy) => strategy.temperature(step)),+ }
-            }
-        }
-    };
+/// The model that a strategy is to decode, and the sizes that were chosen for it.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelTraits {
+    /// The positions that a row attends to.
+    pub attention: AttentionKind,
+    /// A row of logits predicts the position after its own.
+    pub is_shifted: bool,
+    /// Checkpoints of its family were trained to replace their tokens (LLaDA2.1) or to read blends of them (DMax).
+    pub may_edit: bool,
+    /// Adapters of D2F exist for its family.
+    pub may_have_d2f: bool,
+    /// Positions of a block.
+    pub block_size: usize,
+    /// Blocks in flight; `None`: the strategy's default.
+    pub buffer_size: Option<usize>,
+    /// Longest prompt and answer together.
+    pub max_model_len: usize,
+    /// Accept threshold of the model's family; `None`: the rule's default.
+    pub accept_threshold: Option<f32>,
 }
 
-strategies! {
-    MultiBlock,
-    BlockEdit,
-    TokenMerge,
-    DiffusionGenerate,
-    SemiAutoregressive,
-    D2f,
-    CanvasRenoise,
-    FastDllmV2,
-    Saber,
+/// A strategy's needs of the engine, under its current settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Requirements {
+    /// How blocks lie and what is kept of them.
+    pub layout: Layout,
+    /// Positions of a block.
+    pub block_size: usize,
+    /// Blocks that are denoised at once, at most.
+    pub buffer_size: usize,
+    /// Its accept rule; `None` where it has a way of its own.
+    pub accept: Option<AcceptRule>,
+    /// The score of each candidate.
+    pub score: Score,
+    /// How many of a position's likeliest tokens it looks at, 1 to [`MAX_TOP_K`](crate::MAX_TOP_K).
+    pub n_likeliest: usize,
+    /// Stale KV that the steps inside a block reuse.
+    pub kv_reuse: KvReuse,
+    /// Scale of classifier-free guidance, above 0; see [`SemiAutoregressive::cfg_scale`](crate::SemiAutoregressive::cfg_scale).
+    pub guidance: Option<f32>,
+    /// Penalty subtracted from the logit of the token one row before; 0 is none.
+    pub penalty_lambda: f32,
+    /// Written tokens are drafts, which may change until their block settles.
+    pub writes_drafts: bool,
+    /// Decided blocks are encoded in a forward of their own wherever the next one has rows to forward.
+    pub encodes_apart: bool,
 }
 
-impl StrategyKind {
-    /// The one of that name.
-    pub fn of_name(name: &str) -> Option<Self> {
-        Self::ALL.iter().copied().find(|kind| kind.name() == name)
+impl Requirements {
+    /// One block in flight, tokens written for good, and nothing that only some strategies need.
+    pub fn new(layout: Layout, block_size: usize, accept: Option<AcceptRule>) -> Self {
+        Self {
+            layout,
+            block_size,
+            buffer_size: 1,
+            accept,
+            score: accept.map_or(Score::Probability, |rule| rule.score()),
+            n_likeliest: accept.map_or(1, |rule| rule.n_likeliest()),
+            kv_reuse: KvReuse::None,
+            guidance: None,
+            penalty_lambda: 0.0,
+            writes_drafts: false,
+            encodes_apart: false,
+        }
+    }
+
+    /// Its accept rule may let a step pass without writing anything, and still comes to an end.
+    pub fn may_pause(&self) -> bool {
+        self.accept.is_some_and(|rule| rule.may_pause())
+    }
+
+    /// How often a request's rows are forwarded: with guidance once more, without the prompt.
+    pub fn n_copies(&self) -> usize {
+        1 + usize::from(self.guidance.is_some())
     }
 }
 
-impl Strategy {
+/// A strategy.
+pub trait Strategy: Sized {
     /// Its name, as operators write it.
-    pub fn name(&self) -> &'static str {
-        self.kind().name()
+    const NAME: &'static str;
+    /// How its blocks lie.
+    const LAYOUT: Layout;
+    /// Settings of its own, without those of accept rules.
+    const SETTINGS: &'static [&'static Setting];
+    /// Operators choose how many blocks are in flight.
+    const HAS_BUFFER: bool = false;
+
+    /// Whether it can decode this model. Of those that can, the first of [`StrategyKind::ALL`](crate::StrategyKind::ALL) is the model's default.
+    fn fits(model: &ModelTraits) -> bool;
+
+    /// With its defaults for this model.
+    fn new(model: &ModelTraits) -> Self;
+
+    /// Its needs of the engine.
+    fn requirements(&self) -> Requirements;
+
+    /// Takes its settings from `overrides`.
+    fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError>;
+
+    /// Decides about one block.
+    fn step(&self, block: &BlockView<'_>) -> Proposal;
+
+    /// Whether another block may open behind the live ones, where not all of them are open from the start.
+    ///
+    /// `newest` is the last live block, `None` when none is live; `context_is_cached` says that everything before the
+    /// place of the next block has its K/V.
+    fn opens_block(&self, _n_live: usize, _newest: Option<BlockProgress>, _context_is_cached: bool) -> bool {
+        false
     }
 
-    /// The strategy with other settings. The error names the first that it does not have, or that is out of range.
-    pub fn with<'a>(&self, values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Result<Self, SettingError> {
-        let values: Vec<_> = values.into_iter().collect();
-        check_settings(values.iter().copied())?;
-        let mut overrides = Overrides::new(values);
-        let mut strategy = self.clone();
-        strategy.set(&mut overrides)?;
-        match overrides.first_left() {
-            None => Ok(strategy),
-            Some(name) => {
-                let what = format!("does not apply to {}, which decodes this model", self.name());
-                Err(SettingError::refused(name, what))
-            }
-        }
+    /// Which rows of a block with masks the next step is about. `masked` has one per row; `is_written` says that all
+    /// rows were forwarded together before: rows left out now are attended to as they were then.
+    fn step_rows(&self, masked: &[bool], _is_written: bool) -> StepRows {
+        StepRows::whole(masked.len())
     }
 
-    /// One token a step, the leftmost, over blocks laid out as this strategy's; `None` where the layout has no masks or the prompt is
-    /// one block. A step decides one position whatever the strategy's own rules are, and reuses no stale KV.
-    pub fn left_to_right(&self) -> Option<Self> {
-        let declared = self.declared();
-        // No confidence reaches the threshold, so the rule writes the first mask alone.
-        let accept = AcceptRule::LeftmostPrefix(LeftmostPrefix { accept_threshold: f32::INFINITY });
-        match declared.layout {
-            Layout::BlockCausal => Some(Self::MultiBlock(MultiBlock::of(MultiBlockConfig {
-                block_size: declared.block_size,
-                buffer_size: 2,
-                add_block_threshold: 1.0,
-                accept,
-                fuse_prefill: true,
-            }))),
-            // Blocks make no difference to what a row attends to; those of one position score no more rows than are decided.
-            Layout::WholeAnswer => Some(Self::SemiAutoregressive(SemiAutoregressive {
-                block_size: 1,
-                accept,
-                kv_reuse: KvReuse::None,
-                is_shifted: false,
-                cfg_scale: 0.0,
-            })),
-            Layout::PromptFirst | Layout::Canvases => None,
-        }
-    }
-
-    /// Writes one candidate whatever the rules say, for a watchdog that finds no progress.
-    pub fn force(&self, candidate: &Candidate) -> Proposal {
-        let edit = if self.declared().writes_drafts { Edit::draft(candidate) } else { Edit::fill(candidate) };
-        Proposal { edits: vec![edit], settles: false }
-    }
-}
-
-/// The settings of all strategies and accept rules. One that several of them read comes up once for each.
-fn all_settings() -> impl Iterator<Item = &'static Setting> {
-    let own = StrategyKind::ALL.iter().flat_map(|kind| kind.settings());
-    AcceptRule::all_settings().chain(own.copied())
-}
-
-/// The settings of all strategies and accept rules, each once.
-pub fn settings() -> Vec<&'static Setting> {
-    let mut settings = Vec::new();
-    for setting in all_settings() {
-        if !settings.contains(&setting) {
-            settings.push(setting);
-        }
-    }
-    settings
-}
-
-/// Refuses unknown names and values out of range, as far as they can be told without a model.
-pub fn check_settings<'a>(values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Result<(), SettingError> {
-    values.into_iter().try_for_each(|(name, value)| match all_settings().find(|setting| setting.name == name) {
-        Some(setting) => setting.check(value),
-        None => Err(SettingError::unknown(name)),
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::layout::Attention;
-    use crate::setting::Values;
-
-    const PAGE: &str = include_str!("../../docs/strategies.md");
-
-    /// A model that some strategy decodes.
-    fn setups() -> impl Iterator<Item = Setup> {
-        let attentions = [Attention::BlockCausal, Attention::Full, Attention::Canvas];
-        attentions.into_iter().flat_map(|attention| [false, true].map(move |is_shifted| (attention, is_shifted))).map(
-            |(attention, is_shifted)| Setup {
-                attention,
-                is_shifted,
-                may_edit: true,
-                may_have_d2f: true,
-                block_size: 8,
-                buffer_size: None,
-                max_model_len: 64,
-                accept_threshold: None,
-            },
-        )
-    }
-
-    fn made(kind: StrategyKind) -> Strategy {
-        let setup = setups().find(|setup| kind.fits(setup));
-        kind.make(&setup.unwrap_or_else(|| panic!("{} fits no model", kind.name())))
-    }
-
-    /// A value in range.
-    fn good(setting: &Setting) -> Value<'static> {
-        match setting.values {
-            Values::Number { least, is_open, .. } => {
-                Value::Number(f64::from(if is_open { least + 1.0 } else { least }))
-            }
-            Values::Count { least, .. } => Value::Integer(i64::from(least)),
-            Values::Choice(names) => Value::Text(names[0]),
-            Values::Flag => Value::Flag(true),
-        }
-    }
-
-    #[test]
-    fn a_strategy_takes_its_own_settings_and_refuses_those_of_others_by_name() {
-        for kind in StrategyKind::ALL.iter().copied() {
-            for setting in StrategyKind::ALL.iter().flat_map(|kind| kind.settings()) {
-                let error = made(kind).with([(setting.name, good(setting))]).err();
-                assert!(error.as_ref().is_none_or(|error| error.name == setting.name), "{error:?}");
-                let is_foreign = error.is_some_and(|error| error.what.contains("which decodes this model"));
-                // Canvases know one edit rule by name.
-                let is_own = kind.settings().contains(setting)
-                    || kind == StrategyKind::CanvasRenoise && setting.name == "edit_rule";
-                assert_eq!(is_foreign, !is_own, "{} of {}", setting.name, kind.name());
-            }
-        }
-    }
-
-    #[test]
-    fn an_unknown_setting_is_refused_by_name() {
-        for values in [vec![("nobody", Value::Integer(1))], vec![("nobody", Value::Text("x"))]] {
-            let error = made(StrategyKind::MultiBlock).with(values.clone()).expect_err("refused");
-            assert_eq!((error.name.as_str(), error.is_malformed), ("nobody", true));
-            assert_eq!(check_settings(values), Err(error));
-        }
-    }
-
-    #[test]
-    fn another_rule_keeps_what_it_has_in_common_and_refuses_the_rest() {
-        let base = made(StrategyKind::MultiBlock).with([("accept_threshold", Value::Number(0.5))]).expect("taken");
-        let dynamic = base.with([("accept_rule", Value::Text("dynamic")), ("denoising_steps", Value::Integer(2))]);
-        let rule = dynamic.expect("taken").declared().accept.expect("a rule");
-        assert_eq!((rule.name(), rule.accept_threshold(), rule.denoising_steps()), ("dynamic", Some(0.5), Some(2)));
-        for (name, value, what) in [
-            ("factor", Value::Integer(1), "does not apply to the accept rule threshold"),
-            ("denoising_steps", Value::Integer(9), "must be in 1..=8, the block size; got 9"),
-            ("accept_threshold", Value::Integer(2), "must be in [0, 1], got 2"),
-        ] {
-            let error = base.with([(name, value)]).expect_err(what);
-            assert_eq!((error.name.as_str(), error.what.as_str()), (name, what));
-        }
-    }
-
-    #[test]
-    fn the_first_that_fits_is_the_authors() {
-        let firsts: Vec<&str> = setups()
-            .filter_map(|setup| StrategyKind::ALL.iter().find(|kind| kind.fits(&setup)))
-            .map(|kind| kind.name())
-            .collect();
-        let want = ["multi_bd", "fast_dllm_v2", "semi_ar", "diffusion_generate", "diffusion_gemma", "diffusion_gemma"];
-        assert_eq!(firsts, want);
-    }
-
-    #[test]
-    fn names_are_told_apart_and_the_page_has_them_all() {
-        let settings = settings();
-        let mut names: Vec<&str> = settings.iter().map(|setting| setting.name).collect();
-        names.extend(StrategyKind::ALL.iter().map(|kind| kind.name()));
-        names.extend(AcceptRule::NAMES);
-        for name in &names {
-            assert!(PAGE.contains(&format!("`{name}`")), "docs/strategies.md has no {name}");
-        }
-        let mut settings: Vec<&str> = settings.iter().map(|setting| setting.name).collect();
-        settings.sort_unstable();
-        assert!(settings.windows(2).all(|pair| pair[0] != pair[1]), "{settings:?}");
+    /// The divisor of the logits of a block that took `step` steps, before anything else is made of them.
+    fn temperature(&self, _step: usize) -> f32 {
+        1.0
     }
 }

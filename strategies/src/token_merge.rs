@@ -7,12 +7,12 @@
 //! generate_uniform.py and parallel_strategy.py). What is committed are the tokens themselves, as theirs are.
 
 use crate::accept::{AcceptRule, LeftmostPrefix};
-use crate::decode::{Declared, Decode, Setup};
-use crate::edit::{Blend, Edit, Input, Proposal};
-use crate::layout::Layout;
+use crate::contract::edit::{Edit, Input, Proposal, TokenBlend};
+use crate::contract::layout::Layout;
+use crate::contract::setting::{Field, NamedChoice, Overrides, Setting, SettingError};
+use crate::contract::view::{BlockProgress, BlockView, Candidate, MAX_TOP_K};
 use crate::multi_block::{ADD_BLOCK_THRESHOLD, MultiBlock};
-use crate::setting::{Choice, Field, Overrides, Setting, SettingError};
-use crate::view::{BlockView, Candidate, MAX_TOP_K, Progress};
+use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`MergeMode`].
 const TOKEN_MERGE_MODE: Setting = Setting::choice(
@@ -72,7 +72,7 @@ pub enum MergeMode {
     IterSmoothTopk,
 }
 
-impl Choice for MergeMode {
+impl NamedChoice for MergeMode {
     fn name(&self) -> &'static str {
         match self {
             Self::DmaxTopk => "dmax_topk",
@@ -111,7 +111,7 @@ impl Merge {
     }
 
     /// The network's input where `candidate` is written.
-    fn blend(&self, candidate: &Candidate) -> Blend {
+    fn blend(&self, candidate: &Candidate) -> TokenBlend {
         let likeliest =
             std::iter::once(candidate.likeliest).chain(candidate.runners_up.iter().copied()).take(self.top_k);
         let mut tokens = [(0, 0.0); MAX_TOP_K + 1];
@@ -119,13 +119,13 @@ impl Merge {
             MergeMode::DmaxTopk => {
                 tokens.iter_mut().zip(likeliest.clone()).for_each(|(part, likely)| *part = likely);
                 let sum: f32 = likeliest.map(|(_, probability)| probability).sum();
-                Blend { tokens, mask: (1.0 - sum).max(0.0), keeps_length: self.renormalize }
+                TokenBlend { tokens, mask: (1.0 - sum).max(0.0), keeps_length: self.renormalize }
             }
             MergeMode::IterSmoothTopk => {
                 let weighed = likeliest.map(|(token, probability)| (token, self.weight * probability));
                 let parts = std::iter::once((candidate.token, 1.0)).chain(weighed);
                 tokens.iter_mut().zip(parts).for_each(|(part, weighed)| *part = weighed);
-                Blend { tokens, mask: 0.0, keeps_length: false }
+                TokenBlend { tokens, mask: 0.0, keeps_length: false }
             }
         }
     }
@@ -138,25 +138,25 @@ impl TokenMerge {
     const SURE: f32 = 0.9;
 }
 
-impl Decode for TokenMerge {
+impl Strategy for TokenMerge {
     const NAME: &'static str = "dmax";
     const LAYOUT: Layout = Layout::BlockCausal;
     const SETTINGS: &'static [&'static Setting] =
         &[&ADD_BLOCK_THRESHOLD, &TOKEN_MERGE_MODE, &TOKEN_MERGE_TOP_K, &TOKEN_MERGE_WEIGHT, &TOKEN_MERGE_RENORMALIZE];
     const HAS_BUFFER: bool = true;
 
-    fn fits(setup: &Setup) -> bool {
-        MultiBlock::fits(setup) && setup.may_edit
+    fn fits(model: &ModelTraits) -> bool {
+        MultiBlock::fits(model) && model.may_edit
     }
 
-    fn new(setup: &Setup) -> Self {
+    fn new(model: &ModelTraits) -> Self {
         let accept = AcceptRule::LeftmostPrefix(LeftmostPrefix { accept_threshold: Self::ACCEPT_THRESHOLD });
-        Self { blocks: MultiBlock::accepting(setup, accept), merge: Merge::default() }
+        Self { blocks: MultiBlock::accepting(model, accept), merge: Merge::default() }
     }
 
-    fn declared(&self) -> Declared {
-        let blocks = self.blocks.declared();
-        Declared { n_likeliest: blocks.n_likeliest.max(self.merge.top_k), writes_drafts: true, ..blocks }
+    fn requirements(&self) -> Requirements {
+        let blocks = self.blocks.requirements();
+        Requirements { n_likeliest: blocks.n_likeliest.max(self.merge.top_k), writes_drafts: true, ..blocks }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
@@ -164,7 +164,7 @@ impl Decode for TokenMerge {
         self.merge.set(overrides)
     }
 
-    fn opens_block(&self, n_live: usize, newest: Option<Progress>, context_is_cached: bool) -> bool {
+    fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, context_is_cached: bool) -> bool {
         self.blocks.opens_block(n_live, newest, context_is_cached)
     }
 
@@ -203,14 +203,14 @@ mod tests {
         });
         TokenMerge { blocks, merge: Merge::default() }.step(&BlockView {
             step: steps,
-            ..BlockView::first(Progress { n_filled, n_drafts: n_filled, block_size: rows.len() }, &candidates)
+            ..BlockView::first(BlockProgress { n_filled, n_drafts: n_filled, block_size: rows.len() }, &candidates)
         })
     }
 
     fn draft(row: usize, token: u32, share: f32) -> Edit {
         let mut tokens = [(0, 0.0); MAX_TOP_K + 1];
         tokens[0] = (token, share);
-        let blend = Blend { tokens, mask: 1.0 - share, keeps_length: true };
+        let blend = TokenBlend { tokens, mask: 1.0 - share, keeps_length: true };
         Edit::Draft { row, token, confidence: share, input: Input::Blend(blend) }
     }
 

@@ -3,13 +3,13 @@
 //! [`EngineOptions`] has the engine's defaults; a strategy's are in its own file. [`EngineConfig::resolve`] runs once, with
 //! the model at hand, and nothing changes afterwards.
 
-mod generation;
+mod checkpoint_settings;
 mod options;
 
 use diffulex_protocol::{DecodingSettings, OfferedRule, SettingValue};
 use diffulex_strategies::accept::ACCEPT_RULE;
 use diffulex_strategies::{
-    AcceptRule, Attention, Declared, Layout, SettingError, Setup, Strategy, StrategyKind, Value,
+    AcceptRule, AnyStrategy, Layout, ModelTraits, Requirements, SettingError, StrategyKind, Value,
 };
 
 use crate::alignment::LogitAlignment;
@@ -18,19 +18,19 @@ use crate::error::RequestError;
 use crate::kernels::KvType;
 use crate::memory::{PoolWish, Room};
 use crate::models::families::NetworkKind;
-use crate::models::{AttentionKind, Family, ModelSpec};
+use crate::models::{Family, ModelSpec};
 use crate::text::TextModel;
 
-pub use generation::GenerationConfig;
+pub use checkpoint_settings::CheckpointSettings;
 pub use options::{DeviceChoice, DtypeChoice, EngineOptions, Quantization};
 
 /// The options as they act for one model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
     /// The strategy with its settings.
-    pub strategy: Strategy,
-    /// Strategy of requests with a D2F adapter; `None` if the family has no such adapters.
-    pub strategy_with_d2f: Option<Strategy>,
+    pub strategy: AnyStrategy,
+    /// AnyStrategy of requests with a D2F adapter; `None` if the family has no such adapters.
+    pub strategy_with_d2f: Option<AnyStrategy>,
     /// Whether logits are shifted.
     pub alignment: LogitAlignment,
     /// The mask token; canvases have none.
@@ -67,27 +67,27 @@ impl EngineConfig {
         options: &EngineOptions,
         spec: &ModelSpec,
         text: &TextModel,
-        generation: &GenerationConfig,
+        generation: &CheckpointSettings,
         room: Option<&Room>,
     ) -> Result<Self, String> {
-        let setup = setup(options, spec)?;
-        let kind = strategy_kind(options, spec, &setup)?;
-        check_sizes(options, spec, kind, &setup)?;
-        let strategy = strategy(options, generation, kind, &setup)?;
+        let model = model(options, spec)?;
+        let kind = strategy_kind(options, spec, &model)?;
+        check_sizes(options, spec, kind, &model)?;
+        let strategy = strategy(options, generation, kind, &model)?;
         let strategy_with_d2f = match options.decoding_strategy {
-            _ if !StrategyKind::D2f.fits(&setup) => None,
+            _ if !StrategyKind::D2f.fits(&model) => None,
             // A strategy named by the operator applies to every request.
             Some(_) => Some(strategy.clone()),
             None if kind == StrategyKind::D2f => Some(strategy.clone()),
             None => {
-                let of_family = Setup { block_size: spec.family.block_size, buffer_size: None, ..setup };
+                let of_family = ModelTraits { block_size: spec.family.block_size, buffer_size: None, ..model };
                 Some(StrategyKind::D2f.make(&of_family))
             }
         };
-        let declared = strategy.declared();
+        let requirements = strategy.requirements();
         let mask_token_id = mask_token_id(options, spec, text, kind)?;
         let max_num_batched_tokens = options.max_num_batched_tokens as usize;
-        check_rows(max_num_batched_tokens, setup.max_model_len, &declared)?;
+        check_rows(max_num_batched_tokens, model.max_model_len, &requirements)?;
         let max_num_reqs = options.max_num_reqs as usize;
         if max_num_reqs == 0 {
             return Err("--max-num-reqs: must be at least 1".to_owned());
@@ -97,7 +97,7 @@ impl EngineConfig {
             DtypeChoice::Float32 => KvType::F32,
             DtypeChoice::Bfloat16 => KvType::Bf16,
         };
-        let n_pages = n_pages(options, spec, kv_type, setup.max_model_len, &declared, room)?;
+        let n_pages = n_pages(options, spec, kv_type, model.max_model_len, &requirements, room)?;
         Ok(Self {
             n_pages,
             max_context_pages: (n_pages as f64 * f64::from(options.context_memory_share)) as usize,
@@ -106,7 +106,7 @@ impl EngineConfig {
             alignment: spec.family.alignment,
             mask_token_id,
             eos_token_ids: eos_token_ids(spec.family, text),
-            max_model_len: setup.max_model_len,
+            max_model_len: model.max_model_len,
             max_num_reqs,
             max_num_batched_tokens,
             page_size: options.page_size as usize,
@@ -117,7 +117,7 @@ impl EngineConfig {
     }
 
     /// The strategy with the settings of one request; `is_d2f` is true if the request has a D2F adapter.
-    pub fn strategy_for(&self, is_d2f: bool, settings: &DecodingSettings) -> Result<Strategy, RequestError> {
+    pub fn strategy_for(&self, is_d2f: bool, settings: &DecodingSettings) -> Result<AnyStrategy, RequestError> {
         let with_d2f = self.strategy_with_d2f.as_ref().filter(|_| is_d2f);
         let base = with_d2f.unwrap_or(&self.strategy);
         if settings.is_empty() {
@@ -131,7 +131,8 @@ impl EngineConfig {
     }
 }
 
-/// Settings as the protocol carries them, in the form that strategies read.
+/// Settings as the protocol carries them, in the form that strategies read. The wire's values own their text and are parsed by serde,
+/// a strategy's borrow it; one type for both would make a leaf crate depend on the other for an enum of four variants.
 fn values_of(settings: &DecodingSettings) -> impl Iterator<Item = (&str, Value<'_>)> {
     settings.iter().map(|(name, value)| {
         let value = match value {
@@ -150,10 +151,10 @@ pub fn check_settings(settings: &DecodingSettings) -> Result<(), SettingError> {
 }
 
 /// The accept rules that requests to `strategy` may name: those it does not refuse.
-pub(crate) fn offered_rules(strategy: &Strategy) -> Vec<OfferedRule> {
+pub(crate) fn offered_rules(strategy: &AnyStrategy) -> Vec<OfferedRule> {
     let with = |name: &'static str| strategy.with([(ACCEPT_RULE.name, Value::Text(name))]).ok();
     let rules =
-        AcceptRule::NAMES.iter().filter_map(|name| with(name)).filter_map(|strategy| strategy.declared().accept);
+        AcceptRule::NAMES.iter().filter_map(|name| with(name)).filter_map(|strategy| strategy.requirements().accept);
     rules
         .map(|rule| OfferedRule {
             name: rule.name().to_owned(),
@@ -163,19 +164,15 @@ pub(crate) fn offered_rules(strategy: &Strategy) -> Vec<OfferedRule> {
 }
 
 /// The model as strategies see it.
-fn setup(options: &EngineOptions, spec: &ModelSpec) -> Result<Setup, String> {
+fn model(options: &EngineOptions, spec: &ModelSpec) -> Result<ModelTraits, String> {
     let family = spec.family;
     let buffer_size = options.buffer_size.map(|size| size as usize);
     // Chosen by us: Diffulex's configurations use up to 6.
     if let Some(buffer_size) = buffer_size.filter(|size| !(1..=16).contains(size)) {
         return Err(format!("--buffer-size: must be 1 to 16, got {buffer_size}"));
     }
-    Ok(Setup {
-        attention: match family.attention {
-            AttentionKind::BlockCausal => Attention::BlockCausal,
-            AttentionKind::Full => Attention::Full,
-            AttentionKind::Canvas => Attention::Canvas,
-        },
+    Ok(ModelTraits {
+        attention: family.attention,
         is_shifted: family.alignment == LogitAlignment::Next,
         // 2.1 was trained to replace its tokens and DMax to read blends; their files cannot be told from those of 2.0.
         may_edit: family.network == NetworkKind::Llada2,
@@ -189,8 +186,8 @@ fn setup(options: &EngineOptions, spec: &ModelSpec) -> Result<Setup, String> {
 }
 
 /// The strategy that `options` name, or else the model's own.
-fn strategy_kind(options: &EngineOptions, spec: &ModelSpec, setup: &Setup) -> Result<StrategyKind, String> {
-    let kinds: Vec<StrategyKind> = StrategyKind::ALL.iter().copied().filter(|kind| kind.fits(setup)).collect();
+fn strategy_kind(options: &EngineOptions, spec: &ModelSpec, model: &ModelTraits) -> Result<StrategyKind, String> {
+    let kinds: Vec<StrategyKind> = StrategyKind::ALL.iter().copied().filter(|kind| kind.fits(model)).collect();
     let architecture = spec.family.architecture;
     let Some(name) = options.decoding_strategy.as_deref() else {
         // The only adapters published for these families are D2F's.
@@ -210,8 +207,13 @@ fn strategy_kind(options: &EngineOptions, spec: &ModelSpec, setup: &Setup) -> Re
 }
 
 /// Refuses block, buffer and page sizes that do not work.
-fn check_sizes(options: &EngineOptions, spec: &ModelSpec, kind: StrategyKind, setup: &Setup) -> Result<(), String> {
-    let block_size = setup.block_size;
+fn check_sizes(
+    options: &EngineOptions,
+    spec: &ModelSpec,
+    kind: StrategyKind,
+    model: &ModelTraits,
+) -> Result<(), String> {
+    let block_size = model.block_size;
     let whose = if options.block_size.is_some() { "--block-size" } else { "the model's block size" };
     let out_of = |most: usize| Err(format!("{whose}: must be 1 to {most}, got {block_size}"));
     match kind.layout() {
@@ -219,8 +221,8 @@ fn check_sizes(options: &EngineOptions, spec: &ModelSpec, kind: StrategyKind, se
             return out_of(MAX_BLOCK_SIZE);
         }
         // Such blocks need no alignment, so they may be long; LLaDA's own default is 128.
-        Layout::WholeAnswer if !(1..=setup.max_model_len).contains(&block_size) => {
-            return out_of(setup.max_model_len);
+        Layout::WholeAnswer if !(1..=model.max_model_len).contains(&block_size) => {
+            return out_of(model.max_model_len);
         }
         Layout::Canvases if Some(block_size) != spec.block_size => {
             let canvas = spec.block_size.unwrap_or(spec.family.block_size);
@@ -241,11 +243,11 @@ fn check_sizes(options: &EngineOptions, spec: &ModelSpec, kind: StrategyKind, se
 /// The strategy with the checkpoint's settings, and over them the operator's.
 fn strategy(
     options: &EngineOptions,
-    generation: &GenerationConfig,
+    generation: &CheckpointSettings,
     kind: StrategyKind,
-    setup: &Setup,
-) -> Result<Strategy, String> {
-    let mut strategy = kind.make(setup);
+    model: &ModelTraits,
+) -> Result<AnyStrategy, String> {
+    let mut strategy = kind.make(model);
     // Only its checkpoints have decoding settings.
     if kind == StrategyKind::CanvasRenoise {
         strategy = generation.applied(&strategy)?;
@@ -305,9 +307,9 @@ fn eos_token_ids(family: &Family, text: &TextModel) -> Vec<u32> {
 }
 
 /// Refuses a row budget smaller than the rows that are always forwarded together.
-fn check_rows(max_num_batched_tokens: usize, max_model_len: usize, declared: &Declared) -> Result<(), String> {
-    let Declared { block_size, buffer_size, .. } = *declared;
-    let (least, what) = match declared.layout {
+fn check_rows(max_num_batched_tokens: usize, max_model_len: usize, requirements: &Requirements) -> Result<(), String> {
+    let Requirements { block_size, buffer_size, .. } = *requirements;
+    let (least, what) = match requirements.layout {
         Layout::BlockCausal => (
             (2 * buffer_size + 2) * block_size,
             format!("a window of {buffer_size} blocks of {block_size} and as many to encode"),
@@ -321,7 +323,7 @@ fn check_rows(max_num_batched_tokens: usize, max_model_len: usize, declared: &De
         }
         Layout::WholeAnswer => {
             let what = "the longest prompt and answer, which are forwarded whole, and twice with guidance";
-            (declared.n_copies() * max_model_len, what.to_owned())
+            (requirements.n_copies() * max_model_len, what.to_owned())
         }
     };
     if max_num_batched_tokens < least {
@@ -338,16 +340,17 @@ fn n_pages(
     spec: &ModelSpec,
     kv_type: KvType,
     max_model_len: usize,
-    declared: &Declared,
+    requirements: &Requirements,
     room: Option<&Room>,
 ) -> Result<usize, String> {
     let page_size = options.page_size as usize;
     let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
     // Blocks counted from the end of the prompt exceed the limit most after the longest prompt.
-    let n_positions = declared.layout.extent(max_model_len.saturating_sub(1), max_model_len, declared.block_size);
+    let n_positions =
+        requirements.layout.extent(max_model_len.saturating_sub(1), max_model_len, requirements.block_size);
     let pool = PoolWish {
         page_bytes: (values_of_position * page_size * kv_type.n_bytes()) as u64,
-        pages_per_request: declared.n_copies() * n_positions.div_ceil(page_size),
+        pages_per_request: requirements.n_copies() * n_positions.div_ceil(page_size),
         max_num_reqs: options.max_num_reqs as usize,
         kv_cache_bytes: options.kv_cache_bytes,
     };

@@ -6,18 +6,9 @@
 //!
 //! Never here: tensors, strategies, options.
 
-use crate::alignment::LogitAlignment;
+use diffulex_strategies::AttentionKind;
 
-/// The positions that a row attends to, in training and so in decoding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionKind {
-    /// All of its own block and of the blocks before; blocks are counted from position 0.
-    BlockCausal,
-    /// Everything, what comes after it included.
-    Full,
-    /// Nothing after itself while it is encoded; all of its canvas and of what is before while that is denoised.
-    Canvas,
-}
+use crate::alignment::LogitAlignment;
 
 /// The networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ pub use crate::alignment::LogitAlignment;
 pub use crate::kernels::ModelBatch;
 pub use adapter::is_d2f;
 pub use checkpoint::Checkpoint;
-pub use families::{AttentionKind, Family};
+pub use families::Family;
 pub use low_rank::{Adapters, LowRank, Site};
 
 use crate::error::{LoadError, StepError};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use diffulex_strategies::{Focus, Input, KvReuse, Layout};
+use diffulex_strategies::{Input, KvReuse, Layout, StepRows};
 
 use serde::Serialize;
 
@@ -96,20 +96,20 @@ impl Sequence {
     }
 
     /// The rows of block `index` that the next step forwards and decides.
-    pub(super) fn focus(&self, index: usize) -> Focus {
-        let whole = Focus::whole(self.block_range(index).len());
+    pub(super) fn focus(&self, index: usize) -> StepRows {
+        let whole = StepRows::whole(self.block_range(index).len());
         match self.blocks[index].status {
-            BlockStatus::Ready | BlockStatus::Cached => Focus { decided: 0..0, ..whole },
+            BlockStatus::Ready | BlockStatus::Cached => StepRows { decided: 0..0, ..whole },
             // The K/V that the strategy reuses must be written first.
-            BlockStatus::Active if self.restored(index).is_some() => Focus { decided: 0..0, ..whole },
+            BlockStatus::Active if self.restored(index).is_some() => StepRows { decided: 0..0, ..whole },
             BlockStatus::Active => self.strategy_focus(index),
         }
     }
 
-    fn strategy_focus(&self, index: usize) -> Focus {
+    fn strategy_focus(&self, index: usize) -> StepRows {
         let states = &self.positions.states[self.block_range(index)];
         let masked: Vec<bool> = states.iter().map(|state| *state == PositionState::Masked).collect();
-        self.strategy.focus(&masked, self.blocks[index].scratch != Scratch::Never)
+        self.strategy.step_rows(&masked, self.blocks[index].scratch != Scratch::Never)
     }
 
     /// Inputs from which block `index` must be written again before the strategy can go on, if it must.
@@ -210,7 +210,7 @@ impl Sequence {
     /// The purpose of a forward over `blocks`.
     pub fn forward_kind(&self, blocks: &Range<usize>) -> ForwardKind {
         let denoises = |index: usize| {
-            let Focus { forwarded, decided } = self.focus(index);
+            let StepRows { forwarded, decided } = self.focus(index);
             !forwarded.is_empty() && !decided.is_empty()
         };
         if self.lost_context().is_some() {

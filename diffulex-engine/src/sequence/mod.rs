@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use diffulex_protocol::{Alternatives, FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{Declared, Input, Layout, MAX_LIKELIEST, Progress, Score, Strategy};
+use diffulex_strategies::{AnyStrategy, BlockProgress, Input, Layout, MAX_LIKELIEST, Requirements, Score};
 
 use crate::alignment::LogitAlignment;
 pub use advance::StepChange;
@@ -70,8 +70,8 @@ pub struct Sequence {
     mask_token_id: u32,
     stop_ids: BTreeSet<u32>,
     params: SamplingParams,
-    strategy: Strategy,
-    declared: Declared,
+    strategy: AnyStrategy,
+    declared: Requirements,
     alignment: LogitAlignment,
     positions: Positions,
     blocks: Vec<Block>,
@@ -100,14 +100,14 @@ impl Sequence {
         mask_token_id: u32,
         eos_token_ids: &[u32],
         params: SamplingParams,
-        strategy: Strategy,
+        strategy: AnyStrategy,
         alignment: LogitAlignment,
     ) -> Self {
         let mut stop_ids: BTreeSet<u32> = params.stop_token_ids.iter().copied().collect();
         if !params.ignore_eos {
             stop_ids.extend(eos_token_ids);
         }
-        let declared = strategy.declared();
+        let declared = strategy.requirements();
         let mut sequence = Self {
             geometry: Geometry {
                 layout: declared.layout,
@@ -386,10 +386,10 @@ impl Sequence {
         self.declared.buffer_size
     }
 
-    fn progress(&self, index: usize) -> Progress {
+    fn progress(&self, index: usize) -> BlockProgress {
         let states = &self.positions.states[self.block_range(index)];
         let count = |wanted| states.iter().filter(|state| **state == wanted).count();
-        Progress {
+        BlockProgress {
             n_filled: states.len() - count(PositionState::Masked),
             n_drafts: count(PositionState::Draft),
             block_size: states.len(),

@@ -11,7 +11,7 @@
 //! Never here: answers; layouts without masks, or with a prompt that is one block.
 
 use diffulex_protocol::{FinishReason, PromptScores, SamplingParams};
-use diffulex_strategies::{BlockCandidates, Strategy};
+use diffulex_strategies::{AnyStrategy, BlockCandidates};
 
 use super::{Limits, Sequence};
 use crate::alignment::LogitAlignment;
@@ -31,7 +31,7 @@ impl Sequence {
         text: &[u32],
         n_alternatives: u32,
         mask_token_id: u32,
-        strategy: &Strategy,
+        strategy: &AnyStrategy,
         alignment: LogitAlignment,
     ) -> Option<Self> {
         let strategy = strategy.left_to_right()?;

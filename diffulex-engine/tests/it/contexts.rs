@@ -42,7 +42,7 @@ fn plain(engine: &mut Engine, tokens: &[u32], params: &SamplingParams) -> Vec<u3
 }
 
 fn growth(engine: &Engine) -> ContextGrowth {
-    engine.config().strategy.declared().layout.context_growth()
+    engine.config().strategy.requirements().layout.context_growth()
 }
 
 fn seeded(max_tokens: u32, seed: u64) -> SamplingParams {
@@ -61,7 +61,7 @@ fn filling_in_two_pieces_and_generating_is_generating_from_the_whole() {
             continue;
         }
         let mut alone = without_prefixes(&subject);
-        let block_size = held.config().strategy.declared().block_size;
+        let block_size = held.config().strategy.requirements().block_size;
         let whole = prompt(7, 3 * block_size.max(8) + 3);
         for params in [greedy(11), seeded(11, 5)] {
             for split in block_size..2 * block_size {

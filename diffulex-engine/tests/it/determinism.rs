@@ -149,7 +149,7 @@ fn a_prefix_hit_changes_nothing() {
             assert_eq!(told, want[..1], "{}", subject.strategy);
             let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
             let told = run(&mut engine, sent);
-            let cached = if engine.config().strategy.declared().layout.shares_prefixes() { cached } else { 0 };
+            let cached = if engine.config().strategy.requirements().layout.shares_prefixes() { cached } else { 0 };
             for ((rid, ..), want) in requests.iter().zip(&want) {
                 assert_eq!(&told.reply(rid).token_ids, want, "{}, {rid}", subject.strategy);
                 assert_eq!(told.reply(rid).cached_tokens, cached, "{}, {rid}", subject.strategy);
@@ -180,7 +180,7 @@ fn a_page_inside_a_block_is_found_only_with_all_of_the_block() {
 fn an_answer_is_a_prefix_for_the_next_turn() {
     for subject in subjects() {
         let mut engine = subject.engine(&subject.options);
-        if !engine.config().strategy.declared().layout.shares_prefixes() {
+        if !engine.config().strategy.requirements().layout.shares_prefixes() {
             continue;
         }
         let first = prompt(5, 8);
@@ -248,7 +248,7 @@ fn a_pool_that_is_too_small_for_all_still_answers_all() {
         let mut engine = subject.engine(&small);
         assert_eq!(together(&mut engine, &requests), want, "{}", subject.strategy);
         // A whole answer takes its pages at once, and waits until there are enough.
-        let takes_all = engine.config().strategy.declared().layout == Layout::WholeAnswer;
+        let takes_all = engine.config().strategy.requirements().layout == Layout::WholeAnswer;
         assert_ne!(engine.stats().preemptions > 0, takes_all, "{}", subject.strategy);
     }
 }

@@ -77,7 +77,7 @@ fn embeddings_equal_the_reference_and_do_not_depend_on_company() {
     for subject in &subjects() {
         let Subject { strategy, files, options, .. } = subject;
         let mut engine = subject.engine(options);
-        let block_size = engine.config().strategy.declared().block_size;
+        let block_size = engine.config().strategy.requirements().block_size;
         let network = models::load(files, None, &ReferenceOps, Some(WeightType::F32), 128, &mut |_, _| {}).unwrap();
         let width = network.spec().hidden_size;
         let alone: Vec<Vec<f32>> =

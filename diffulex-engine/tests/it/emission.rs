@@ -6,8 +6,8 @@ use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_engine::{ModelFiles, TextModel, snapshot_text};
 use diffulex_protocol::{FinishReason, SamplingParams, ServingEvent, SnapshotSpan, StreamMode};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, BlockEdit, Candidate, EditRule, KvReuse, MultiBlock, MultiBlockConfig,
-    SemiAutoregressive, Strategy as Decoding, Threshold,
+    AcceptRule, AnyStrategy as Decoding, BlockCandidates, BlockEdit, Candidate, EditRule, KvReuse, MultiBlock,
+    MultiBlockConfig, SemiAutoregressive, Threshold,
 };
 use proptest::prelude::*;
 

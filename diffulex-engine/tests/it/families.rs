@@ -2,7 +2,7 @@
 
 use diffulex_engine::models::families::FAMILIES;
 use diffulex_engine::{Engine, EngineConfig, EngineOptions, LoadError, ModelFiles, ServingEngine};
-use diffulex_strategies::{CanvasRenoise, EntropyBound, Strategy};
+use diffulex_strategies::{AnyStrategy, CanvasRenoise, EntropyBound};
 use serde_json::{Value, json};
 
 use crate::harness::{Files, deciding, options};
@@ -47,7 +47,7 @@ fn the_config_says_what_the_mask_and_the_block_are() {
     for (checkpoint, block_size) in [("sdar", 4), ("sdar_moe", 4), ("dream_reasoner", 8)] {
         let config = resolved(Files::golden(checkpoint));
         assert_eq!(
-            (config.mask_token_id, config.strategy.declared().block_size),
+            (config.mask_token_id, config.strategy.requirements().block_size),
             (Some(500), block_size),
             "{checkpoint}"
         );
@@ -58,11 +58,11 @@ fn the_config_says_what_the_mask_and_the_block_are() {
 fn a_family_says_what_its_config_leaves_out() {
     // The block is the family's, the mask the tokenizer's: the family's own id is no mask in this vocabulary.
     let config = resolved(Files::golden("llada2"));
-    assert_eq!((config.mask_token_id, config.strategy.declared().block_size), (Some(500), 32));
-    assert_eq!(config.strategy.declared().accept.unwrap().accept_threshold(), Some(0.95));
+    assert_eq!((config.mask_token_id, config.strategy.requirements().block_size), (Some(500), 32));
+    assert_eq!(config.strategy.requirements().accept.unwrap().accept_threshold(), Some(0.95));
     let config = resolved(Files::golden("stable_diffcoder"));
-    assert_eq!((config.mask_token_id, config.strategy.declared().block_size), (Some(500), 4));
-    assert_eq!(config.strategy.declared().accept.unwrap().accept_threshold(), Some(0.9));
+    assert_eq!((config.mask_token_id, config.strategy.requirements().block_size), (Some(500), 4));
+    assert_eq!(config.strategy.requirements().accept.unwrap().accept_threshold(), Some(0.9));
 }
 
 #[test]
@@ -188,7 +188,10 @@ fn an_adapter_makes_a_d2f_model_of_its_base() {
         };
         let adapted = Files::golden(base).with_adapter(adapter);
         let strategy = resolved(adapted.clone()).strategy;
-        assert_eq!((strategy.name(), strategy.declared().block_size, strategy.declared().buffer_size), ("d2f", 32, 4));
+        assert_eq!(
+            (strategy.name(), strategy.requirements().block_size, strategy.requirements().buffer_size),
+            ("d2f", 32, 4)
+        );
         assert_eq!(named(&adapted, own).unwrap().name(), own, "an adapter may be another one");
         // Merged into the weights, an adapter leaves no trace: the operator has to say it.
         assert_eq!(resolved(Files::golden(base)).strategy.name(), own);
@@ -220,12 +223,12 @@ fn a_canvas_is_denoised_as_generation_config_says() {
         stability_threshold: 2,
         confidence_threshold: 0.25,
     };
-    assert_eq!(resolved(files(&said)).strategy, Strategy::CanvasRenoise(want.clone()));
+    assert_eq!(resolved(files(&said)).strategy, AnyStrategy::CanvasRenoise(want.clone()));
     // The operator's value is used first, then the file's, then transformers' default.
     let options = deciding(options(), json!({ "denoising_steps": 7 }));
     let partly = files(&json!({ "t_min": 0.5 })).leak();
     let engine = Engine::load(&partly, &options, &mut |_| {}).unwrap();
-    let Strategy::CanvasRenoise(got) = &engine.config().strategy else { panic!("another strategy") };
+    let AnyStrategy::CanvasRenoise(got) = &engine.config().strategy else { panic!("another strategy") };
     assert_eq!((got.denoising_steps, got.t_min, got.t_max), (7, 0.5, 0.8));
     for (field, value, what) in [
         ("sampler_config", json!({ "_cls_name": "OtherConfig" }), "the sampler OtherConfig is not known"),
@@ -419,7 +422,7 @@ fn a_share_of_channels_that_turns_may_be_given_the_newer_way() {
 fn a_block_may_have_any_length_up_to_the_longest() {
     for block_size in [1, 3, 5, 64] {
         let config = resolved(Files::golden("sdar").with_config("block_size", block_size.into()));
-        assert_eq!(config.strategy.declared().block_size, block_size);
+        assert_eq!(config.strategy.requirements().block_size, block_size);
     }
     for block_size in [0u64, 65, 1 << 40] {
         let message = refused(Files::golden("sdar").with_config("block_size", json!(block_size)));

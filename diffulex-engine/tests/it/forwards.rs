@@ -6,7 +6,8 @@ use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, Ops, SelfConditioning, SequenceRows, WeightType};
-use diffulex_engine::models::{self, Adapters, AttentionKind, ModelBatch};
+use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_strategies::AttentionKind;
 use safetensors::SafeTensors;
 
 use crate::harness::{Files, golden, ids, json};

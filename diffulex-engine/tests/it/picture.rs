@@ -9,8 +9,8 @@ use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, ForwardKind, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, BlockEdit, Candidate, CanvasRenoise, D2f, EditRule, EntropyBound, FastDllmV2,
-    GatedThreshold, MultiBlock, MultiBlockConfig, Strategy, Threshold,
+    AcceptRule, AnyStrategy, BlockCandidates, BlockEdit, Candidate, CanvasRenoise, D2f, EditRule, EntropyBound,
+    FastDllmV2, GatedThreshold, MultiBlock, MultiBlockConfig, Threshold,
 };
 
 const MASK: u32 = 500;
@@ -22,7 +22,7 @@ struct Toy {
     prompt_len: usize,
     max_tokens: usize,
     config: MultiBlockConfig,
-    make: fn(MultiBlockConfig) -> Strategy,
+    make: fn(MultiBlockConfig) -> AnyStrategy,
     /// Confidence by position, and what holds for all others.
     confidence: BTreeMap<usize, f32>,
     otherwise: f32,
@@ -47,7 +47,7 @@ impl Toy {
                 }),
                 fuse_prefill: false,
             },
-            make: |config| Strategy::MultiBlock(MultiBlock::of(config)),
+            make: |config| AnyStrategy::MultiBlock(MultiBlock::of(config)),
             confidence: BTreeMap::new(),
             otherwise: 0.99,
             eos: Vec::new(),
@@ -214,7 +214,7 @@ fn blocks_behind_a_prompt_that_is_one_block_begin_where_it_ends() {
     let mut toy = Toy::new(6, 4, 8);
     toy.make = |config| {
         let pipeline = MultiBlock::of(MultiBlockConfig { fuse_prefill: true, ..config });
-        Strategy::D2f(D2f { pipeline })
+        AnyStrategy::D2f(D2f { pipeline })
     };
     toy.config.add_block_threshold = 0.5;
     toy.config.accept =
@@ -242,7 +242,7 @@ fn a_commit_brings_the_first_token_of_the_next_block() {
     let mut toy = Toy::new(6, 1, 8);
     toy.make = |MultiBlockConfig { block_size, .. }| {
         let accept = AcceptRule::Threshold(Threshold { accept_threshold: 0.9 });
-        Strategy::FastDllmV2(FastDllmV2 { block_size, sub_block_size: 2, block_cache: false, accept })
+        AnyStrategy::FastDllmV2(FastDllmV2 { block_size, sub_block_size: 2, block_cache: false, accept })
     };
     let (picture, sequence, _) = toy.run();
     assert_eq!(
@@ -311,9 +311,9 @@ fn a_shut_gate_is_forced_open_rather_than_waited_at() {
     assert!(n_forced > 0);
 }
 
-fn edited(config: MultiBlockConfig, max_post_edit_steps: usize) -> Strategy {
+fn edited(config: MultiBlockConfig, max_post_edit_steps: usize) -> AnyStrategy {
     let edit = EditRule::Joint { edit_threshold: 0.5, max_post_edit_steps, penalty_lambda: 0.0 };
-    Strategy::BlockEdit(BlockEdit { blocks: MultiBlock::of(config), edit })
+    AnyStrategy::BlockEdit(BlockEdit { blocks: MultiBlock::of(config), edit })
 }
 
 /// A toy whose blocks open when the one before is settled.
@@ -377,7 +377,7 @@ fn a_block_opened_early_waits_for_the_one_before() {
 fn canvases(prompt_len: usize, max_tokens: usize) -> Toy {
     let mut toy = Toy::new(prompt_len, 2, max_tokens);
     toy.make = |config| {
-        Strategy::CanvasRenoise(CanvasRenoise {
+        AnyStrategy::CanvasRenoise(CanvasRenoise {
             block_size: config.block_size,
             accept: EntropyBound { entropy_bound: 0.1 },
             denoising_steps: 4,

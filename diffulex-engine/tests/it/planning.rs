@@ -13,8 +13,8 @@ use diffulex_engine::scheduler::{Scheduled, Scheduler, Ticket};
 use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
 use diffulex_strategies::{
-    AcceptRule, BlockCandidates, Candidate, D2f, KvReuse, MultiBlock, MultiBlockConfig, SemiAutoregressive, Strategy,
-    Threshold,
+    AcceptRule, AnyStrategy, BlockCandidates, Candidate, D2f, KvReuse, MultiBlock, MultiBlockConfig,
+    SemiAutoregressive, Threshold,
 };
 
 const MASK: u32 = 500;
@@ -31,22 +31,22 @@ fn blocks_in_flight(buffer_size: usize) -> MultiBlock {
 }
 
 /// One block in flight.
-fn multi_bd() -> Strategy {
-    Strategy::MultiBlock(blocks_in_flight(1))
+fn multi_bd() -> AnyStrategy {
+    AnyStrategy::MultiBlock(blocks_in_flight(1))
 }
 
 /// A block is encoded in the forward that denoises the next one.
-fn two_in_flight() -> Strategy {
-    Strategy::MultiBlock(blocks_in_flight(2))
+fn two_in_flight() -> AnyStrategy {
+    AnyStrategy::MultiBlock(blocks_in_flight(2))
 }
 
 /// The prompt is one block.
-fn d2f() -> Strategy {
-    Strategy::D2f(D2f { pipeline: blocks_in_flight(1) })
+fn d2f() -> AnyStrategy {
+    AnyStrategy::D2f(D2f { pipeline: blocks_in_flight(1) })
 }
 
-fn semi_ar(cfg_scale: f32) -> Strategy {
-    Strategy::SemiAutoregressive(SemiAutoregressive {
+fn semi_ar(cfg_scale: f32) -> AnyStrategy {
+    AnyStrategy::SemiAutoregressive(SemiAutoregressive {
         block_size: BLOCK_SIZE,
         accept: AcceptRule::Threshold(Threshold { accept_threshold: 0.9 }),
         kv_reuse: KvReuse::None,
@@ -80,7 +80,7 @@ fn prompt(first: u32, len: usize) -> Vec<u32> {
     (0..len as u32).map(|index| (first * 31 + index) % MASK).collect()
 }
 
-fn scheduled(prompt: &[u32], max_tokens: usize, strategy: Strategy) -> Scheduled {
+fn scheduled(prompt: &[u32], max_tokens: usize, strategy: AnyStrategy) -> Scheduled {
     let limits = Limits { end: prompt.len() + max_tokens, reason: FinishReason::MaxNewTokensReached };
     let params = SamplingParams::default();
     Scheduled::new(Sequence::new(prompt, limits, MASK, &[], params, strategy, LogitAlignment::Same), None)
@@ -96,7 +96,7 @@ impl Toy {
         Self { scheduler: Scheduler::new(config), requests: BTreeMap::new() }
     }
 
-    fn add(&mut self, ticket: Ticket, prompt: &[u32], max_tokens: usize, strategy: Strategy) {
+    fn add(&mut self, ticket: Ticket, prompt: &[u32], max_tokens: usize, strategy: AnyStrategy) {
         let request = scheduled(prompt, max_tokens, strategy);
         let adapter = (ticket >= 100).then_some(7);
         self.enqueue(ticket, Scheduled::new(request.sequence, adapter));

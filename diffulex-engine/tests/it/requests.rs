@@ -225,7 +225,7 @@ fn deltas_end_where_blocks_do() {
             run(&mut engine, vec![streaming(request("r", &prompt(3, n_prompt), greedy(22)), StreamMode::BlockAppend)]);
         let block_size = engine.card().block_size;
         let origin =
-            if engine.config().strategy.declared().layout == Layout::BlockCausal { 0 } else { n_prompt as u32 };
+            if engine.config().strategy.requirements().layout == Layout::BlockCausal { 0 } else { n_prompt as u32 };
         for event in &told.0["r"] {
             let ServingEvent::Delta(delta) = event else { continue };
             let end = n_prompt as u32 + delta.token_offset + delta.token_ids.len() as u32;

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use diffulex_engine::models::LogitAlignment;
 use diffulex_engine::sequence::{BlockStatus, Limits, PositionState, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
-use diffulex_strategies::{Attention, BlockCandidates, Candidate, Setup, Strategy, StrategyKind, Value};
+use diffulex_strategies::{AnyStrategy, AttentionKind, BlockCandidates, Candidate, ModelTraits, StrategyKind, Value};
 
 const MASK: u32 = 500;
 
-fn strategy(kind: StrategyKind, values: &[(&'static str, Value<'static>)]) -> Strategy {
-    let setup = Setup {
-        attention: Attention::BlockCausal,
+fn strategy(kind: StrategyKind, values: &[(&'static str, Value<'static>)]) -> AnyStrategy {
+    let model = ModelTraits {
+        attention: AttentionKind::BlockCausal,
         is_shifted: false,
         may_edit: true,
         may_have_d2f: true,
@@ -20,7 +20,7 @@ fn strategy(kind: StrategyKind, values: &[(&'static str, Value<'static>)]) -> St
         max_model_len: 64,
         accept_threshold: None,
     };
-    kind.make(&setup).with(values.iter().copied()).expect("settings")
+    kind.make(&model).with(values.iter().copied()).expect("settings")
 }
 
 /// A request for `n_tokens` behind a prompt of `prompt_len` tokens, which count from 0.

@@ -1,8 +1,8 @@
 //! `entropy_bound`: as much entropy as is allowed for (DiffusionGemma).
 
 use crate::accept::{Rule, best_scored};
-use crate::setting::{Field, Fields, Setting};
-use crate::view::{BlockView, Candidate, Score};
+use crate::contract::setting::{Field, Setting, SettingFields};
+use crate::contract::view::{BlockView, Candidate, Score};
 
 /// See [`EntropyBound::entropy_bound`].
 pub const ENTROPY_BOUND: Setting = Setting::number(
@@ -28,7 +28,7 @@ impl Default for EntropyBound {
 }
 
 impl Rule for EntropyBound {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&ENTROPY_BOUND, Field::Number(&mut self.entropy_bound))]
     }
 

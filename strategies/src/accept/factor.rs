@@ -1,8 +1,8 @@
 //! `factor`: as many as their number allows (Fast-dLLM).
 
 use crate::accept::{Rule, best_scored};
-use crate::setting::{Field, Fields, Setting};
-use crate::view::{BlockView, Candidate};
+use crate::contract::setting::{Field, Setting, SettingFields};
+use crate::contract::view::{BlockView, Candidate};
 
 /// See [`Factor::factor`].
 const FACTOR: Setting = Setting::above(
@@ -27,7 +27,7 @@ impl Default for Factor {
 }
 
 impl Rule for Factor {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&FACTOR, Field::Number(&mut self.factor))]
     }
 

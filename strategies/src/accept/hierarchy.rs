@@ -1,8 +1,8 @@
 //! `hierarchy`: the best of each run of neighbouring masks (dInfer).
 
 use crate::accept::{ACCEPT_THRESHOLD, Rule, Threshold, above, best_scored};
-use crate::setting::{Field, Fields};
-use crate::view::{BlockView, Candidate};
+use crate::contract::setting::{Field, SettingFields};
+use crate::contract::view::{BlockView, Candidate};
 
 /// How confident the best of a run must be, exclusive (`low_threshold` of dInfer's hierarchy decoder).
 const RUN_THRESHOLD: f32 = 0.4;
@@ -21,7 +21,7 @@ impl Default for Hierarchy {
 }
 
 impl Rule for Hierarchy {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold))]
     }
 

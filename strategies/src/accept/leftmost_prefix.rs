@@ -1,8 +1,8 @@
 //! `leftmost_prefix`: from the left up to the first that is in doubt (DMax).
 
 use crate::accept::{ACCEPT_THRESHOLD, Rule, Threshold};
-use crate::setting::{Field, Fields};
-use crate::view::{BlockView, Candidate};
+use crate::contract::setting::{Field, SettingFields};
+use crate::contract::view::{BlockView, Candidate};
 
 /// From the first mask on, left to right, while confidence is at or above the threshold; always the first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +18,7 @@ impl Default for LeftmostPrefix {
 }
 
 impl Rule for LeftmostPrefix {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold))]
     }
 

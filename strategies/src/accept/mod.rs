@@ -22,13 +22,13 @@ pub use schedule::{Dynamic, Random, Sequential, Static};
 pub use threshold::{GatedThreshold, Relative, Threshold, ThresholdKeep};
 pub use time::{Origin, TimeSchedule};
 
-use crate::setting::{Fields, Overrides, Setting, SettingError, Value, values_of};
-use crate::view::{BlockView, Candidate, Score};
+use crate::contract::setting::{Overrides, Setting, SettingError, SettingFields, Value, values_of};
+use crate::contract::view::{BlockView, Candidate, Score};
 
 /// The contract of a rule.
 pub trait Rule {
     /// Its settings. A rule that a request names takes over what it has in common with the one before.
-    fn fields(&mut self) -> Fields<'_>;
+    fn fields(&mut self) -> SettingFields<'_>;
 
     /// The candidates to write now, ascending by row. There is at least one candidate.
     fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate>;

@@ -11,8 +11,8 @@
 
 use crate::accept::schedule::quota;
 use crate::accept::{DENOISING_STEPS, Rule, best_scored};
-use crate::setting::{Field, Fields, Setting};
-use crate::view::{BlockView, Candidate};
+use crate::contract::setting::{Field, Setting, SettingFields};
+use crate::contract::view::{BlockView, Candidate};
 
 /// See [`Prophet::early_gap`].
 const EARLY_GAP: Setting = Setting::number(
@@ -69,7 +69,7 @@ impl Prophet {
 }
 
 impl Rule for Prophet {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![
             (&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps)),
             (&EARLY_GAP, Field::Number(&mut self.early_gap)),
@@ -93,7 +93,7 @@ impl Rule for Prophet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::Progress;
+    use crate::contract::view::BlockProgress;
 
     /// Which rows of a block of four are written at `step`, from `(p1, p2)` of each.
     fn rows(rule: Prophet, probabilities: [(f32, f32); 4], step: usize) -> Vec<usize> {
@@ -105,7 +105,7 @@ mod tests {
                 candidate
             })
             .collect();
-        let progress = Progress { n_filled: 0, n_drafts: 0, block_size: 4 };
+        let progress = BlockProgress { n_filled: 0, n_drafts: 0, block_size: 4 };
         let block = BlockView { step, ..BlockView::first(progress, &candidates) };
         rule.accept(&block).iter().map(|candidate| candidate.row).collect()
     }

@@ -1,8 +1,8 @@
 //! A number of positions per step: `static`, `dynamic`, `sequential`, `random`.
 
 use crate::accept::{ACCEPT_THRESHOLD, DENOISING_STEPS, Rule, Threshold, above, best_by, best_scored};
-use crate::setting::{Field, Fields};
-use crate::view::{BlockView, Candidate};
+use crate::contract::setting::{Field, SettingFields};
+use crate::contract::view::{BlockView, Candidate};
 
 /// SDAR's schedule (generate.py, get_num_transfer_tokens): the block size spread over the steps, the remainder to the
 /// early ones. A block that takes more steps than scheduled, because part of it was prompt, goes on one at a time.
@@ -16,12 +16,12 @@ pub(super) fn quota(block: &BlockView<'_>, denoising_steps: Option<usize>) -> us
 /// The scheduled number, the most confident first.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Static {
-    /// Steps a block is spread over, 1 to its size; `None`: one per position.
+    /// Steps per block, 1 to its size; `None`: one per position.
     pub denoising_steps: Option<usize>,
 }
 
 impl Rule for Static {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps))]
     }
 
@@ -33,9 +33,9 @@ impl Rule for Static {
 /// All above the threshold where these are at least the scheduled number, else the scheduled number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dynamic {
-    /// In [0, 1], exclusive.
+    /// Confidence threshold in [0, 1], exclusive.
     pub accept_threshold: f32,
-    /// Steps a block is spread over, 1 to its size; `None`: one per position.
+    /// Steps per block, 1 to its size; `None`: one per position.
     pub denoising_steps: Option<usize>,
 }
 
@@ -46,7 +46,7 @@ impl Default for Dynamic {
 }
 
 impl Rule for Dynamic {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![
             (&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold)),
             (&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps)),
@@ -63,12 +63,12 @@ impl Rule for Dynamic {
 /// The scheduled number from the first mask on, left to right.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sequential {
-    /// Steps a block is spread over, 1 to its size; `None`: one per position.
+    /// Steps per block, 1 to its size; `None`: one per position.
     pub denoising_steps: Option<usize>,
 }
 
 impl Rule for Sequential {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps))]
     }
 
@@ -81,12 +81,12 @@ impl Rule for Sequential {
 /// The scheduled number, drawn by chance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Random {
-    /// Steps a block is spread over, 1 to its size; `None`: one per position.
+    /// Steps per block, 1 to its size; `None`: one per position.
     pub denoising_steps: Option<usize>,
 }
 
 impl Rule for Random {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps))]
     }
 

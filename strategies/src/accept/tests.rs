@@ -2,7 +2,7 @@
 
 use super::time::{due, share_due};
 use super::*;
-use crate::view::Progress;
+use crate::contract::view::BlockProgress;
 
 fn rows(rule: AcceptRule, confidences: &[f32], step: usize, previous: Option<usize>) -> Vec<usize> {
     let candidates: Vec<Candidate> = confidences
@@ -17,9 +17,12 @@ fn rows(rule: AcceptRule, confidences: &[f32], step: usize, previous: Option<usi
         .collect();
     let block_size = confidences.len();
     let block = BlockView {
-        previous: previous.map(|n_filled| Progress { n_filled, n_drafts: 0, block_size }),
+        previous: previous.map(|n_filled| BlockProgress { n_filled, n_drafts: 0, block_size }),
         step,
-        ..BlockView::first(Progress { n_filled: block_size - candidates.len(), n_drafts: 0, block_size }, &candidates)
+        ..BlockView::first(
+            BlockProgress { n_filled: block_size - candidates.len(), n_drafts: 0, block_size },
+            &candidates,
+        )
     };
     rule.accept(&block).iter().map(|candidate| candidate.row).collect()
 }
@@ -108,7 +111,7 @@ fn alg_temp_draws_as_its_softmax_says() {
         // The third is there so that one of them is due, and has no chance itself.
         let candidates =
             [candidate(0, 0.8, chance(0.754_877)), candidate(1, 0.3, chance(0.569_84)), candidate(2, -1e6, 0.5)];
-        let block = BlockView::first(Progress { n_filled: 0, n_drafts: 0, block_size: 3 }, &candidates);
+        let block = BlockView::first(BlockProgress { n_filled: 0, n_drafts: 0, block_size: 3 }, &candidates);
         let taken = rule.accept(&block);
         assert_eq!(taken.len(), 1);
         firsts += usize::from(taken[0].row == 0);
@@ -177,7 +180,7 @@ fn a_chance_equal_to_the_share_is_not_due() {
     let rule = AcceptRule::Origin(Origin { denoising_steps: Some(2) });
     let share = share_due(0, 2);
     let candidates = [Candidate { chance: share, ..Candidate::plain(0, None, 7, 0.5) }];
-    let block = BlockView::first(Progress { n_filled: 0, n_drafts: 0, block_size: 1 }, &candidates);
+    let block = BlockView::first(BlockProgress { n_filled: 0, n_drafts: 0, block_size: 1 }, &candidates);
     assert_eq!(rule.accept(&block), []);
     assert!(rule.is_idle(0, 1, [share].into_iter()));
     assert!(!rule.is_idle(0, 1, [share - f32::EPSILON].into_iter()));
@@ -190,7 +193,7 @@ fn of_equal_scores_the_highest_chance_is_taken() {
     let chances = [0.1, 0.9, 0.5];
     let candidates: Vec<Candidate> =
         (0..3).map(|row| Candidate { chance: chances[row], ..Candidate::plain(row, None, 7, 0.5) }).collect();
-    let block = BlockView::first(Progress { n_filled: 0, n_drafts: 0, block_size: 3 }, &candidates);
+    let block = BlockView::first(BlockProgress { n_filled: 0, n_drafts: 0, block_size: 3 }, &candidates);
     assert_eq!(rule.accept(&block), candidates[1..2]);
 }
 
@@ -199,7 +202,7 @@ fn entropies_before_a_candidate_stay_within_the_bound() {
     let entropies = [0.02, 0.5, 0.05, 0.3];
     let candidates: Vec<Candidate> =
         (0..4).map(|row| Candidate { score: -entropies[row], ..Candidate::plain(row, None, 7, 0.5) }).collect();
-    let block = BlockView::first(Progress { n_filled: 0, n_drafts: 0, block_size: 4 }, &candidates);
+    let block = BlockView::first(BlockProgress { n_filled: 0, n_drafts: 0, block_size: 4 }, &candidates);
     let rows = |entropy_bound| -> Vec<usize> {
         AcceptRule::EntropyBound(EntropyBound { entropy_bound })
             .accept(&block)

@@ -1,8 +1,8 @@
 //! Thresholds on confidence: `threshold`, `threshold_keep`, `gated_threshold`, `relative`.
 
 use crate::accept::{ACCEPT_THRESHOLD, Rule, SEMI_COMPLETE_THRESHOLD, above, at_least, or_best};
-use crate::setting::{Field, Fields};
-use crate::view::{BlockView, Candidate};
+use crate::contract::setting::{Field, SettingFields};
+use crate::contract::view::{BlockView, Candidate};
 
 /// How much less confident than the best one is about as confident under `relative` (dInfer).
 const NEAR: f32 = 1e-5;
@@ -10,7 +10,7 @@ const NEAR: f32 = 1e-5;
 /// All above the threshold, and always the best one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {
-    /// In [0, 1], exclusive.
+    /// Confidence threshold in [0, 1], exclusive.
     pub accept_threshold: f32,
 }
 
@@ -27,7 +27,7 @@ impl Default for Threshold {
 }
 
 impl Rule for Threshold {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold))]
     }
 
@@ -39,7 +39,7 @@ impl Rule for Threshold {
 /// All at or above the threshold, and always the best one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThresholdKeep {
-    /// In [0, 1], inclusive.
+    /// Confidence threshold in [0, 1], inclusive.
     pub accept_threshold: f32,
 }
 
@@ -50,7 +50,7 @@ impl Default for ThresholdKeep {
 }
 
 impl Rule for ThresholdKeep {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold))]
     }
 
@@ -62,7 +62,7 @@ impl Rule for ThresholdKeep {
 /// All above the threshold; where there is none the best one, but only if the block before is filled far enough.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedThreshold {
-    /// In [0, 1], exclusive.
+    /// Confidence threshold in [0, 1], exclusive.
     pub accept_threshold: f32,
     /// Share of the block before, in [0, 1], inclusive.
     pub semi_complete_threshold: f32,
@@ -80,7 +80,7 @@ impl Default for GatedThreshold {
 }
 
 impl Rule for GatedThreshold {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![
             (&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold)),
             (&SEMI_COMPLETE_THRESHOLD, Field::Number(&mut self.semi_complete_threshold)),
@@ -97,7 +97,7 @@ impl Rule for GatedThreshold {
 /// All at or above the threshold, and otherwise all that are about as confident as the best one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Relative {
-    /// In [0, 1], inclusive.
+    /// Confidence threshold in [0, 1], inclusive.
     pub accept_threshold: f32,
 }
 
@@ -108,7 +108,7 @@ impl Default for Relative {
 }
 
 impl Rule for Relative {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&ACCEPT_THRESHOLD, Field::Number(&mut self.accept_threshold))]
     }
 

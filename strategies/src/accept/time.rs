@@ -1,8 +1,8 @@
 //! Dream's schedule over time: `origin`, `maskgit_plus`, `topk_margin`, `entropy`.
 
 use crate::accept::{DENOISING_STEPS, Rule, best_by, best_scored};
-use crate::setting::{Field, Fields, Setting};
-use crate::view::{BlockView, Candidate, Score};
+use crate::contract::setting::{Field, Setting, SettingFields};
+use crate::contract::view::{BlockView, Candidate, Score};
 
 /// Where Dream's time ends (`eps` of diffusion_generate).
 const LAST_TIME: f32 = 1e-3;
@@ -19,12 +19,12 @@ const ALG_TEMP: Setting = Setting::number(
 /// Each position by itself, with the probability that its time has come; all that is left at the last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Origin {
-    /// Steps in all; `None`: one per position.
+    /// Total number of steps; `None`: one per position.
     pub denoising_steps: Option<usize>,
 }
 
 impl Rule for Origin {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![(&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps))]
     }
 
@@ -48,7 +48,7 @@ impl Rule for Origin {
 pub struct TimeSchedule {
     /// The score that ranks them.
     pub score: Score,
-    /// Steps in all; `None`: one per position.
+    /// Total number of steps; `None`: one per position.
     pub denoising_steps: Option<usize>,
     /// 0: the highest scores. Above: drawn without replacement, each as likely as `exp(score / alg_temp)`. 0 or more.
     pub alg_temp: f32,
@@ -62,7 +62,7 @@ impl TimeSchedule {
 }
 
 impl Rule for TimeSchedule {
-    fn fields(&mut self) -> Fields<'_> {
+    fn fields(&mut self) -> SettingFields<'_> {
         vec![
             (&DENOISING_STEPS, Field::OptionalCount(&mut self.denoising_steps)),
             (&ALG_TEMP, Field::Number(&mut self.alg_temp)),

@@ -1,13 +1,15 @@
 //! Models, strategies and blocks for the tests.
 
-use diffulex_strategies::{Attention, BlockView, Candidate, Declared, Progress, Setup, Strategy, StrategyKind, Value};
+use diffulex_strategies::{
+    AnyStrategy, AttentionKind, BlockProgress, BlockView, Candidate, ModelTraits, Requirements, StrategyKind, Value,
+};
 
 /// Positions of a block.
 pub(crate) const BLOCK_SIZE: usize = 8;
 
 /// A model with blocks of [`BLOCK_SIZE`], of a family for which every checkpoint and adapter exists.
-pub(crate) fn setup(attention: Attention, is_shifted: bool) -> Setup {
-    Setup {
+pub(crate) fn model(attention: AttentionKind, is_shifted: bool) -> ModelTraits {
+    ModelTraits {
         attention,
         is_shifted,
         may_edit: true,
@@ -20,26 +22,26 @@ pub(crate) fn setup(attention: Attention, is_shifted: bool) -> Setup {
 }
 
 /// One model of each kind.
-pub(crate) fn setups() -> impl Iterator<Item = Setup> {
-    let attentions = [Attention::BlockCausal, Attention::Full, Attention::Canvas];
-    attentions.into_iter().flat_map(|attention| [setup(attention, false), setup(attention, true)])
+pub(crate) fn models() -> impl Iterator<Item = ModelTraits> {
+    let attentions = [AttentionKind::BlockCausal, AttentionKind::Full, AttentionKind::Canvas];
+    attentions.into_iter().flat_map(|attention| [model(attention, false), model(attention, true)])
 }
 
 /// The strategy of that name with its defaults, for the first model that it fits.
-pub(crate) fn strategy(name: &str) -> Strategy {
+pub(crate) fn strategy(name: &str) -> AnyStrategy {
     let kind = StrategyKind::of_name(name).unwrap_or_else(|| panic!("no strategy {name}"));
-    let setup = setups().find(|setup| kind.fits(setup));
-    kind.make(&setup.unwrap_or_else(|| panic!("{name} fits no model")))
+    let model = models().find(|model| kind.fits(model));
+    kind.make(&model.unwrap_or_else(|| panic!("{name} fits no model")))
 }
 
 /// The same with settings.
-pub(crate) fn strategy_with(name: &str, values: &[(&'static str, Value<'static>)]) -> Strategy {
+pub(crate) fn strategy_with(name: &str, values: &[(&'static str, Value<'static>)]) -> AnyStrategy {
     strategy(name).with(values.iter().copied()).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// What the strategy of that name declares under these settings.
-pub(crate) fn declared(name: &str, values: &[(&'static str, Value<'static>)]) -> Declared {
-    strategy_with(name, values).declared()
+pub(crate) fn requirements(name: &str, values: &[(&'static str, Value<'static>)]) -> Requirements {
+    strategy_with(name, values).requirements()
 }
 
 /// A candidate whose token is ten times its row, ranked by its confidence.
@@ -67,7 +69,7 @@ pub(crate) fn block(candidates: &[Candidate]) -> BlockView<'_> {
     let n_masked = candidates.iter().filter(|candidate| candidate.current.is_none()).count();
     let n_filled = BLOCK_SIZE - n_masked;
     BlockView {
-        progress: Progress { n_filled, n_drafts: candidates.len() - n_masked, block_size: BLOCK_SIZE },
+        progress: BlockProgress { n_filled, n_drafts: candidates.len() - n_masked, block_size: BLOCK_SIZE },
         previous: None,
         step: 0,
         full_steps: 0,

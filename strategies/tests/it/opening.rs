@@ -1,11 +1,11 @@
 //! When another block opens.
 
-use diffulex_strategies::{Progress, StrategyKind, Value};
+use diffulex_strategies::{BlockProgress, StrategyKind, Value};
 
 use crate::harness::{BLOCK_SIZE, strategy, strategy_with};
 
-fn progress(n_filled: usize, n_drafts: usize) -> Option<Progress> {
-    Some(Progress { n_filled, n_drafts, block_size: BLOCK_SIZE })
+fn progress(n_filled: usize, n_drafts: usize) -> Option<BlockProgress> {
+    Some(BlockProgress { n_filled, n_drafts, block_size: BLOCK_SIZE })
 }
 
 const MASKED: (usize, usize) = (7, 0);
@@ -15,7 +15,7 @@ const SETTLED: (usize, usize) = (8, 0);
 #[test]
 fn a_block_is_complete_without_masks_and_settled_without_drafts() {
     let is = |(n_filled, n_drafts): (usize, usize)| {
-        let progress = Progress { n_filled, n_drafts, block_size: BLOCK_SIZE };
+        let progress = BlockProgress { n_filled, n_drafts, block_size: BLOCK_SIZE };
         (progress.is_complete(), progress.is_settled())
     };
     assert_eq!(is(MASKED), (false, false));

@@ -8,7 +8,7 @@ use crate::harness::{block, candidate, masks, strategy_with};
 fn a_threshold_that_keeps_is_inclusive_and_falls_back_to_the_best() {
     let strategy = strategy_with("semi_ar", &[("accept_threshold", Value::Number(0.5))]);
     let rows = |confidences: &[f32]| -> Vec<usize> {
-        let rule = strategy.declared().accept.expect("a rule");
+        let rule = strategy.requirements().accept.expect("a rule");
         assert_eq!(rule.name(), "threshold_keep");
         rule.accept(&block(&masks(confidences))).iter().map(|candidate| candidate.row).collect()
     };

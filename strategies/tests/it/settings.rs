@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use diffulex_strategies::{AcceptRule, Strategy, StrategyKind, Value, settings};
+use diffulex_strategies::{AcceptRule, AnyStrategy, StrategyKind, Value, settings};
 
-use crate::harness::{BLOCK_SIZE, declared, strategy, strategy_with};
+use crate::harness::{BLOCK_SIZE, requirements, strategy, strategy_with};
 
-fn refusal(strategy: &Strategy, values: &[(&'static str, Value<'static>)]) -> String {
+fn refusal(strategy: &AnyStrategy, values: &[(&'static str, Value<'static>)]) -> String {
     strategy.with(values.iter().copied()).expect_err("refused").to_string()
 }
 
@@ -50,7 +50,7 @@ fn the_settings_are_those_of_all_strategies_and_rules_each_once() {
 fn steps_may_be_as_many_as_a_block_has_positions() {
     let n_steps = |steps| [("accept_rule", Value::Text("static")), ("denoising_steps", Value::Integer(steps))];
     let most = BLOCK_SIZE as i64;
-    let rule = declared("multi_bd", &n_steps(most)).accept.expect("a rule");
+    let rule = requirements("multi_bd", &n_steps(most)).accept.expect("a rule");
     assert_eq!(rule.denoising_steps(), Some(BLOCK_SIZE));
     let error = refusal(&strategy("multi_bd"), &n_steps(most + 1));
     assert_eq!(error, "denoising_steps must be in 1..=8, the block size; got 9");
@@ -60,7 +60,7 @@ fn steps_may_be_as_many_as_a_block_has_positions() {
 fn a_setting_that_the_accept_rule_does_not_read_is_refused() {
     let of_rule = |name| strategy("multi_bd").with([("accept_rule", Value::Text(name))]).expect("taken");
     for name in AcceptRule::NAMES {
-        let reads = of_rule(name).declared().accept.expect("a rule").settings();
+        let reads = of_rule(name).requirements().accept.expect("a rule").settings();
         for other in AcceptRule::all_settings().filter(|other| other.name != "accept_rule" && !reads.contains(other)) {
             let error =
                 refusal(&strategy("multi_bd"), &[("accept_rule", Value::Text(name)), (other.name, Value::Integer(1))]);
@@ -77,20 +77,20 @@ fn a_count_may_be_written_with_a_point() {
     let n_steps = |steps| {
         strategy("multi_bd").with([("accept_rule", Value::Text("static")), ("denoising_steps", Value::Number(steps))])
     };
-    assert_eq!(n_steps(4.0).expect("taken").declared().accept.and_then(|rule| rule.denoising_steps()), Some(4));
+    assert_eq!(n_steps(4.0).expect("taken").requirements().accept.and_then(|rule| rule.denoising_steps()), Some(4));
     assert!(n_steps(4.5).is_err() && n_steps(-1.0).is_err() && n_steps(f64::NAN).is_err() && n_steps(1e300).is_err());
 }
 
 #[test]
 fn diffusion_generate_takes_an_accept_rule() {
-    let rule = declared("diffusion_generate", &[("accept_rule", Value::Text("origin"))]).accept;
+    let rule = requirements("diffusion_generate", &[("accept_rule", Value::Text("origin"))]).accept;
     assert_eq!(rule.expect("a rule").name(), "origin");
 }
 
 #[test]
 fn an_edit_rule_that_is_named_again_keeps_its_settings() {
     let set = strategy_with("block_edit", &[("penalty_lambda", Value::Number(2.0))]);
-    let with_rule = |name| set.with([("edit_rule", Value::Text(name))]).expect("taken").declared().penalty_lambda;
+    let with_rule = |name| set.with([("edit_rule", Value::Text(name))]).expect("taken").requirements().penalty_lambda;
     assert_eq!((with_rule("joint"), with_rule("remask")), (2.0, 0.0));
     let error = refusal(&set, &[("remask_threshold", Value::Number(0.5))]);
     assert_eq!(error, "remask_threshold does not apply to the edit rule joint");

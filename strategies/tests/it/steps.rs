@@ -1,9 +1,9 @@
 //! Steps of strategies on blocks of a few candidates.
 
-use diffulex_strategies::{BlockView, Edit, Focus, Proposal, Strategy, StrategyKind, Value};
+use diffulex_strategies::{AnyStrategy, BlockView, Edit, Proposal, StepRows, StrategyKind, Value};
 
-use crate::harness::{BLOCK_SIZE, block, candidate, masks, setup, strategy, strategy_with};
-use diffulex_strategies::Attention;
+use crate::harness::{BLOCK_SIZE, block, candidate, masks, model, strategy, strategy_with};
+use diffulex_strategies::AttentionKind;
 
 #[test]
 fn accepted_candidates_are_written_for_good() {
@@ -32,14 +32,14 @@ fn a_forced_candidate_is_a_draft_where_the_strategy_writes_drafts() {
     let forced = candidate(3, None, 0.1);
     for kind in StrategyKind::ALL {
         let strategy = strategy(kind.name());
-        let edit = if strategy.declared().writes_drafts { Edit::draft(&forced) } else { Edit::fill(&forced) };
+        let edit = if strategy.requirements().writes_drafts { Edit::draft(&forced) } else { Edit::fill(&forced) };
         assert_eq!(strategy.force(&forced), Proposal { edits: vec![edit], settles: false }, "{}", kind.name());
     }
 }
 
 /// `semi_ar` for a model with or without shifted logits.
-fn semi_ar(is_shifted: bool, kv_reuse: &'static str) -> Strategy {
-    let strategy = StrategyKind::SemiAutoregressive.make(&setup(Attention::Full, is_shifted));
+fn semi_ar(is_shifted: bool, kv_reuse: &'static str) -> AnyStrategy {
+    let strategy = StrategyKind::SemiAutoregressive.make(&model(AttentionKind::Full, is_shifted));
     strategy.with([("kv_reuse", Value::Text(kv_reuse))]).expect("taken")
 }
 
@@ -53,7 +53,7 @@ fn a_block_with_shifted_logits_and_stale_kv_begins_with_its_first_position_alone
     {
         let strategy = semi_ar(is_shifted, kv_reuse);
         let decided = if is_alone { 0..1 } else { whole.clone() };
-        assert_eq!(strategy.focus(&masked, false), Focus { forwarded: whole.clone(), decided }, "{kv_reuse}");
+        assert_eq!(strategy.step_rows(&masked, false), StepRows { forwarded: whole.clone(), decided }, "{kv_reuse}");
         let row = usize::from(!is_alone);
         assert_eq!(strategy.step(&block(&candidates)).edits, [Edit::fill(&candidates[row])], "{is_shifted} {kv_reuse}");
     }
@@ -63,7 +63,7 @@ fn a_block_with_shifted_logits_and_stale_kv_begins_with_its_first_position_alone
 fn a_block_whose_first_position_is_written_is_decided_whole() {
     let mut masked = [true; BLOCK_SIZE];
     masked[0] = false;
-    assert_eq!(semi_ar(true, "prefix").focus(&masked, true), Focus::whole(BLOCK_SIZE));
+    assert_eq!(semi_ar(true, "prefix").step_rows(&masked, true), StepRows::whole(BLOCK_SIZE));
     let candidates = [candidate(1, None, 0.1), candidate(2, None, 0.95)];
     assert_eq!(semi_ar(true, "prefix").step(&block(&candidates)).edits, [Edit::fill(&candidates[1])]);
 }

@@ -1,12 +1,12 @@
 //! Decoding settings in a checkpoint's `generation_config.json`.
 
-use diffulex_strategies::{Strategy, Value};
+use diffulex_strategies::{AnyStrategy, Value};
 use serde::Deserialize;
 
 /// Decoding settings of `generation_config.json`, named as in transformers' DiffusionGemma: only its checkpoints have any.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub struct GenerationConfig {
+pub struct CheckpointSettings {
     max_denoising_steps: Option<u32>,
     sampler_config: Option<SamplerConfig>,
     t_min: Option<f32>,
@@ -24,9 +24,9 @@ struct SamplerConfig {
     entropy_bound: Option<f32>,
 }
 
-impl GenerationConfig {
+impl CheckpointSettings {
     /// `base` with the settings of the file.
-    pub(super) fn applied(&self, base: &Strategy) -> Result<Strategy, String> {
+    pub(super) fn applied(&self, base: &AnyStrategy) -> Result<AnyStrategy, String> {
         const SAMPLER: &str = "EntropyBoundSamplerConfig";
         let here = |message: String| format!("generation_config.json: {message}");
         let sampler = self.sampler_config.clone().unwrap_or_default();

@@ -228,11 +228,11 @@ pub enum Field<'a> {
     /// Of a flag.
     Flag(&'a mut bool),
     /// Of a choice.
-    Choice(&'a mut dyn Choice),
+    Choice(&'a mut dyn NamedChoice),
 }
 
 /// A type whose values operators choose by name.
-pub trait Choice {
+pub trait NamedChoice {
     /// The name of this value.
     fn name(&self) -> &'static str;
     /// Becomes the value of that name; stays as it is where there is none.
@@ -240,7 +240,7 @@ pub trait Choice {
 }
 
 /// Settings with their fields.
-pub type Fields<'a> = Vec<(&'static Setting, Field<'a>)>;
+pub type SettingFields<'a> = Vec<(&'static Setting, Field<'a>)>;
 
 impl Field<'_> {
     /// Its value; `None` where it is left open.
@@ -269,7 +269,7 @@ impl Field<'_> {
 }
 
 /// The values of `fields` that are not left open, by name.
-pub fn values_of(fields: Fields<'_>) -> Vec<(&'static str, Value<'static>)> {
+pub fn values_of(fields: SettingFields<'_>) -> Vec<(&'static str, Value<'static>)> {
     fields.into_iter().filter_map(|(setting, field)| Some((setting.name, field.value()?))).collect()
 }
 
@@ -303,7 +303,7 @@ impl<'a> Overrides<'a> {
     }
 
     /// Sets each of `fields` that a value is there for.
-    pub fn apply(&mut self, fields: Fields<'_>) -> Result<(), SettingError> {
+    pub fn apply(&mut self, fields: SettingFields<'_>) -> Result<(), SettingError> {
         for (setting, mut field) in fields {
             if let Some(value) = self.take(setting)? {
                 field.set(value);

@@ -62,7 +62,7 @@ pub enum Score {
 
 /// How far a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct BlockProgress {
     /// Filled positions; the prompt's tail counts, and so do drafts.
     pub n_filled: usize,
     /// Those of them that may still be replaced.
@@ -71,7 +71,7 @@ pub struct Progress {
     pub block_size: usize,
 }
 
-impl Progress {
+impl BlockProgress {
     /// Filled share, in [0, 1].
     pub fn share(self) -> f32 {
         self.n_filled as f32 / self.block_size as f32
@@ -90,14 +90,14 @@ impl Progress {
 
 /// Which rows of a block a step is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Focus {
+pub struct StepRows {
     /// Rows that are forwarded; none: only what speaks of the first row is, in the block before.
     pub forwarded: Range<usize>,
     /// Rows up for a decision, as far as they are not decided.
     pub decided: Range<usize>,
 }
 
-impl Focus {
+impl StepRows {
     /// All rows of a block of `block_size`.
     pub fn whole(block_size: usize) -> Self {
         Self { forwarded: 0..block_size, decided: 0..block_size }
@@ -108,9 +108,9 @@ impl Focus {
 #[derive(Clone, Copy, Debug)]
 pub struct BlockView<'a> {
     /// How far it is.
-    pub progress: Progress,
+    pub progress: BlockProgress,
     /// How far the block before it is; `None` where there is none. A block whose K/V are written is complete.
-    pub previous: Option<Progress>,
+    pub previous: Option<BlockProgress>,
     /// Denoise steps the block already took.
     pub step: usize,
     /// Those of them that began without a mask.
@@ -129,7 +129,7 @@ pub struct BlockView<'a> {
 #[cfg(test)]
 impl<'a> BlockView<'a> {
     /// A block in its first step, with no block before it.
-    pub(crate) fn first(progress: Progress, candidates: &'a [Candidate]) -> Self {
+    pub(crate) fn first(progress: BlockProgress, candidates: &'a [Candidate]) -> Self {
         Self {
             progress,
             previous: None,

@@ -1,6 +1,6 @@
 //! Layouts: a strategy's needs of the engine's memory and masks.
 
-use crate::setting::Choice;
+use crate::contract::setting::NamedChoice;
 
 /// How blocks lie, what a position sees, and what may be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub enum ContextGrowth {
 
 /// The positions that a row attends to in the network's training, and so must in decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attention {
+pub enum AttentionKind {
     /// All of its own block and of the blocks before; blocks are counted from position 0.
     BlockCausal,
     /// Everything, later positions included.
@@ -86,7 +86,7 @@ pub enum KvReuse {
     Dual,
 }
 
-impl Choice for KvReuse {
+impl NamedChoice for KvReuse {
     fn name(&self) -> &'static str {
         match self {
             Self::None => "none",

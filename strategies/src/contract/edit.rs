@@ -1,6 +1,6 @@
 //! Edits: the proposals of a rule.
 
-use crate::view::{Candidate, MAX_TOP_K};
+use crate::contract::view::{Candidate, MAX_TOP_K};
 
 /// The network's input at an undecided position.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,12 +10,12 @@ pub enum Input {
     /// A token drawn at random from the whole vocabulary, another one at each step.
     Noise,
     /// Something between tokens and the mask.
-    Blend(Blend),
+    Blend(TokenBlend),
 }
 
 /// A sum of embeddings by weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Blend {
+pub struct TokenBlend {
     /// Tokens and their weights, 0 or more; those with weight 0 take no part.
     pub tokens: [(u32, f32); MAX_TOP_K + 1],
     /// Weight of the mask, 0 or more.
