@@ -1,6 +1,6 @@
-//! The strategies as one type.
+//! The list of strategies, and the enums over them.
 //!
-//! A strategy is a struct that implements [`Strategy`] in a file of its own, and one line of the list below.
+//! A strategy is a struct that implements [`Strategy`] in its own file, and one line of `strategies!`.
 
 use crate::accept::{AcceptRule, LeftmostPrefix};
 use crate::block_edit::BlockEdit;
@@ -20,14 +20,14 @@ use crate::token_merge::TokenMerge;
 
 macro_rules! strategies {
     ($($strategy:ident),+ $(,)?) => {
-        /// The strategies, without settings.
+        /// A strategy without settings.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum StrategyKind {
             $(#[doc = concat!("See [`", stringify!($strategy), "`].")] $strategy,)+
         }
 
         impl StrategyKind {
-            /// All of them, the more specific before the more general.
+            /// All strategies, specific before general.
             pub const ALL: &'static [Self] = &[$(Self::$strategy),+];
 
             /// Its name, as operators write it.
@@ -35,27 +35,27 @@ macro_rules! strategies {
                 match self { $(Self::$strategy => $strategy::NAME),+ }
             }
 
-            /// How its blocks lie.
+            /// See [`Strategy::LAYOUT`].
             pub fn layout(self) -> Layout {
                 match self { $(Self::$strategy => $strategy::LAYOUT),+ }
             }
 
-            /// Settings of its own, without those of accept rules.
+            /// See [`Strategy::SETTINGS`].
             pub fn settings(self) -> &'static [&'static Setting] {
                 match self { $(Self::$strategy => $strategy::SETTINGS),+ }
             }
 
-            /// Operators choose how many blocks are in flight.
+            /// See [`Strategy::HAS_BUFFER`].
             pub fn has_buffer(self) -> bool {
                 match self { $(Self::$strategy => $strategy::HAS_BUFFER),+ }
             }
 
-            /// Whether it can decode this model.
+            /// See [`Strategy::fits`].
             pub fn fits(self, model: &ModelTraits) -> bool {
                 match self { $(Self::$strategy => $strategy::fits(model)),+ }
             }
 
-            /// The strategy with its defaults for this model.
+            /// See [`Strategy::new`].
             pub fn make(self, model: &ModelTraits) -> AnyStrategy {
                 match self { $(Self::$strategy => AnyStrategy::$strategy($strategy::new(model))),+ }
             }
@@ -68,7 +68,7 @@ macro_rules! strategies {
         }
 
         impl AnyStrategy {
-            /// Which it is.
+            /// Returns the kind.
             pub fn kind(&self) -> StrategyKind {
                 match self { $(Self::$strategy(_) => StrategyKind::$strategy),+ }
             }
@@ -118,7 +118,7 @@ strategies! {
 }
 
 impl StrategyKind {
-    /// The one of that name.
+    /// Returns the strategy named `name`.
     pub fn of_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|kind| kind.name() == name)
     }
@@ -130,7 +130,8 @@ impl AnyStrategy {
         self.kind().name()
     }
 
-    /// The strategy with other settings. The error names the first that it does not have, or that is out of range.
+    /// Returns the strategy with the given settings. The error names the first setting that is unknown, does not apply or is
+    /// out of range.
     pub fn with<'a>(&self, values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Result<Self, SettingError> {
         let values: Vec<_> = values.into_iter().collect();
         check_settings(values.iter().copied())?;
@@ -146,11 +147,11 @@ impl AnyStrategy {
         }
     }
 
-    /// One token a step, the leftmost, over blocks laid out as this strategy's; `None` where the layout has no masks or the prompt is
-    /// one block. A step decides one position whatever the strategy's own rules are, and reuses no stale KV.
+    /// Returns a strategy with the same layout that unmasks one position per step, the leftmost, and reuses no stale KV. `None`
+    /// if the layout has no masks or if the prompt is one block.
     pub fn left_to_right(&self) -> Option<Self> {
         let requirements = self.requirements();
-        // No confidence reaches the threshold, so the rule writes the first mask alone.
+        // No confidence reaches the threshold, so the rule writes only the first mask.
         let accept = AcceptRule::LeftmostPrefix(LeftmostPrefix { accept_threshold: f32::INFINITY });
         match requirements.layout {
             Layout::BlockCausal => Some(Self::MultiBlock(MultiBlock::of(MultiBlockConfig {
@@ -160,7 +161,7 @@ impl AnyStrategy {
                 accept,
                 fuse_prefill: true,
             }))),
-            // Blocks make no difference to what a row attends to; those of one position score no more rows than are decided.
+            // Blocks do not affect attention in this layout. With one position per block, each step scores one row.
             Layout::WholeAnswer => Some(Self::SemiAutoregressive(SemiAutoregressive {
                 block_size: 1,
                 accept,
@@ -196,7 +197,7 @@ pub fn settings() -> Vec<&'static Setting> {
     settings
 }
 
-/// Refuses unknown names and values out of range, as far as they can be told without a model.
+/// Refuses unknown names, and values out of range as far as this can be decided without a model.
 pub fn check_settings<'a>(values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Result<(), SettingError> {
     values.into_iter().try_for_each(|(name, value)| match all_settings().find(|setting| setting.name == name) {
         Some(setting) => setting.check(value),

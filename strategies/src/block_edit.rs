@@ -1,7 +1,7 @@
 //! `block_edit`: block diffusion in which written tokens may be replaced until their block settles (LLaDA2.1).
 //!
-//! Blocks open and are committed as in `multi_bd`, but what is written is a draft: at each step the accept rule fills
-//! masks and the edit rule revises drafts, both from the same forward.
+//! Blocks open and are committed as in `multi_bd`, but written tokens are drafts. At each step the accept rule fills masks and
+//! the edit rule revises drafts, both from the same forward.
 
 use crate::contract::edit::Proposal;
 use crate::contract::layout::Layout;
@@ -11,12 +11,12 @@ use crate::multi_block::{ADD_BLOCK_THRESHOLD, MultiBlock};
 use crate::revise::{EDIT_RULE, EDIT_THRESHOLD, EditRule, MAX_POST_EDIT_STEPS, PENALTY_LAMBDA, REMASK_THRESHOLD};
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
-/// The strategy; all its state is the block's own.
+/// Settings of `block_edit`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockEdit {
-    /// How blocks open, and which masks are filled.
+    /// Opening of blocks, and the accept rule.
     pub blocks: MultiBlock,
-    /// Which drafts are revised.
+    /// The edit rule.
     pub edit: EditRule,
 }
 

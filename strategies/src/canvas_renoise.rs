@@ -1,9 +1,9 @@
-//! `diffusion_gemma`: canvases of random tokens, denoised by entropy and noised anew (DiffusionGemma).
+//! `diffusion_gemma`: canvases of random tokens, accepted by entropy and renoised (DiffusionGemma).
 //!
-//! At each step the network writes the whole canvas, at a temperature that falls from step to step. The surest tokens go
-//! back into the canvas, the others are replaced by noise (edit rule E5, renoise). A canvas is decided when the likeliest
-//! tokens have stayed the same and their mean entropy is small, or after the last step; what is decided are the likeliest
-//! tokens, not those that went back (transformers 5.23, generation_diffusion_gemma.py).
+//! At each step the network predicts the whole canvas, at a temperature that decreases from step to step. The sampled tokens
+//! with the lowest entropies become the input of the next step; the others are replaced by noise (edit rule E5, renoise). A
+//! canvas is decided when its likeliest tokens have stayed the same and their mean entropy is low, or after the last step. The
+//! decided tokens are the likeliest ones, not the sampled ones (transformers 5.23, generation_diffusion_gemma.py).
 
 use crate::accept::{ACCEPT_RULE, AcceptRule, DENOISING_STEPS, ENTROPY_BOUND, EntropyBound};
 use crate::contract::edit::{Edit, Input, Proposal};
@@ -13,20 +13,15 @@ use crate::contract::view::{BlockProgress, BlockView};
 use crate::revise::EDIT_RULE;
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
-/// Least of `t_min` and `t_max`. Chosen by us: logits of DiffusionGemma are at most 30, so that a hundredth makes the
-/// likeliest token certain already; much less would divide by zero, as sums of the two are rounded.
+/// Minimum of `t_min` and `t_max`. Chosen by us: logits of DiffusionGemma are at most 30, so 0.01 already makes the likeliest
+/// token certain; much smaller temperatures could round to zero.
 const MIN_TEMPERATURE: f32 = 0.01;
-/// Most of `t_min` and `t_max`: that of a request's own temperature.
+/// Maximum of `t_min` and `t_max`, the same as of a request's temperature.
 const MAX_TEMPERATURE: f32 = 2.0;
 
 /// See [`CanvasRenoise::t_min`].
-const T_MIN: Setting = Setting::number(
-    "t_min",
-    "T",
-    MIN_TEMPERATURE,
-    MAX_TEMPERATURE,
-    "Final temperature of the canvas schedule of diffusion_gemma",
-);
+const T_MIN: Setting =
+    Setting::number("t_min", "T", MIN_TEMPERATURE, MAX_TEMPERATURE, "Final temperature of a canvas (diffusion_gemma)");
 
 /// See [`CanvasRenoise::t_max`].
 const T_MAX: Setting = Setting::number(
@@ -34,7 +29,7 @@ const T_MAX: Setting = Setting::number(
     "T",
     MIN_TEMPERATURE,
     MAX_TEMPERATURE,
-    "First temperature of the canvas schedule of diffusion_gemma",
+    "Initial temperature of a canvas (diffusion_gemma)",
 );
 
 /// See [`CanvasRenoise::stability_threshold`].
@@ -42,7 +37,7 @@ const STABILITY_THRESHOLD: Setting = Setting::count(
     "stability_threshold",
     0,
     u32::MAX,
-    "Steps that the likeliest tokens of a canvas of diffusion_gemma must stay the same before it is decided",
+    "Steps for which the likeliest tokens of a canvas must stay the same before it is decided (diffusion_gemma)",
 );
 
 /// See [`CanvasRenoise::confidence_threshold`].
@@ -51,38 +46,38 @@ const CONFIDENCE_THRESHOLD: Setting = Setting::number(
     "NATS",
     0.0,
     f32::MAX,
-    "Mean entropy, in nats, below which a canvas of diffusion_gemma may be decided",
+    "Mean entropy, in nats, below which a canvas may be decided (diffusion_gemma)",
 );
 
-/// Settings of `diffusion_gemma`, which has no other state. Defaults are transformers'.
+/// Settings of `diffusion_gemma`, with transformers' defaults; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CanvasRenoise {
-    /// Positions of a canvas; what the model was trained with (its config.json).
+    /// Positions of a canvas, as in training (`canvas_length` in config.json).
     pub block_size: usize,
-    /// Which tokens go back into the canvas.
+    /// Selects the sampled tokens that the network reads in the next step.
     pub accept: EntropyBound,
-    /// Steps of a canvas at most, at least 1.
+    /// Maximum number of steps per canvas, at least 1.
     pub denoising_steps: usize,
-    /// Final temperature of the logits, above 0; the last step's is one step above it.
+    /// Final temperature of the logits, above 0; the last step is one step above it.
     pub t_min: f32,
-    /// The temperature at the first step.
+    /// Temperature of the first step.
     pub t_max: f32,
-    /// Steps the likeliest tokens must have stayed the same.
+    /// Consecutive steps without a change of the likeliest tokens before the canvas may be decided.
     pub stability_threshold: usize,
     /// Mean entropy of the canvas, in nats, below which it may be decided, exclusive.
     pub confidence_threshold: f32,
 }
 
 impl CanvasRenoise {
-    /// The name of what happens to tokens that do not go back; it has no settings.
+    /// Name of the edit rule, which has no settings.
     const EDIT_RULE: &'static str = "renoise";
-    /// Most denoise steps that may be asked for: a canvas that never settles takes all of them. One for each position of a
-    /// released model's canvas (`canvas_length`), which is what the other strategies take at most. Chosen by us.
+    /// Maximum of `denoising_steps`; a canvas that never settles takes all of them. Chosen by us: one per position of a released
+    /// model's canvas (`canvas_length`), the maximum of the other strategies too.
     const MAX_DENOISING_STEPS: usize = 256;
-    /// A canvas that is decided is encoded in the forward that denoises the next one.
+    /// Two blocks in flight: a decided canvas is encoded in the forward that denoises the next one.
     pub const BUFFER_SIZE: usize = 2;
 
-    /// Refuses `name` for `setting` unless it is the one that canvases have.
+    /// Refuses any `name` for `setting` except `only`.
     fn check_name(setting: &Setting, name: Option<&str>, only: &str) -> Result<(), SettingError> {
         match name.filter(|name| *name != only) {
             Some(name) => {
@@ -103,7 +98,7 @@ impl Strategy for CanvasRenoise {
         model.attention == AttentionKind::Canvas
     }
 
-    /// transformers' defaults (`max_denoising_steps`, and the same names for the others).
+    /// Uses transformers' defaults (`max_denoising_steps`; the other names are the same).
     fn new(model: &ModelTraits) -> Self {
         Self {
             block_size: model.block_size,
@@ -221,7 +216,7 @@ mod tests {
         let rows = [(None, 5, 4, 0.05), (None, 6, 6, 0.9), (None, 7, 7, 0.01)];
         let proposal = step(&CANVAS, rows, 0, 0);
         let draft = |row, token, input| Edit::Draft { row, token, confidence: 0.6, input };
-        // What is shown is the likeliest, what goes back is what was drawn. The third row's entropy and the first one's
+        // The draft is the likeliest token, the input is the sampled one. The entropies of the third and the first row
         // together are within the bound.
         assert_eq!(
             proposal.edits,

@@ -1,9 +1,8 @@
-//! `d2f`: Discrete Diffusion Forcing, a pipeline of blocks for models that were trained with attention to everything and
-//! have D2F's adapter added.
+//! `d2f`: Discrete Diffusion Forcing, a pipeline of blocks for models with full attention and D2F's adapter.
 //!
-//! The pipeline is [`MultiBlock`]'s: a block opens when enough of the one before is written, and may be forced when nearly
-//! all of that is. What differs is where blocks lie, [`Layout::PromptFirst`], and that a prompt is encoded in the forward
-//! that denoises its first block (zhijie-group/Discrete-Diffusion-Forcing, `_generate_block_single`).
+//! The pipeline is [`MultiBlock`]'s: a block opens when enough of the preceding block is filled, and must progress when nearly
+//! all of that block is filled. It differs in the layout, [`Layout::PromptFirst`], and in that the prompt is encoded in the
+//! forward that denoises the first block (zhijie-group/Discrete-Diffusion-Forcing, `_generate_block_single`).
 
 use crate::accept::{AcceptRule, GatedThreshold, Threshold};
 use crate::contract::edit::Proposal;
@@ -13,15 +12,15 @@ use crate::contract::view::{BlockProgress, BlockView};
 use crate::multi_block::{MultiBlock, MultiBlockConfig};
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
-/// The strategy.
+/// Settings of `d2f`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct D2f {
-    /// Decoding after the prompt.
+    /// Decoding of the blocks after the prompt.
     pub pipeline: MultiBlock,
 }
 
 impl D2f {
-    /// Blocks in flight by default; Diffulex's `buffer_size` for D2F. The authors' loop has no bound.
+    /// Default number of blocks in flight: Diffulex's `buffer_size` for D2F. The authors' loop has no limit.
     const BUFFER_SIZE: usize = 4;
     /// The authors' `block_add_threshold`.
     const ADD_BLOCK_THRESHOLD: f32 = 0.1;

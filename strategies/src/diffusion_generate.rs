@@ -1,5 +1,5 @@
-//! `diffusion_generate`: Dream's own loop. The whole answer is one block of masks; a schedule over time says how many
-//! positions are written at each step, a score which (Dream, generation_utils.py).
+//! `diffusion_generate`: the loop of Dream's authors. The whole answer is one block of masks; a schedule over time sets the
+//! number of positions to write at each step, and a score ranks them (Dream, generation_utils.py).
 
 use crate::accept::{AcceptRule, TimeSchedule};
 use crate::contract::edit::Proposal;
@@ -8,12 +8,12 @@ use crate::contract::setting::{Overrides, Setting, SettingError};
 use crate::contract::view::{BlockView, Score};
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
-/// Settings of `diffusion_generate`, which has no other state.
+/// Settings of `diffusion_generate`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiffusionGenerate {
-    /// Longest answer, in positions.
+    /// Maximum length of the answer, in positions.
     pub block_size: usize,
-    /// Which candidates are written.
+    /// The accept rule.
     pub accept: AcceptRule,
 }
 
@@ -26,7 +26,7 @@ impl Strategy for DiffusionGenerate {
         model.attention == AttentionKind::Full && model.is_shifted
     }
 
-    /// Dream's usual rule for chats (its README's `alg="entropy"`).
+    /// Uses Dream's rule for chats (`alg="entropy"` in its README).
     fn new(model: &ModelTraits) -> Self {
         let accept = AcceptRule::Entropy(TimeSchedule::by(Score::NegativeEntropy));
         Self { block_size: model.max_model_len, accept }

@@ -1,10 +1,10 @@
-//! `fast_dllm_v2`: Fast-dLLM v2's own loop (NVlabs/Fast-dLLM, v2, `batch_sample`).
+//! `fast_dllm_v2`: the loop of Fast-dLLM v2's authors (NVlabs/Fast-dLLM, v2, `batch_sample`).
 //!
-//! Blocks are denoised one at a time, their sub-blocks left to right. Logits are shifted by one, so a block's
-//! first token is written when the one before has its final tokens: an autoregressive step that rides on the forward
-//! which writes their K/V. A prompt's whole blocks are encoded in a forward of their own, too. With a block cache, forwards
-//! go over one sub-block only, which attends to the others as they were when all of the block was forwarded last; whenever a
-//! sub-block's first position is masked, all of the block is, since the row that predicts that position is in the sub-block before.
+//! Blocks are denoised one at a time, their sub-blocks left to right. Logits are shifted by one, so the first token of a block
+//! is predicted by the last row of the preceding block, in the forward that writes that block's final K/V. The whole blocks of a
+//! prompt are encoded in a separate forward. With a block cache, a forward covers only one sub-block, which attends to the stale
+//! KV of the others from the last forward over the whole block. While a sub-block's first position is masked, the whole block
+//! is forwarded, because the row that predicts it is in the preceding sub-block.
 
 use crate::accept::{ACCEPT_RULE, AcceptRule, Threshold};
 use crate::contract::edit::Proposal;
@@ -18,28 +18,28 @@ const SUB_BLOCK_SIZE: Setting = Setting::count(
     "sub_block_size",
     1,
     u32::MAX,
-    "Positions of a sub-block of fast_dllm_v2, a divisor of the block size",
+    "Positions of a sub-block, a divisor of the block size (fast_dllm_v2)",
 );
 
 /// See [`FastDllmV2::block_cache`].
 const BLOCK_CACHE: Setting =
-    Setting::flag("block_cache", "Forward only the current sub-block of fast_dllm_v2, reusing stale KV for the others");
+    Setting::flag("block_cache", "Forward only the current sub-block and reuse stale KV of the others (fast_dllm_v2)");
 
-/// Settings of `fast_dllm_v2`, which has no other state.
+/// Settings of `fast_dllm_v2`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FastDllmV2 {
-    /// Positions of a block; what the model was trained with (`bd_size` of its config.json).
+    /// Positions of a block, as in training (`bd_size` in config.json).
     pub block_size: usize,
     /// Positions of a sub-block, a divisor of `block_size`.
     pub sub_block_size: usize,
-    /// Forward only the current sub-block, reusing stale KV for the others.
+    /// Forward only the current sub-block and reuse stale KV of the others.
     pub block_cache: bool,
-    /// Which candidates of the first sub-block with masks are written; an [`AcceptRule::Threshold`].
+    /// The accept rule, which must be [`AcceptRule::Threshold`].
     pub accept: AcceptRule,
 }
 
 impl FastDllmV2 {
-    /// The authors' `small_block_size`, cut to a divisor of the block size.
+    /// The authors' `small_block_size`; reduced to a divisor of the block size.
     const SUB_BLOCK_SIZE: usize = 8;
 }
 
@@ -65,13 +65,13 @@ impl Strategy for FastDllmV2 {
     }
 
     fn requirements(&self) -> Requirements {
-        // Commits are forwards of their own, as in the authors' loop.
+        // Commits are separate forwards, as in the authors' loop.
         Requirements { encodes_apart: true, ..Requirements::new(Self::LAYOUT, self.block_size, Some(self.accept)) }
     }
 
     fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
         self.accept.set(overrides, self.block_size)?;
-        // Schedules count a block's steps and positions; here they would have to count a sub-block's.
+        // Scheduled rules count the steps and positions of a block, not of a sub-block.
         if !matches!(self.accept, AcceptRule::Threshold(_)) {
             let what = format!("must be threshold, the one rule of {}, got {}", Self::NAME, self.accept.name());
             return Err(SettingError::refused(ACCEPT_RULE.name, what));
@@ -88,7 +88,7 @@ impl Strategy for FastDllmV2 {
         Ok(())
     }
 
-    /// As soon as the block before is full, so that the first token is written with the K/V of that one.
+    /// Opens a block as soon as the preceding one is full: the forward that writes its K/V predicts the new block's first token.
     fn opens_block(&self, n_live: usize, newest: Option<BlockProgress>, _context_is_cached: bool) -> bool {
         n_live <= 1 && newest.is_none_or(BlockProgress::is_complete)
     }
@@ -114,7 +114,7 @@ impl Strategy for FastDllmV2 {
 mod tests {
     use super::*;
 
-    /// The rows that a step of the block in the picture forwards and decides: `_` masked, a letter written.
+    /// Rows of the pictured block that a step forwards and decides: `_` is a mask, a letter a token.
     fn step_rows(picture: &str, block_cache: bool, is_written: bool) -> StepRows {
         let accept = AcceptRule::Threshold(Threshold::default());
         let strategy = FastDllmV2 { block_size: 8, sub_block_size: 4, block_cache, accept };

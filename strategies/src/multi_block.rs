@@ -1,9 +1,9 @@
-//! `multi_bd`: block diffusion over block-causal attention, with one to several blocks in flight.
+//! `multi_bd`: block diffusion with block-causal attention and one or more blocks in flight.
 //!
-//! A block of masks is denoised until it is full; its K/V are then written by the next forward, in which the blocks
-//! behind it are denoised already. With `buffer_size` 1 that forward does nothing else (SDAR's own loop); with 2 and
-//! `add_block_threshold` 1 the same tokens come for fewer forwards, since a block attends to the final K/V of the one
-//! before either way. Lower thresholds open blocks early, as Diffulex does.
+//! A block of masks is denoised until it is full. The next forward writes its final K/V and denoises the following blocks. With
+//! `buffer_size` 1 that forward only writes K/V, as in SDAR's loop. With 2 and `add_block_threshold` 1 the tokens are the same
+//! for fewer forwards, because a block attends to the final K/V of the preceding one either way. Lower thresholds open blocks
+//! early, as in Diffulex.
 
 use crate::accept::{AcceptRule, Threshold};
 use crate::contract::edit::Proposal;
@@ -13,48 +13,42 @@ use crate::contract::view::{BlockProgress, BlockView};
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`MultiBlockConfig::add_block_threshold`].
-pub(crate) const ADD_BLOCK_THRESHOLD: Setting = Setting::number(
-    "add_block_threshold",
-    "SHARE",
-    0.0,
-    1.0,
-    "Share of a block that must be filled before the next one opens",
-);
+pub(crate) const ADD_BLOCK_THRESHOLD: Setting =
+    Setting::number("add_block_threshold", "SHARE", 0.0, 1.0, "Share of a block to fill before the next one opens");
 
 /// Settings of `multi_bd`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiBlockConfig {
-    /// Positions of a block; what the model was trained with (its config.json).
+    /// Positions of a block, as in training (config.json).
     pub block_size: usize,
     /// Blocks in flight, at least 1.
     pub buffer_size: usize,
-    /// Share of the newest block that must be filled before another opens, in [0, 1]; at 1 nothing of it may change any
-    /// more.
+    /// Filled share of the newest block at which the next one opens, in [0, 1]. At 1 the block must also have settled.
     pub add_block_threshold: f32,
-    /// Which candidates are written.
+    /// The accept rule.
     pub accept: AcceptRule,
-    /// Denoise the first block in the forward that encodes an aligned prompt. Exact, and saves a forward.
+    /// Denoise the first block in the forward that encodes a block-aligned prompt. Saves a forward with the same result.
     pub fuse_prefill: bool,
 }
 
-/// The strategy; all its state is the block's own.
+/// The strategy `multi_bd`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiBlock {
     config: MultiBlockConfig,
 }
 
 impl MultiBlock {
-    /// Blocks in flight by default: commits ride along, tokens are those of one block at a time. Chosen by us.
+    /// Default number of blocks in flight. Chosen by us: commits take no extra forward, and tokens are the same as with one block.
     const BUFFER_SIZE: usize = 2;
-    /// Goes with [`Self::BUFFER_SIZE`]: a block opens when the one before is full, which changes no token.
+    /// Default. Chosen by us: a block opens only when the preceding one is full, so tokens are the same as with one block.
     const ADD_BLOCK_THRESHOLD: f32 = 1.0;
 
-    /// A strategy with `config`.
+    /// Creates the strategy with `config`.
     pub fn of(config: MultiBlockConfig) -> Self {
         Self { config }
     }
 
-    /// With `accept` and the defaults for this model.
+    /// Creates the strategy with `accept` and the defaults for this model.
     pub(crate) fn accepting(model: &ModelTraits, accept: AcceptRule) -> Self {
         Self::of(MultiBlockConfig {
             block_size: model.block_size,
@@ -65,7 +59,7 @@ impl MultiBlock {
         })
     }
 
-    /// Its settings.
+    /// Returns the settings.
     pub fn config(&self) -> &MultiBlockConfig {
         &self.config
     }

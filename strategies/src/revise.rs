@@ -1,19 +1,18 @@
-//! Edit rules: which drafts of a block are replaced or taken back, and when a block may stay as it is.
+//! Edit rules: they select the drafts to replace or to mask again, and decide when a block settles.
 //!
-//! Numbered as in the literature survey the project follows (E1, E2). E5, `renoise`, belongs to the canvases of
-//! `diffusion_gemma`; E3 and E4 do not fit blocks of a fixed length and logits of one forward
-//! (docs/decisions/0003-edit-rules-that-are-not-there.md).
+//! E1 and E2 are numbers of the project's literature survey. E5, `renoise`, is part of `diffusion_gemma`; E3 and E4 do not fit
+//! blocks of fixed length and logits of one forward (docs/decisions/0003-edit-rules-that-are-not-there.md).
 
 use crate::accept::{AcceptRule, best_scored};
 use crate::contract::edit::{Edit, Proposal};
 use crate::contract::setting::{Field, Overrides, Setting, SettingError, SettingFields, Value};
 use crate::contract::view::{BlockView, Candidate};
 
-/// The rule by name.
+/// Name of the edit rule.
 pub(crate) const EDIT_RULE: Setting = Setting::choice(
     "edit_rule",
     &["joint", "remask", "renoise"],
-    "Edit rule, of which block_edit has the first two and diffusion_gemma the last",
+    "Edit rule (diffusion_gemma: renoise; block_edit: the others)",
 );
 
 /// See [`EditRule::Joint`].
@@ -22,26 +21,25 @@ pub(crate) const EDIT_THRESHOLD: Setting = Setting::number(
     "P",
     0.0,
     1.0,
-    "Confidence above which the edit rule joint replaces a written token by another",
+    "Confidence above which a written token is replaced by another (edit rule joint)",
 );
 
-/// See [`EditRule::Joint`]. The most is chosen by us, one for each position of the longest block: tokens that replace one
-/// another in turn would never come to an end.
+/// See [`EditRule::Joint`]. The maximum is chosen by us, one per position of the longest block: without a limit, tokens could
+/// replace each other forever.
 pub(crate) const MAX_POST_EDIT_STEPS: Setting = Setting::count(
     "max_post_edit_steps",
     0,
     64,
-    "Forwards over a block without masks in which the edit rule joint may still replace tokens",
+    "Maximum number of edit steps over a block without masks (edit rule joint)",
 );
 
-/// See [`EditRule::Joint`]. The most is chosen by us: a logit that is lowered by so much is never the largest, and what is
-/// computed with it stays finite.
+/// See [`EditRule::Joint`]. The maximum is chosen by us: a logit lowered by 10000 is never the largest, and results stay finite.
 pub(crate) const PENALTY_LAMBDA: Setting = Setting::number(
     "penalty_lambda",
     "LAMBDA",
     0.0,
     1e4,
-    "Penalty that the edit rule joint subtracts from the logit of the preceding token",
+    "Penalty subtracted from the logit of the preceding token (edit rule joint)",
 );
 
 /// See [`EditRule::Remask`].
@@ -50,27 +48,27 @@ pub(crate) const REMASK_THRESHOLD: Setting = Setting::number(
     "P",
     0.0,
     1.0,
-    "Confidence below which the edit rule remask may mask a written token again",
+    "Confidence below which a written token may be masked again (edit rule remask)",
 );
 
 /// An edit rule with its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EditRule {
-    /// E1, LLaDA2.1's joint threshold (its generate; SGLang's JointThreshold): beside what is accepted, each draft is
-    /// replaced by another token that is more likely than the threshold. A block stays when a forward over all of it
-    /// changes nothing, or after so many of them.
+    /// E1, LLaDA2.1's joint threshold (its generate; SGLang's JointThreshold): in addition to the accepted masks, each draft is
+    /// replaced if another token is predicted with a confidence above the threshold. A block settles when a forward over the
+    /// full block changes nothing, or after `max_post_edit_steps`.
     Joint {
         /// In [0, 1], exclusive.
         edit_threshold: f32,
-        /// Forwards over a block without masks, at most.
+        /// Maximum number of forwards over a block without masks.
         max_post_edit_steps: usize,
-        /// Penalty subtracted from the logit of the token one row before, against repetition; 0 or more, 0 is none
-        /// (SGLang's JointThreshold; LLaDA2.1's own generate has none).
+        /// Repetition penalty, 0 or more, subtracted from the logit of the token one row before; 0: none (SGLang's
+        /// JointThreshold; LLaDA2.1's generate has none).
         penalty_lambda: f32,
     },
-    /// E2, dInfer's hierarchy_remask: drafts the network would now write with less confidence than the threshold are up
-    /// again together with the masks; those not accepted are masked again. One mask less at each step at least. A block
-    /// stays as soon as it is full.
+    /// E2, dInfer's hierarchy_remask: drafts that are now predicted with a confidence below the threshold are reopened and
+    /// compete with the masks; reopened drafts that are not accepted are masked again. Each step leaves fewer masks. A block
+    /// settles when it is full.
     Remask {
         /// In [0, 1], exclusive.
         remask_threshold: f32,
@@ -78,13 +76,13 @@ pub enum EditRule {
 }
 
 impl EditRule {
-    /// `joint` with its defaults: LLaDA2.1's generate (`editing_threshold`, `max_post_steps`); SGLang and Diffulex have no
-    /// penalty by default either.
+    /// Returns `joint` with the defaults of LLaDA2.1's generate (`editing_threshold`, `max_post_steps`). SGLang and Diffulex have
+    /// no penalty by default either.
     pub fn joint() -> Self {
         Self::Joint { edit_threshold: 0.9, max_post_edit_steps: 16, penalty_lambda: 0.0 }
     }
 
-    /// `remask` with its default: dInfer's hierarchy decoder and Diffulex.
+    /// Returns `remask` with the default of dInfer's hierarchy decoder and Diffulex.
     pub fn remask() -> Self {
         Self::Remask { remask_threshold: 0.4 }
     }
@@ -100,7 +98,7 @@ impl EditRule {
         }
     }
 
-    /// Takes its settings from `overrides`: another rule by name, and what that rule reads.
+    /// Takes the rule's name and its settings from `overrides`. Refuses settings of the other rule.
     pub fn set(&mut self, overrides: &mut Overrides<'_>) -> Result<(), SettingError> {
         match overrides.take(&EDIT_RULE)?.and_then(Value::text) {
             Some(name) if name == self.name() => {}
@@ -122,7 +120,7 @@ impl EditRule {
         }
     }
 
-    /// The rule's name.
+    /// Returns the rule's name.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Joint { .. } => "joint",
@@ -130,7 +128,7 @@ impl EditRule {
         }
     }
 
-    /// See [`Self::Joint`].
+    /// Returns the repetition penalty, 0 if the rule has none.
     pub fn penalty_lambda(&self) -> f32 {
         match self {
             Self::Joint { penalty_lambda, .. } => *penalty_lambda,
@@ -138,12 +136,12 @@ impl EditRule {
         }
     }
 
-    /// The positions to write, replace and mask again now; `accept` is the rule for masks.
+    /// Returns the edits of this step; `accept` is the rule for masks.
     pub fn propose(&self, accept: &AcceptRule, block: &BlockView<'_>) -> Proposal {
         let (masked, drafts): (Vec<Candidate>, Vec<Candidate>) =
             block.candidates.iter().cloned().partition(|candidate| candidate.current.is_none());
         match *self {
-            // A block may have to wait for the one before it longer than it may be edited.
+            // A block without edit steps left may still wait for the preceding block to settle.
             Self::Joint { max_post_edit_steps, .. } if masked.is_empty() && block.full_steps >= max_post_edit_steps => {
                 Proposal { edits: Vec::new(), settles: true }
             }
@@ -164,7 +162,7 @@ impl EditRule {
                 let mut open = [masked.as_slice(), doubtful.as_slice()].concat();
                 open.sort_by_key(|candidate| candidate.row);
                 let mut accepted = accept.accept(&BlockView { candidates: &open, ..*block });
-                // With one more than were taken back, there is a mask less than before.
+                // One more write than reopened drafts leaves fewer masks than before.
                 if accepted.len() <= doubtful.len() {
                     accepted = best_scored(&open, doubtful.len() + 1);
                 }
@@ -184,7 +182,7 @@ mod tests {
     use crate::accept::Threshold;
     use crate::contract::view::BlockProgress;
 
-    /// `(token that stands there or None, token the network would write, its confidence)` of each row.
+    /// `(draft or None, predicted token, its confidence)` of each row.
     type Row = (Option<u32>, u32, f32);
 
     fn propose(rule: EditRule, rows: &[Row], full_steps: usize) -> Proposal {
@@ -199,7 +197,7 @@ mod tests {
         )
     }
 
-    /// The rows after the proposal, `_` masked.
+    /// The rows after the proposal, `_` for a mask.
     fn picture(rows: &[Row], proposal: &Proposal) -> String {
         let mut tokens: Vec<Option<u32>> = rows.iter().map(|(current, ..)| *current).collect();
         for edit in &proposal.edits {
@@ -234,7 +232,7 @@ mod tests {
         let last = propose(joint(0.7), &other, 1);
         assert_eq!((picture(&other, &last).as_str(), last.settles), ("57", true));
         assert_eq!(propose(joint(0.7), &other, 2), Proposal { edits: Vec::new(), settles: true }, "it waits");
-        // What was filled just now has not been looked at.
+        // A token that was just filled has not been revised yet.
         let filling = [(Some(5), 5, 0.99), (None, 6, 0.95)];
         assert!(!propose(joint(0.7), &filling, 0).settles);
         let unlooked = EditRule::Joint { edit_threshold: 0.7, max_post_edit_steps: 0, penalty_lambda: 0.0 };
@@ -244,7 +242,7 @@ mod tests {
     #[test]
     fn remask_takes_doubtful_drafts_back() {
         let rule = EditRule::Remask { remask_threshold: 0.4 };
-        // One in doubt, so two are written: the sure mask, and the better of what is left.
+        // One draft is reopened, so two positions are written: the confident mask, and the better of the other two.
         let rows = [(Some(5), 5, 0.99), (None, 6, 0.95), (Some(7), 8, 0.35), (None, 9, 0.3)];
         assert_eq!(picture(&rows, &propose(rule, &rows, 0)), "568_");
         let rows = [(Some(5), 5, 0.99), (None, 6, 0.95), (Some(7), 8, 0.25), (None, 9, 0.3)];

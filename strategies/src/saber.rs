@@ -1,15 +1,16 @@
 //! `saber`: adaptive acceptance with backtracking (Saber, arXiv 2510.18165; zhaoyMa/Saber, decoding.py at 2f061e2,
 //! `generate_with_saber`).
 //!
-//! The whole answer is one block, as in the authors' configurations. At each step every mask is written whose confidence is
-//! above the mean of the confidences with which positions were last written, and at least `min_accept_tokens` of them: the
-//! more is established, the more is accepted. Then tokens are masked again whose confidence has risen least, or fallen most,
-//! since the step before: as many as half of `min_accept_tokens` or an eighth of those just written, whichever is more, and
-//! always fewer than were written, so that each step leaves fewer masks. The confidence of a position is that of the token
-//! the network now predicts there, whichever stands there.
+//! The whole answer is one block, as in the authors' configurations. Each step has two parts:
 //!
-//! In the authors' loop a step with fewer masks left than `min_accept_tokens` writes other positions, too, with the highest
-//! of confidences that are all minus infinity; here it writes the masks.
+//! 1. Write every mask with a confidence above the mean of the confidences last written, and at least `min_accept_tokens` masks.
+//! 2. Mask the tokens again for which confidence has increased least since the previous step: `min_accept_tokens / 2` or an
+//!    eighth of the tokens just written, whichever is more, but fewer than were written, so each step leaves fewer masks.
+//!
+//! The confidence of a position is that of the token that the network now predicts there, whatever token was written.
+//!
+//! In the authors' loop, a step with fewer than `min_accept_tokens` masks left also overwrites positions that are not masked.
+//! This implementation writes only the masks.
 
 use crate::accept::best_by;
 use crate::contract::edit::{Edit, Proposal};
@@ -20,30 +21,30 @@ use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`Saber::min_accept_tokens`].
 const MIN_ACCEPT_TOKENS: Setting =
-    Setting::count("min_accept_tokens", 1, u32::MAX, "Masks that each step of saber unmasks at least");
+    Setting::count("min_accept_tokens", 1, u32::MAX, "Minimum number of tokens to unmask per step (saber)");
 
-/// Settings of `saber`, which has no other state.
+/// Settings of `saber`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Saber {
-    /// Longest answer, in positions.
+    /// Maximum length of the answer, in positions.
     pub block_size: usize,
-    /// Masks that are written per step at least, 1 or more.
+    /// Minimum number of masks to write per step, at least 1.
     pub min_accept_tokens: usize,
 }
 
 impl Saber {
-    /// The authors' `n`.
+    /// Default: the authors' `n`.
     const MIN_ACCEPT_TOKENS: usize = 2;
-    /// One in so many of the tokens written is masked again, rounded up (`generate_with_saber`).
+    /// One in this many of the written tokens is masked again, rounded up (`generate_with_saber`).
     const REMASK_ONE_IN: usize = 8;
 
-    /// The masks to write, ascending by row.
+    /// Returns the masks to write, ascending by row.
     fn accepted(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         let masked: Vec<Candidate> =
             block.candidates.iter().filter(|candidate| candidate.current.is_none()).cloned().collect();
         let established: Vec<f32> =
             block.written_confidences.iter().copied().filter(|confidence| *confidence > 0.0).collect();
-        // Where nothing is established, nothing is above.
+        // Before anything is written, no confidence is above the threshold.
         let threshold =
             if established.is_empty() { 1.0 } else { established.iter().sum::<f32>() / established.len() as f32 };
         let sure: Vec<Candidate> =
@@ -90,7 +91,7 @@ impl Strategy for Saber {
             .min(accepted.len().saturating_sub(1));
         let rise = |candidate: &Candidate| candidate.confidence - block.last_confidences[candidate.row];
         let doubtful = best_by(&standing, n_doubtful, |candidate| -rise(candidate));
-        // A token that is written and masked again in one step counts as established all the same.
+        // A token that is written and masked again in the same step still counts in `written_confidences`.
         let written = accepted.iter().map(Edit::draft);
         let revoked = doubtful.iter().map(|candidate| Edit::Mask { row: candidate.row });
         Proposal { edits: written.chain(revoked).collect(), settles: false }
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
     use crate::contract::view::BlockProgress;
 
-    /// Runs an answer to its end: `confidences` of each step, row by row. The pictures after each step, `_` masked.
+    /// Decodes an answer with the confidences of each step, row by row. Returns the block after each step, `_` for a mask.
     fn pictures(min_accept_tokens: usize, steps: &[&[f32]]) -> Vec<String> {
         let block_size = steps[0].len();
         let saber = Saber { block_size, min_accept_tokens };

@@ -1,6 +1,6 @@
-//! `semi_ar`: LLaDA's own loop. The whole answer begins as masks; blocks are filled one after the other, left to right,
-//! while the network attends to everything (LLaDA, ML-GSAI/LLaDA generate.py; with a threshold, and with stale KV that is
-//! reused: Fast-dLLM, llada/generate.py and dream/model/generation_utils_block.py).
+//! `semi_ar`: the loop of LLaDA's authors. The whole answer starts as masks; blocks are filled left to right, one after the
+//! other, while every row attends to all positions (ML-GSAI/LLaDA, generate.py). Thresholds and reuse of stale KV follow
+//! Fast-dLLM (llada/generate.py and dream/model/generation_utils_block.py).
 
 use crate::accept::{AcceptRule, Threshold, ThresholdKeep};
 use crate::contract::edit::Proposal;
@@ -9,39 +9,39 @@ use crate::contract::setting::{Field, Overrides, Setting, SettingError};
 use crate::contract::view::{BlockView, StepRows};
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
-/// See [`SemiAutoregressive::cfg_scale`]. The largest is chosen by us: LLaDA's authors go up to 2, and with 100 only the
-/// tokens that the prompt favours most are left; logits stay far from the end of 32-bit floats.
+/// See [`SemiAutoregressive::cfg_scale`]. The maximum is chosen by us: LLaDA's authors use up to 2; at 100 only the tokens that
+/// the prompt favours most remain, and logits are far from overflow.
 const CFG_SCALE: Setting = Setting::number(
     "cfg_scale",
     "SCALE",
     0.0,
     100.0,
-    "Strength of classifier-free guidance in semi_ar, which forwards everything twice unless it is 0",
+    "Classifier-free guidance scale; above 0, rows are forwarded twice (semi_ar)",
 );
 
 /// See [`KvReuse`].
 const KV_REUSE: Setting =
-    Setting::choice("kv_reuse", &["none", "prefix", "dual"], "Stale KV that the steps inside a block of semi_ar reuse");
+    Setting::choice("kv_reuse", &["none", "prefix", "dual"], "Stale KV that steps inside a block reuse (semi_ar)");
 
-/// Settings of `semi_ar`, which has no other state.
+/// Settings of `semi_ar`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SemiAutoregressive {
     /// Positions of a block.
     pub block_size: usize,
-    /// Which candidates of the first block with masks are written.
+    /// The accept rule, applied to the first block with masks.
     pub accept: AcceptRule,
-    /// Stale KV that is reused.
+    /// Reuse of stale KV.
     pub kv_reuse: KvReuse,
     /// Logits are shifted by one (Dream).
     pub is_shifted: bool,
-    /// Classifier-free guidance (LLaDA's `cfg_scale`): logits become `u + (cfg_scale + 1) (c - u)`, with `c` those of the
-    /// prompt and `u` those without. 0 or more; 0 is none.
+    /// Classifier-free guidance (LLaDA's `cfg_scale`), 0 or more; 0: none. Logits become `u + (cfg_scale + 1) (c - u)`, where `c`
+    /// are the logits with the prompt and `u` the logits without.
     pub cfg_scale: f32,
 }
 
 impl SemiAutoregressive {
-    /// Whether the forward with which a block begins writes its first position, and only that: later ones leave out the row
-    /// that predicts it, which is in the block before (Fast-dLLM, dream/model/generation_utils_block.py).
+    /// Whether the first forward of a block writes only the block's first position. Later forwards omit the row that predicts it,
+    /// which is in the preceding block (Fast-dLLM, dream/model/generation_utils_block.py).
     fn writes_first_alone(&self) -> bool {
         self.is_shifted && self.kv_reuse != KvReuse::None
     }
@@ -52,7 +52,7 @@ impl Strategy for SemiAutoregressive {
     const LAYOUT: Layout = Layout::WholeAnswer;
     const SETTINGS: &'static [&'static Setting] = &[&CFG_SCALE, &KV_REUSE];
 
-    /// With Fast-dLLM's caches Dream fills blocks from left to right, too.
+    /// Includes Dream, which Fast-dLLM decodes block by block as well.
     fn fits(model: &ModelTraits) -> bool {
         model.attention == AttentionKind::Full
     }

@@ -1,10 +1,10 @@
-//! `dmax`: block diffusion whose tokens harden step by step (DMax).
+//! `dmax`: block diffusion in which drafts are fed back as blends of embeddings (DMax).
 //!
-//! Blocks open and are committed as in `multi_bd`. At each step the accept rule fills masks from the left, and every token
-//! that is there already is replaced by what the network now writes. In the next step the network reads, in place of each,
-//! something between its likeliest tokens and the mask, by how likely they are. A block stays when all of it is sure, when a
-//! step changed nothing, or after as many steps as it has positions (czg1225/DMax, `decode_uniform` in dInfer's
-//! generate_uniform.py and parallel_strategy.py). What is committed are the tokens themselves, as theirs are.
+//! Blocks open and are committed as in `multi_bd`. At each step the accept rule fills masks from the left, and every draft is
+//! replaced by the token that the network now predicts. In the next step the network's input at each draft is a blend of the
+//! embeddings of its likeliest tokens and the mask, weighted by probability. A block settles when all its tokens are confident,
+//! when a step changes nothing, or after as many steps as it has positions. As in the authors' loop, the committed K/V are those
+//! of the tokens themselves (czg1225/DMax, `decode_uniform` in dInfer's generate_uniform.py and parallel_strategy.py).
 
 use crate::accept::{AcceptRule, LeftmostPrefix};
 use crate::contract::edit::{Edit, Input, Proposal, TokenBlend};
@@ -18,57 +18,54 @@ use crate::strategy::{ModelTraits, Requirements, Strategy};
 const TOKEN_MERGE_MODE: Setting = Setting::choice(
     "token_merge_mode",
     &["dmax_topk", "iter_smooth_topk"],
-    "What the network reads in place of a token that dmax wrote",
+    "How the embedding of a written token is blended (dmax)",
 );
 
 /// See [`Merge::top_k`].
 const TOKEN_MERGE_TOP_K: Setting =
-    Setting::count("token_merge_top_k", 1, MAX_TOP_K as u32, "Likeliest tokens that dmax merges");
+    Setting::count("token_merge_top_k", 1, MAX_TOP_K as u32, "Number of likeliest tokens to blend (dmax)");
 
-/// See [`Merge::weight`]. The most is chosen by us: a token that is outweighed so far takes no part, and what is computed
-/// with it stays finite.
+/// See [`Merge::weight`]. The maximum is chosen by us: at 10000 the written token no longer contributes, and results stay finite.
 const TOKEN_MERGE_WEIGHT: Setting = Setting::number(
     "token_merge_weight",
     "WEIGHT",
     0.0,
     1e4,
-    "Weight of the likeliest tokens relative to the written one under iter_smooth_topk",
+    "Weight of the likeliest tokens relative to the written token (iter_smooth_topk)",
 );
 
 /// See [`Merge::renormalize`].
-const TOKEN_MERGE_RENORMALIZE: Setting = Setting::flag(
-    "token_merge_renormalize",
-    "Scale the merged embedding to the weighted length of its parts under dmax_topk",
-);
+const TOKEN_MERGE_RENORMALIZE: Setting =
+    Setting::flag("token_merge_renormalize", "Rescale the blend to the weighted norm of its embeddings (dmax_topk)");
 
-/// The strategy; all its state is the block's own.
+/// Settings of `dmax`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenMerge {
-    /// How blocks open, and which masks are filled.
+    /// Opening of blocks, and the accept rule.
     pub blocks: MultiBlock,
-    /// The network's input in place of a token.
+    /// The network's input at a draft.
     pub merge: Merge,
 }
 
-/// The network's input in place of a token: how many of the likeliest tokens are blended, and how.
+/// Blend of embeddings that is the network's input at a draft.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Merge {
-    /// How.
+    /// Weights of the blend.
     pub mode: MergeMode,
-    /// How many, 1 to [`MAX_TOP_K`].
+    /// Number of likeliest tokens, 1 to [`MAX_TOP_K`].
     pub top_k: usize,
-    /// Of [`MergeMode::IterSmoothTopk`]: their weight beside the token's own. 0 or more.
+    /// For [`MergeMode::IterSmoothTopk`]: weight of the likeliest tokens, 0 or more; the written token has weight 1.
     pub weight: f32,
-    /// Of [`MergeMode::DmaxTopk`]: the sum is brought to the length that the embeddings have by the same weights.
+    /// For [`MergeMode::DmaxTopk`]: rescale the sum to the weighted sum of the embeddings' norms.
     pub renormalize: bool,
 }
 
-/// How the likeliest tokens, of probabilities `p`, are merged.
+/// Weights of a blend; `p` are the probabilities of the likeliest tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeMode {
-    /// Their embeddings by `p`, what is missing to 1 of the mask's (DMax).
+    /// The likeliest tokens with weights `p`, and the mask with the rest, `1 - sum p` (DMax).
     DmaxTopk,
-    /// The embedding of the token that stands there, and theirs by `weight p` (Diffulex).
+    /// The written token with weight 1, and the likeliest tokens with weights `weight * p` (Diffulex).
     IterSmoothTopk,
 }
 
@@ -87,7 +84,7 @@ impl NamedChoice for MergeMode {
 }
 
 impl Default for Merge {
-    /// DMax's own loop; the weight is Diffulex's default, which knows both ways to the length, too.
+    /// DMax's loop; `weight` is Diffulex's default.
     fn default() -> Self {
         Self { mode: MergeMode::DmaxTopk, top_k: 1, weight: 1.0, renormalize: true }
     }
@@ -110,7 +107,7 @@ impl Merge {
         ])
     }
 
-    /// The network's input where `candidate` is written.
+    /// Returns the network's input where `candidate` is written.
     fn blend(&self, candidate: &Candidate) -> TokenBlend {
         let likeliest =
             std::iter::once(candidate.likeliest).chain(candidate.runners_up.iter().copied()).take(self.top_k);
@@ -132,9 +129,9 @@ impl Merge {
 }
 
 impl TokenMerge {
-    /// Diffulex's configuration for DMax (`accept_threshold`).
+    /// Default: Diffulex's configuration for DMax (`accept_threshold`).
     const ACCEPT_THRESHOLD: f32 = 0.5;
-    /// All of a block is sure when the likeliest token of each of its positions is at least that likely (`decode_uniform`).
+    /// Probability of the likeliest token from which a position is confident (`decode_uniform`).
     const SURE: f32 = 0.9;
 }
 
@@ -190,7 +187,7 @@ mod tests {
     use super::*;
     use crate::multi_block::MultiBlockConfig;
 
-    /// `(token that stands there, token the network would write, its confidence)` of each row, after `steps`.
+    /// The proposal after `steps`, for rows of `(draft or None, predicted token, its confidence)`.
     fn step(rows: &[(Option<u32>, u32, f32)], steps: usize) -> Proposal {
         let candidates = Candidate::plain_block(rows);
         let n_filled = rows.iter().filter(|(current, ..)| current.is_some()).count();

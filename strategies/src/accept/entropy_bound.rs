@@ -1,4 +1,4 @@
-//! `entropy_bound`: as much entropy as is allowed for (DiffusionGemma).
+//! `entropy_bound`: a bound on the summed entropy of accepted tokens (DiffusionGemma).
 
 use crate::accept::{Rule, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
@@ -10,13 +10,13 @@ pub const ENTROPY_BOUND: Setting = Setting::number(
     "NATS",
     0.0,
     f32::MAX,
-    "Under the accept rule entropy_bound, largest sum of the entropies, in nats, of the tokens accepted before one",
+    "Maximum summed entropy, in nats, of the tokens accepted before each one (accept rule entropy_bound)",
 );
 
-/// The lowest entropies first, as long as the entropies of those before sum up to the bound at most.
+/// Accepts in ascending order of entropy, as long as the entropies of the tokens accepted before sum to at most the bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EntropyBound {
-    /// In nats, 0 or more, inclusive.
+    /// Bound in nats, 0 or more, inclusive.
     pub entropy_bound: f32,
 }
 
@@ -35,7 +35,7 @@ impl Rule for EntropyBound {
     fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         let mut scores: Vec<f32> = block.candidates.iter().map(|candidate| candidate.score).collect();
         scores.sort_by(|a, b| b.total_cmp(a));
-        // The score is the negative entropy; the sum leaves out a candidate's own.
+        // The score is the negative entropy; the sum excludes the candidate's own.
         let sums = scores.iter().scan(0.0, |sum, score| {
             let before = *sum;
             *sum -= score;

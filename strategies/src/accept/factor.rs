@@ -1,4 +1,4 @@
-//! `factor`: as many as their number allows (Fast-dLLM).
+//! `factor`: a confidence threshold that rises with the number of accepted tokens (Fast-dLLM).
 
 use crate::accept::{Rule, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
@@ -9,13 +9,13 @@ const FACTOR: Setting = Setting::above(
     "factor",
     "FACTOR",
     0.0,
-    "Under the accept rule factor, accept the n-th most confident token while its confidence is at least 1 - FACTOR / (n + 1)",
+    "Accept the n-th most confident token while its confidence is at least 1 - FACTOR / (n + 1) (accept rule factor)",
 );
 
-/// The most confident first, as long as the n-th is at least `1 - factor / (n + 1)`; always the best one.
+/// Accepts in descending order of confidence while the n-th confidence is at least `1 - factor / (n + 1)`; always the best one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factor {
-    /// Above 0.
+    /// Factor, above 0.
     pub factor: f32,
 }
 

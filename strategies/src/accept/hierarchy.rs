@@ -1,16 +1,16 @@
-//! `hierarchy`: the best of each run of neighbouring masks (dInfer).
+//! `hierarchy`: the best candidate of each run of adjacent masks (dInfer).
 
 use crate::accept::{ACCEPT_THRESHOLD, Rule, Threshold, above, best_scored};
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 
-/// How confident the best of a run must be, exclusive (`low_threshold` of dInfer's hierarchy decoder).
+/// Confidence above which the best candidate of a run is accepted (`low_threshold` of dInfer's hierarchy decoder).
 const RUN_THRESHOLD: f32 = 0.4;
 
-/// All above the threshold, the best of each run of neighbouring masks if it is above 0.4, and always the best of all.
+/// Accepts all above the threshold, the best of each run of adjacent masks if above 0.4, and always the best of all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hierarchy {
-    /// In [0, 1], exclusive.
+    /// Confidence threshold in [0, 1], exclusive.
     pub accept_threshold: f32,
 }
 

@@ -1,13 +1,13 @@
-//! `leftmost_prefix`: from the left up to the first that is in doubt (DMax).
+//! `leftmost_prefix`: the confident candidates from the left (DMax).
 
 use crate::accept::{ACCEPT_THRESHOLD, Rule, Threshold};
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 
-/// From the first mask on, left to right, while confidence is at or above the threshold; always the first.
+/// Accepts from left to right while the confidence is at least the threshold; always the first candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeftmostPrefix {
-    /// In [0, 1], inclusive.
+    /// Confidence threshold in [0, 1], inclusive.
     pub accept_threshold: f32,
 }
 

@@ -1,8 +1,7 @@
-//! Accept rules: which candidates of a block are written in this step.
+//! Accept rules: they select the candidates of a block to write in a step.
 //!
-//! Each rule is a struct with its settings in a file of its own or of its kin, and one line of the list below, the only
-//! place where its name stands. Numbered as in the literature survey the project follows, R1 to R13. Position ties go to
-//! the lowest row.
+//! A rule is a struct with its settings, in its own file or that of related rules, and one line of `accept_rules!`, the only
+//! place with its name. R1 to R13 are numbers of the project's literature survey. Ties go to the lowest row.
 
 mod entropy_bound;
 mod factor;
@@ -25,31 +24,31 @@ pub use time::{Origin, TimeSchedule};
 use crate::contract::setting::{Overrides, Setting, SettingError, SettingFields, Value, values_of};
 use crate::contract::view::{BlockView, Candidate, Score};
 
-/// The contract of a rule.
+/// An accept rule.
 pub trait Rule {
-    /// Its settings. A rule that a request names takes over what it has in common with the one before.
+    /// Returns its settings. A rule that a request names keeps the values of the settings it shares with the previous rule.
     fn fields(&mut self) -> SettingFields<'_>;
 
-    /// The candidates to write now, ascending by row. There is at least one candidate.
+    /// Returns the candidates to write now, ascending by row. `block` has at least one candidate.
     fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate>;
 
-    /// The score that it ranks candidates by.
+    /// Score that candidates are ranked by.
     fn score(&self) -> Score {
         Score::Probability
     }
 
-    /// How many of a position's likeliest tokens it looks at, 1 to [`MAX_TOP_K`](crate::MAX_TOP_K).
+    /// Number of likeliest tokens needed per position, 1 to [`MAX_TOP_K`](crate::MAX_TOP_K).
     fn n_likeliest(&self) -> usize {
         1
     }
 
-    /// Whether it may let a step pass without writing anything, and still comes to an end.
+    /// Whether the rule may write nothing in a step and still terminates.
     fn may_pause(&self) -> bool {
         false
     }
 
-    /// Whether step `step` of a block of `n_positions` writes nothing, whatever the network predicts. `chances` has one
-    /// [`Candidate::chance`] for each masked position.
+    /// Whether step `step` of a block of `n_positions` writes nothing, independent of the candidates. `chances` has one
+    /// [`Candidate::chance`] per masked position.
     fn is_idle(&self, _step: usize, _n_positions: usize, _chances: &mut dyn ExactSizeIterator<Item = f32>) -> bool {
         false
     }
@@ -64,17 +63,17 @@ macro_rules! accept_rules {
         }
 
         impl AcceptRule {
-            /// The names that `accept_rule` takes.
+            /// Values of `accept_rule`.
             pub const NAMES: &'static [&'static str] = &[$($name),+];
 
-            /// Its name.
+            /// Returns the rule's name.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$variant(_) => $name,)+
                 }
             }
 
-            /// The rule of that name, with its defaults.
+            /// Returns the rule named `name` with its defaults.
             pub fn of_name(name: &str) -> Option<Self> {
                 match name {
                     $($name => Some(Self::$variant($default)),)+
@@ -118,7 +117,7 @@ accept_rules! {
     "origin" => Origin(Origin) = Origin::default();
     /// R9, Dream, by probability.
     "maskgit_plus" => MaskgitPlus(TimeSchedule) = TimeSchedule::by(Score::Probability);
-    /// R9, Dream, by the lead over the second token.
+    /// R9, Dream, by the margin over the second token.
     "topk_margin" => TopkMargin(TimeSchedule) = TimeSchedule::by(Score::Margin);
     /// R9, Dream, by negative entropy.
     "entropy" => Entropy(TimeSchedule) = TimeSchedule::by(Score::NegativeEntropy);
@@ -130,11 +129,11 @@ accept_rules! {
     "entropy_bound" => EntropyBound(EntropyBound) = EntropyBound::default();
     /// R13, DMax.
     "leftmost_prefix" => LeftmostPrefix(LeftmostPrefix) = LeftmostPrefix::default();
-    /// Prophet, an early commit.
+    /// Prophet, which commits early.
     "prophet" => Prophet(Prophet) = Prophet::default();
 }
 
-/// The rule by name.
+/// Name of the accept rule.
 pub const ACCEPT_RULE: Setting = Setting::choice("accept_rule", AcceptRule::NAMES, "Accept rule");
 
 /// Confidence threshold of the rules that have one.
@@ -147,25 +146,25 @@ pub const SEMI_COMPLETE_THRESHOLD: Setting = Setting::number(
     "SHARE",
     0.0,
     1.0,
-    "Share of a block that must be filled before the next one may be forced to progress",
+    "Share of a block to fill before the next one is forced to progress",
 );
 
-/// Steps of the rules with a schedule.
+/// Number of steps of rules with a schedule.
 pub const DENOISING_STEPS: Setting = Setting::count(
     "denoising_steps",
     1,
     u32::MAX,
-    "Denoise steps that scheduled rules spread a block over, at most its size; most steps of a canvas",
+    "Denoise steps per block for rules with a schedule, at most the block size; maximum steps per canvas",
 );
 
 impl AcceptRule {
-    /// The settings that it reads.
+    /// Returns the rule's settings.
     pub fn settings(&self) -> Vec<&'static Setting> {
         let mut rule = *self;
         rule.rule_mut().fields().into_iter().map(|(setting, _)| setting).collect()
     }
 
-    /// The settings of all rules. One that several rules read comes up once for each.
+    /// Returns the settings of all rules; a setting shared by several rules occurs more than once.
     pub fn all_settings() -> impl Iterator<Item = &'static Setting> {
         let rules = Self::NAMES.iter().filter_map(|name| Self::of_name(name));
         std::iter::once(&ACCEPT_RULE).chain(rules.flat_map(|rule| rule.settings()))
@@ -176,7 +175,7 @@ impl AcceptRule {
         values_of(rule.rule_mut().fields())
     }
 
-    /// The threshold, where the rule has one.
+    /// Returns the confidence threshold, if the rule has one.
     pub fn accept_threshold(&self) -> Option<f32> {
         self.values().into_iter().find_map(|(name, value)| match value {
             Value::Number(number) if name == ACCEPT_THRESHOLD.name => Some(number as f32),
@@ -184,7 +183,7 @@ impl AcceptRule {
         })
     }
 
-    /// The steps it spreads a block over, where somebody said how many.
+    /// Returns the number of steps per block, if the rule has one and it is set.
     pub fn denoising_steps(&self) -> Option<usize> {
         self.values().into_iter().find_map(|(name, value)| match value {
             Value::Integer(steps) if name == DENOISING_STEPS.name => usize::try_from(steps).ok(),
@@ -192,10 +191,10 @@ impl AcceptRule {
         })
     }
 
-    /// Takes its settings from `overrides`: another rule by name, and what that rule reads. `block_size` bounds the steps.
+    /// Takes the rule's name and its settings from `overrides`. Refuses settings of other rules, and more steps than `block_size`.
     pub fn set(&mut self, overrides: &mut Overrides<'_>, block_size: usize) -> Result<(), SettingError> {
         if let Some(mut rule) = overrides.take(&ACCEPT_RULE)?.and_then(Value::text).and_then(Self::of_name) {
-            // Whatever both have stays.
+            // Shared settings keep their values.
             Overrides::new(self.values()).apply(rule.rule_mut().fields())?;
             *self = rule;
         }
@@ -233,34 +232,34 @@ impl AcceptRule {
         self.rule().is_idle(step, n_positions, &mut chances)
     }
 
-    /// The candidates to write now, ascending by row.
+    /// Returns the candidates to write now, ascending by row.
     pub fn accept(&self, block: &BlockView<'_>) -> Vec<Candidate> {
         // A block without masks may still have drafts to revise.
         if block.candidates.is_empty() { Vec::new() } else { self.rule().accept(block) }
     }
 }
 
-/// The candidates more confident than `threshold`.
+/// Returns the candidates with a confidence above `threshold`.
 fn above(candidates: &[Candidate], threshold: f32) -> Vec<Candidate> {
     candidates.iter().filter(|candidate| candidate.confidence > threshold).cloned().collect()
 }
 
-/// The candidates at least as confident as `threshold`.
+/// Returns the candidates with a confidence of at least `threshold`.
 fn at_least(candidates: &[Candidate], threshold: f32) -> Vec<Candidate> {
     candidates.iter().filter(|candidate| candidate.confidence >= threshold).cloned().collect()
 }
 
-/// `accepted`, or the best of `candidates` where that is empty.
+/// Returns `accepted`, or the best of `candidates` if it is empty.
 fn or_best(accepted: Vec<Candidate>, candidates: &[Candidate]) -> Vec<Candidate> {
     if accepted.is_empty() { best_scored(candidates, 1) } else { accepted }
 }
 
-/// The `n` with the highest scores, ties to the lowest row, ascending by row.
+/// Returns the `n` candidates with the highest scores, ascending by row. Ties go to the lowest row.
 pub(crate) fn best_scored(candidates: &[Candidate], n: usize) -> Vec<Candidate> {
     best_by(candidates, n, |candidate| candidate.score)
 }
 
-/// The `n` with the highest keys, ties to the lowest row, ascending by row.
+/// Returns the `n` candidates with the highest keys, ascending by row. Ties go to the lowest row.
 pub(crate) fn best_by(candidates: &[Candidate], n: usize, key: impl Fn(&Candidate) -> f32) -> Vec<Candidate> {
     let mut ranked = candidates.to_vec();
     // A stable sort keeps the lower row first among equals.

@@ -1,13 +1,13 @@
-//! `prophet`: a schedule that commits all that is left once the network has made up its mind (Prophet, arXiv 2508.19982,
-//! section 4; pixeli99/Prophet, generate_earlyexit.py at 460afe4).
+//! `prophet`: a schedule with an early commit of all remaining masks (Prophet, arXiv 2508.19982, section 4; pixeli99/Prophet,
+//! generate_earlyexit.py at 460afe4).
 //!
-//! The gap of a position is its largest logit less the second largest, which is `ln(p1 / p2)` of their probabilities. A step
-//! whose mean gap reaches the threshold of its phase writes every masked position of the block; any other writes what LLaDA's
-//! schedule does. Phases are those of progress `p = (step + 1) / steps`: early below 0.33, middle below 0.67, then late.
+//! The gap of a position is the difference of its two largest logits, `ln(p1 / p2)`. If the mean gap reaches the threshold of the
+//! current phase, the step writes every masked position of the block; otherwise it writes as many as LLaDA's schedule. The phase
+//! follows from the progress `p = (step + 1) / steps`: early below 0.33, middle below 0.67, otherwise late.
 //!
-//! The authors take the mean over the positions of the final answer, which their prompts fix; a server does not know them, so
-//! that here it is over the masked positions of the block. Theirs commits the whole answer at once, which is the same where
-//! the answer is one block; where it is several, each commits by itself.
+//! The authors take the mean over the positions of the final answer, which their prompts fix, and commit the whole answer. A
+//! server does not know these positions, so the mean here is over the masked positions of the block, and each block commits
+//! separately. With one block per answer, both commit the whole answer.
 
 use crate::accept::schedule::quota;
 use crate::accept::{DENOISING_STEPS, Rule, best_scored};
@@ -20,25 +20,37 @@ const EARLY_GAP: Setting = Setting::number(
     "GAP",
     0.0,
     f32::MAX,
-    "Mean gap between the two largest logits at which the accept rule prophet commits a block in the first third of its steps",
+    "Mean gap of the two largest logits that commits a block in the first third of its steps (accept rule prophet)",
 );
 
 /// See [`Prophet::middle_gap`].
-const MIDDLE_GAP: Setting = Setting::number("middle_gap", "GAP", 0.0, f32::MAX, "The same in the second third");
+const MIDDLE_GAP: Setting = Setting::number(
+    "middle_gap",
+    "GAP",
+    0.0,
+    f32::MAX,
+    "Mean gap that commits a block in the second third of its steps (accept rule prophet)",
+);
 
 /// See [`Prophet::late_gap`].
-const LATE_GAP: Setting = Setting::number("late_gap", "GAP", 0.0, f32::MAX, "The same in the last third");
+const LATE_GAP: Setting = Setting::number(
+    "late_gap",
+    "GAP",
+    0.0,
+    f32::MAX,
+    "Mean gap that commits a block in the last third of its steps (accept rule prophet)",
+);
 
-/// The scheduled number, the most confident first; all of them as soon as the mean gap is large enough.
+/// Accepts the scheduled number, the most confident first; all candidates once the mean gap reaches the phase's threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prophet {
-    /// Steps a block is spread over, 1 to its size; `None`: one per position.
+    /// Steps per block, 1 to its size; `None`: one per position.
     pub denoising_steps: Option<usize>,
-    /// Mean gap that commits a block in the early phase, in logits, 0 or more, inclusive.
+    /// Mean gap that commits a block in the early phase, as a difference of logits; 0 or more, inclusive.
     pub early_gap: f32,
-    /// The same in the middle phase.
+    /// Mean gap for the middle phase.
     pub middle_gap: f32,
-    /// The same in the late phase.
+    /// Mean gap for the late phase.
     pub late_gap: f32,
 }
 
@@ -50,7 +62,7 @@ impl Default for Prophet {
 }
 
 impl Prophet {
-    /// Where the early and the middle phase end, exclusive (generate_earlyexit.py, `should_early_exit`).
+    /// Ends of the early and the middle phase, exclusive (generate_earlyexit.py, `should_early_exit`).
     const PHASES: [f32; 2] = [0.33, 0.67];
 
     fn commits(&self, block: &BlockView<'_>) -> bool {
@@ -61,7 +73,7 @@ impl Prophet {
             Some(_) => self.middle_gap,
             None => self.late_gap,
         };
-        // Where only one token may be drawn the second has probability 0, and the gap has no bound.
+        // If only one token can be drawn, the second has probability 0 and the gap is infinite.
         let second = |candidate: &Candidate| candidate.runners_up.first().map_or(0.0, |(_, probability)| *probability);
         let gap = |candidate: &Candidate| (candidate.likeliest.1 / second(candidate)).ln();
         block.candidates.iter().map(gap).sum::<f32>() / block.candidates.len() as f32 >= threshold
@@ -95,7 +107,7 @@ mod tests {
     use super::*;
     use crate::contract::view::BlockProgress;
 
-    /// Which rows of a block of four are written at `step`, from `(p1, p2)` of each.
+    /// Rows of a block of four that are written at `step`, from `(p1, p2)` of each row.
     fn rows(rule: Prophet, probabilities: [(f32, f32); 4], step: usize) -> Vec<usize> {
         let candidates: Vec<Candidate> = (0..)
             .zip(probabilities)

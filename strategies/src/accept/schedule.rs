@@ -1,11 +1,11 @@
-//! A number of positions per step: `static`, `dynamic`, `sequential`, `random`.
+//! Rules with a number of positions per step: `static`, `dynamic`, `sequential`, `random`.
 
 use crate::accept::{ACCEPT_THRESHOLD, DENOISING_STEPS, Rule, Threshold, above, best_by, best_scored};
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 
-/// SDAR's schedule (generate.py, get_num_transfer_tokens): the block size spread over the steps, the remainder to the
-/// early ones. A block that takes more steps than scheduled, because part of it was prompt, goes on one at a time.
+/// Number of positions to write in this step by SDAR's schedule (generate.py, get_num_transfer_tokens): the block size divided
+/// by the steps, the remainder going to early steps. After the scheduled steps, one position per step.
 pub(super) fn quota(block: &BlockView<'_>, denoising_steps: Option<usize>) -> usize {
     let size = block.progress.block_size;
     let n_steps = denoising_steps.unwrap_or(size);
@@ -13,7 +13,7 @@ pub(super) fn quota(block: &BlockView<'_>, denoising_steps: Option<usize>) -> us
     (size / n_steps + extra).max(1)
 }
 
-/// The scheduled number, the most confident first.
+/// Accepts the scheduled number, the most confident first.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Static {
     /// Steps per block, 1 to its size; `None`: one per position.
@@ -30,7 +30,7 @@ impl Rule for Static {
     }
 }
 
-/// All above the threshold where these are at least the scheduled number, else the scheduled number.
+/// Accepts all above the threshold if these are at least the scheduled number, otherwise the scheduled number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dynamic {
     /// Confidence threshold in [0, 1], exclusive.
@@ -60,7 +60,7 @@ impl Rule for Dynamic {
     }
 }
 
-/// The scheduled number from the first mask on, left to right.
+/// Accepts the scheduled number of positions from the first mask on, left to right.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sequential {
     /// Steps per block, 1 to its size; `None`: one per position.
@@ -78,7 +78,7 @@ impl Rule for Sequential {
     }
 }
 
-/// The scheduled number, drawn by chance.
+/// Accepts the scheduled number, drawn at random.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Random {
     /// Steps per block, 1 to its size; `None`: one per position.

@@ -1,13 +1,13 @@
-//! Thresholds on confidence: `threshold`, `threshold_keep`, `gated_threshold`, `relative`.
+//! Rules with a confidence threshold: `threshold`, `threshold_keep`, `gated_threshold`, `relative`.
 
 use crate::accept::{ACCEPT_THRESHOLD, Rule, SEMI_COMPLETE_THRESHOLD, above, at_least, or_best};
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 
-/// How much less confident than the best one is about as confident under `relative` (dInfer).
+/// Difference in confidence to the best candidate within which `relative` accepts (dInfer).
 const NEAR: f32 = 1e-5;
 
-/// All above the threshold, and always the best one.
+/// Accepts all above the threshold, and always the best one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Threshold {
     /// Confidence threshold in [0, 1], exclusive.
@@ -16,7 +16,7 @@ pub struct Threshold {
 
 impl Threshold {
     /// Default of every rule with a confidence threshold: SDAR's and Diffulex's engines (`accept_threshold`), Fast-dLLM's
-    /// generate (`threshold`), D2F (`skip_threshold`).
+    /// generate (`threshold`) and D2F (`skip_threshold`).
     pub const ACCEPT_THRESHOLD: f32 = 0.9;
 }
 
@@ -36,7 +36,7 @@ impl Rule for Threshold {
     }
 }
 
-/// All at or above the threshold, and always the best one.
+/// Accepts all at or above the threshold, and always the best one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ThresholdKeep {
     /// Confidence threshold in [0, 1], inclusive.
@@ -59,17 +59,17 @@ impl Rule for ThresholdKeep {
     }
 }
 
-/// All above the threshold; where there is none the best one, but only if the block before is filled far enough.
+/// Accepts all above the threshold; if there is none, the best one, provided that the preceding block is filled far enough.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedThreshold {
     /// Confidence threshold in [0, 1], exclusive.
     pub accept_threshold: f32,
-    /// Share of the block before, in [0, 1], inclusive.
+    /// Filled share of the preceding block, in [0, 1], inclusive.
     pub semi_complete_threshold: f32,
 }
 
 impl GatedThreshold {
-    /// Diffulex's `semi_complete_threshold`.
+    /// Default: Diffulex's `semi_complete_threshold`.
     pub const SEMI_COMPLETE_THRESHOLD: f32 = 0.9;
 }
 
@@ -94,7 +94,7 @@ impl Rule for GatedThreshold {
     }
 }
 
-/// All at or above the threshold, and otherwise all that are about as confident as the best one.
+/// Accepts all at or above the threshold; if there is none, the best one and all within 1e-5 of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Relative {
     /// Confidence threshold in [0, 1], inclusive.

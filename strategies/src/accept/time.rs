@@ -4,7 +4,7 @@ use crate::accept::{DENOISING_STEPS, Rule, best_by, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
 use crate::contract::view::{BlockView, Candidate, Score};
 
-/// Where Dream's time ends (`eps` of diffusion_generate).
+/// End of Dream's schedule (`eps` of diffusion_generate).
 const LAST_TIME: f32 = 1e-3;
 
 /// See [`TimeSchedule::alg_temp`].
@@ -13,10 +13,10 @@ const ALG_TEMP: Setting = Setting::number(
     "TEMP",
     0.0,
     f32::MAX,
-    "Temperature for sampling which positions maskgit_plus, topk_margin and entropy unmask, where 0 takes the best",
+    "Temperature for selecting positions, 0 for the best (accept rules maskgit_plus, topk_margin, entropy)",
 );
 
-/// Each position by itself, with the probability that its time has come; all that is left at the last step.
+/// Accepts each position independently, with the probability given by the schedule; all positions at the last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Origin {
     /// Total number of steps; `None`: one per position.
@@ -43,19 +43,19 @@ impl Rule for Origin {
     }
 }
 
-/// As many positions as time has passed, the highest scores first; all that is left at the last step.
+/// Accepts the number of positions given by the schedule, the highest scores first; all positions at the last step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TimeSchedule {
-    /// The score that ranks them.
+    /// Score that positions are ranked by.
     pub score: Score,
     /// Total number of steps; `None`: one per position.
     pub denoising_steps: Option<usize>,
-    /// 0: the highest scores. Above: drawn without replacement, each as likely as `exp(score / alg_temp)`. 0 or more.
+    /// 0: the highest scores. Above 0: drawn without replacement, with probabilities proportional to `exp(score / alg_temp)`.
     pub alg_temp: f32,
 }
 
 impl TimeSchedule {
-    /// Ranked by `score`, with Dream's defaults.
+    /// Returns the rule that ranks by `score`, with Dream's defaults.
     pub fn by(score: Score) -> Self {
         Self { score, denoising_steps: None, alg_temp: 0.0 }
     }
@@ -94,13 +94,13 @@ impl Rule for TimeSchedule {
     }
 }
 
-/// How many of `n_masked` Dream's time, running from 1 to [`LAST_TIME`] in equal steps, has come for. In f32 and in the
-/// order of torch.linspace, since it is rounded down.
+/// Number of the `n_masked` positions to write at `step`, with Dream's time going from 1 to [`LAST_TIME`] in equal steps. Computed
+/// in f32 and in the order of torch.linspace, because the result is rounded down.
 pub(super) fn due(n_masked: usize, step: usize, n_steps: usize) -> usize {
     (n_masked as f32 * share_due(step, n_steps)) as usize
 }
 
-/// The share of the masks that Dream's time has come for; 1 at the last step.
+/// Share of the masks to write at `step`, in (0, 1]; 1 at the last step.
 pub(super) fn share_due(step: usize, n_steps: usize) -> f32 {
     if step + 1 >= n_steps {
         return 1.0;

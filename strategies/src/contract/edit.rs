@@ -1,4 +1,4 @@
-//! Edits: the proposals of a rule.
+//! Edits that a strategy may propose.
 
 use crate::contract::view::{Candidate, MAX_TOP_K};
 
@@ -7,27 +7,27 @@ use crate::contract::view::{Candidate, MAX_TOP_K};
 pub enum Input {
     /// A token, which may be the mask.
     Token(u32),
-    /// A token drawn at random from the whole vocabulary, another one at each step.
+    /// A token drawn uniformly from the vocabulary, anew at each step.
     Noise,
-    /// Something between tokens and the mask.
+    /// A weighted sum of embeddings.
     Blend(TokenBlend),
 }
 
-/// A sum of embeddings by weight.
+/// Weighted sum of the embeddings of tokens and the mask.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenBlend {
-    /// Tokens and their weights, 0 or more; those with weight 0 take no part.
+    /// Tokens and their weights, 0 or more; entries of weight 0 are unused.
     pub tokens: [(u32, f32); MAX_TOP_K + 1],
-    /// Weight of the mask, 0 or more.
+    /// Weight of the mask's embedding, 0 or more.
     pub mask: f32,
-    /// The sum is brought to the length that the embeddings' lengths sum up to by the same weights.
+    /// Rescale the sum to the weighted sum of the embeddings' norms.
     pub keeps_length: bool,
 }
 
 /// A change of one position of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Edit {
-    /// Write a token where a mask is, for good.
+    /// Replace a mask by a final token.
     Fill {
         /// Index into the block.
         row: usize,
@@ -36,7 +36,7 @@ pub enum Edit {
         /// Its probability.
         confidence: f32,
     },
-    /// Write a token where a mask or another draft is; it may be replaced until the block settles.
+    /// Replace a mask or a draft by a draft, which may be replaced until the block settles.
     Draft {
         /// Index into the block.
         row: usize,
@@ -44,10 +44,10 @@ pub enum Edit {
         token: u32,
         /// Its probability.
         confidence: f32,
-        /// The network's input there in the next step.
+        /// The network's input at this position in the next step.
         input: Input,
     },
-    /// Put the mask back where a draft is.
+    /// Replace a draft by the mask.
     Mask {
         /// Index into the block.
         row: usize,
@@ -55,29 +55,28 @@ pub enum Edit {
 }
 
 impl Edit {
-    /// A candidate written for good.
+    /// Writes a candidate as a final token.
     pub fn fill(&Candidate { row, token, confidence, .. }: &Candidate) -> Self {
         Self::Fill { row, token, confidence }
     }
 
-    /// A candidate written as a draft that the network reads as it stands.
+    /// Writes a candidate as a draft; the network's input is the token itself.
     pub fn draft(&Candidate { row, token, confidence, .. }: &Candidate) -> Self {
         Self::Draft { row, token, confidence, input: Input::Token(token) }
     }
 }
 
-/// A strategy's decision about one block.
+/// Edits of one block in one step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proposal {
-    /// Changes, in the order in which they are made.
+    /// Edits, in the order of application.
     pub edits: Vec<Edit>,
-    /// With these made, what is written may stay: as soon as no mask is left and the blocks before are decided, the
-    /// block's drafts are too.
+    /// The drafts become final after these edits, as soon as the block has no masks and all preceding blocks are decided.
     pub settles: bool,
 }
 
 impl Proposal {
-    /// Candidates written for good.
+    /// Writes the candidates as final tokens.
     pub fn fill(accepted: &[Candidate]) -> Self {
         Self { edits: accepted.iter().map(Edit::fill).collect(), settles: true }
     }

@@ -1,28 +1,27 @@
-//! Layouts: a strategy's needs of the engine's memory and masks.
+//! Layouts of blocks, the attention of a model, and the reuse of K/V.
 
 use crate::contract::setting::NamedChoice;
 
-/// How blocks lie, what a position sees, and what may be kept.
+/// Positions of the blocks, the positions that a row attends to, and the K/V that stay valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Blocks are counted from position 0, so the prompt's tail shares one with the first masks. A position sees all up to
-    /// the end of its block; a full block's K/V are kept. Blocks open as they are needed.
+    /// Blocks are counted from position 0, so the tail of the prompt shares a block with the first masks. A row attends to all
+    /// positions up to the end of its block. The K/V of a full block stay valid. Blocks open as needed.
     BlockCausal,
-    /// The prompt is one block, whatever its length, and the answer's blocks are counted from its end. Otherwise as
-    /// [`Self::BlockCausal`], but since every token of a prompt shapes the K/V of all of it, they serve no other request.
+    /// The prompt is one block of any length, and the answer's blocks are counted from its end; otherwise as
+    /// [`Self::BlockCausal`]. The K/V of each prompt token depend on the whole prompt, so other requests cannot reuse them.
     PromptFirst,
-    /// Blocks are counted from the end of the prompt, the last one ends where the answer must. Every position sees the
-    /// prompt and the whole answer, masks included, so all are forwarded at every step and nothing is kept.
+    /// Blocks are counted from the end of the prompt; the last one ends at the limit of the answer. Every row attends to the
+    /// prompt and the whole answer, masks included, so each step forwards all rows and no K/V stay valid.
     WholeAnswer,
-    /// The prompt is cut into blocks from position 0, the last one short; canvases of a block each follow from its end, one
-    /// after the other. A canvas starts as noise, of which every position sees all, and what is before it; once it is
-    /// decided it is encoded, as the prompt is, each position seeing nothing behind itself. K/V of what is encoded are
-    /// kept. Canvases open as they are needed.
+    /// The prompt is cut into blocks from position 0, the last one possibly short; canvases of one block each follow. A canvas
+    /// starts as noise, and its rows attend to all of it and to everything before it. Once decided, a canvas is encoded like
+    /// the prompt, with causal attention; K/V of encoded positions stay valid. Canvases open as needed.
     Canvases,
 }
 
 impl Layout {
-    /// Whether what requests have in common at their front has the same K/V in all of them.
+    /// Whether equal prefixes of requests have equal K/V.
     pub fn shares_prefixes(self) -> bool {
         match self {
             Self::BlockCausal | Self::Canvases => true,
@@ -30,7 +29,7 @@ impl Layout {
         }
     }
 
-    /// The text that a context may hold.
+    /// Returns the text that a context may hold under this layout.
     pub fn context_growth(self) -> ContextGrowth {
         match self {
             Self::BlockCausal | Self::Canvases => ContextGrowth::Grows,
@@ -41,7 +40,7 @@ impl Layout {
         }
     }
 
-    /// Positions that an answer takes which ends at `limit` at the latest, prompt included.
+    /// Positions of a request, prompt included, if the answer ends at position `limit` at the latest (exclusive).
     pub fn extent(self, prompt_len: usize, limit: usize, block_size: usize) -> usize {
         match self {
             Self::BlockCausal => limit.next_multiple_of(block_size),
@@ -51,38 +50,38 @@ impl Layout {
     }
 }
 
-/// The text that a context may hold, whose K/V its requests share.
+/// Text that a context may hold; its K/V are shared by the context's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextGrowth {
-    /// Any text: what is there keeps its K/V when more is added, answers included.
+    /// Any text, answers included: existing K/V stay valid when text is appended.
     Grows,
-    /// One prompt: more text would change the K/V of all of it. Answers are not kept.
+    /// One prompt: more text would change all of its K/V. Answers are not kept.
     WholePrompt,
-    /// Nothing, for this reason.
+    /// No text, for the given reason.
     Refused(&'static str),
 }
 
-/// The positions that a row attends to in the network's training, and so must in decoding.
+/// Positions that a row attends to in training, and therefore in decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {
-    /// All of its own block and of the blocks before; blocks are counted from position 0.
+    /// Its own block and all blocks before; blocks are counted from position 0.
     BlockCausal,
-    /// Everything, later positions included.
+    /// All positions, later ones included.
     Full,
-    /// Nothing after itself while it is encoded; all of its canvas and what is before that while it is denoised.
+    /// Causal while encoding; its whole canvas and everything before it while denoising.
     Canvas,
 }
 
-/// Which K/V a step inside a block takes from the forward over everything with which the block began. They are those of what
-/// stood there then, so answers are near those without, not equal to them.
+/// K/V that a step inside a block reuses from the block's first forward, which covers all positions. They are stale (computed
+/// from the tokens at that time), so answers differ from those without reuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvReuse {
-    /// None: every step forwards everything.
+    /// No reuse: every step forwards all positions.
     #[default]
     None,
-    /// Those before the block (Fast-dLLM's prefix cache).
+    /// K/V before the block (Fast-dLLM's prefix cache).
     Prefix,
-    /// Those before and behind the block (Fast-dLLM's dual cache).
+    /// K/V before and after the block (Fast-dLLM's dual cache).
     Dual,
 }
 

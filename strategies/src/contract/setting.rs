@@ -1,75 +1,75 @@
 //! Settings: the fields of a strategy that operators and requests may change.
 //!
-//! A [`Setting`] is declared once, beside the field it sets: its name, its range and its help. The command line, the HTTP
-//! API and the engine all read these declarations. Values arrive as a map of name to [`Value`]; a strategy takes the ones
-//! that are its own, and what is left over is refused by name.
+//! A [`Setting`] declares its name, range and help once, beside the field that it sets. The command line, the HTTP API and the
+//! engine read these declarations. Values arrive as a map from name to [`Value`]; a strategy takes its own, and any remaining
+//! value is refused by name.
 
 use std::collections::BTreeMap;
 
-/// A setting, as operators and requests see it.
+/// Declaration of a setting.
 #[derive(Debug, PartialEq)]
 pub struct Setting {
-    /// Key of the request's `decoding`, and with dashes the flag.
+    /// Key in the request's `decoding`; with dashes, the name of the flag.
     pub name: &'static str,
-    /// The values it takes.
+    /// Type and range of the value.
     pub values: Values,
     /// Placeholder of the value in the help.
     pub placeholder: &'static str,
-    /// One phrase, without its range and without a full stop.
+    /// One phrase without the range and without a full stop.
     pub help: &'static str,
 }
 
-/// The values that a setting takes.
+/// Type and range of a setting's value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Values {
-    /// A number from `least` to `most`; `f32::MAX` is no bound.
+    /// A number from `least` to `most`; `f32::MAX`: unbounded.
     Number {
         /// Inclusive, unless `is_open`.
         least: f32,
         /// Inclusive.
         most: f32,
-        /// `least` itself is out of range.
+        /// `least` is exclusive.
         is_open: bool,
     },
-    /// A whole number from `least` to `most`, both inclusive; `u32::MAX` is no bound.
+    /// A whole number from `least` to `most`; `u32::MAX`: unbounded.
     Count {
         /// Inclusive.
         least: u32,
         /// Inclusive.
         most: u32,
     },
-    /// One of these names.
+    /// One of the given names.
     Choice(&'static [&'static str]),
     /// True or false.
     Flag,
 }
 
-/// A value for a setting, as it arrives.
+/// Unchecked value for a setting.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
     /// True or false.
     Flag(bool),
     /// A whole number.
     Integer(i64),
-    /// Any number, NaN included.
+    /// A number, possibly NaN.
     Number(f64),
     /// A name.
     Text(&'a str),
 }
 
-/// A setting that cannot be set as asked.
+/// Refusal of a setting's value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SettingError {
-    /// The setting, or the unknown name.
+    /// Name of the setting, or the unknown name.
     pub name: String,
-    /// The problem, to be read after the name: `must be in [0, 1], got 2`.
+    /// The problem, phrased to follow the name: `must be in [0, 1], got 2`.
     pub what: String,
-    /// The name or the type of the value is wrong, whatever the model.
+    /// The name is unknown or the value has the wrong type, for any model.
     pub is_malformed: bool,
 }
 
 impl SettingError {
-    /// A value out of range, or a setting that does not apply.
+    /// Error for a value out of range or a setting that does not apply.
     pub fn refused(name: impl Into<String>, what: impl Into<String>) -> Self {
         Self { name: name.into(), what: what.into(), is_malformed: false }
     }
@@ -78,7 +78,7 @@ impl SettingError {
         Self { is_malformed: true, ..Self::refused(name, what) }
     }
 
-    /// A name that no strategy knows.
+    /// Error for a name that is not a setting.
     pub fn unknown(name: impl Into<String>) -> Self {
         Self::malformed(name, "is not a setting of any strategy")
     }
@@ -93,7 +93,7 @@ impl std::fmt::Display for SettingError {
 impl std::error::Error for SettingError {}
 
 impl Setting {
-    /// A number in `[least, most]`.
+    /// Declares a number in `[least, most]`.
     pub(crate) const fn number(
         name: &'static str,
         placeholder: &'static str,
@@ -104,27 +104,27 @@ impl Setting {
         Self { name, values: Values::Number { least, most, is_open: false }, placeholder, help }
     }
 
-    /// A number above `least`.
+    /// Declares a number above `least`.
     pub(crate) const fn above(name: &'static str, placeholder: &'static str, least: f32, help: &'static str) -> Self {
         Self { name, values: Values::Number { least, most: f32::MAX, is_open: true }, placeholder, help }
     }
 
-    /// A whole number in `least..=most`.
+    /// Declares a whole number in `least..=most`.
     pub(crate) const fn count(name: &'static str, least: u32, most: u32, help: &'static str) -> Self {
         Self { name, values: Values::Count { least, most }, placeholder: "N", help }
     }
 
-    /// One of `names`.
+    /// Declares a choice among `names`.
     pub(crate) const fn choice(name: &'static str, names: &'static [&'static str], help: &'static str) -> Self {
         Self { name, values: Values::Choice(names), placeholder: "NAME", help }
     }
 
-    /// True or false.
+    /// Declares a boolean.
     pub(crate) const fn flag(name: &'static str, help: &'static str) -> Self {
         Self { name, values: Values::Flag, placeholder: "BOOL", help }
     }
 
-    /// The help with its range.
+    /// Help text including the range.
     pub fn full_help(&self) -> String {
         let help = self.help;
         match self.values {
@@ -143,7 +143,7 @@ impl Setting {
     /// Refuses a value of another type or out of range.
     pub fn check(&self, value: Value<'_>) -> Result<(), SettingError> {
         let must_be = |what: &str| {
-            // Debug, so that a tiny or huge number is not written out in forty digits.
+            // Debug prints tiny and huge numbers with an exponent.
             let got = match value {
                 Value::Flag(flag) => format!("{flag}"),
                 Value::Integer(integer) => format!("{integer}"),
@@ -158,7 +158,7 @@ impl Setting {
             Values::Number { least, most, is_open } => {
                 let Some(number) = value.number() else { return malformed("a number") };
                 let is_above = if is_open { number > least } else { number >= least };
-                // Written so that NaN is refused.
+                // NaN fails both comparisons and is refused.
                 match (is_above && number <= most, most, is_open) {
                     (true, ..) => Ok(()),
                     (false, f32::MAX, true) => refused(&format!("above {least}")),
@@ -208,7 +208,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The name, if it is one.
+    /// Returns the text of a `Text` value.
     pub fn text(self) -> Option<&'a str> {
         match self {
             Self::Text(text) => Some(text),
@@ -217,33 +217,33 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The field of a strategy or rule that a setting sets.
+/// Reference to the field that a setting sets.
 pub enum Field<'a> {
-    /// Of a number.
+    /// Field of [`Values::Number`].
     Number(&'a mut f32),
-    /// Of a whole number.
+    /// Field of [`Values::Count`].
     Count(&'a mut usize),
-    /// Of a whole number that may be left open.
+    /// Field of [`Values::Count`] that may be unset.
     OptionalCount(&'a mut Option<usize>),
-    /// Of a flag.
+    /// Field of [`Values::Flag`].
     Flag(&'a mut bool),
-    /// Of a choice.
+    /// Field of [`Values::Choice`].
     Choice(&'a mut dyn NamedChoice),
 }
 
-/// A type whose values operators choose by name.
+/// Type with named values.
 pub trait NamedChoice {
-    /// The name of this value.
+    /// Returns the name of this value.
     fn name(&self) -> &'static str;
-    /// Becomes the value of that name; stays as it is where there is none.
+    /// Sets `self` to the value named `name`; does nothing if no value has that name.
     fn choose(&mut self, name: &str);
 }
 
-/// Settings with their fields.
+/// Settings and the fields that they set.
 pub type SettingFields<'a> = Vec<(&'static Setting, Field<'a>)>;
 
 impl Field<'_> {
-    /// Its value; `None` where it is left open.
+    /// Returns the value; `None` if unset.
     fn value(&self) -> Option<Value<'static>> {
         let integer = |count: usize| Value::Integer(i64::try_from(count).unwrap_or(i64::MAX));
         match self {
@@ -255,7 +255,7 @@ impl Field<'_> {
         }
     }
 
-    /// Becomes `value`, which its setting has checked.
+    /// Sets the field to `value`, which must have passed [`Setting::check`].
     fn set(&mut self, value: Value<'_>) {
         match (self, value) {
             (Self::Number(field), value) => **field = value.number().unwrap_or(**field),
@@ -268,41 +268,41 @@ impl Field<'_> {
     }
 }
 
-/// The values of `fields` that are not left open, by name.
+/// Returns the names and values of the fields that are set.
 pub fn values_of(fields: SettingFields<'_>) -> Vec<(&'static str, Value<'static>)> {
     fields.into_iter().filter_map(|(setting, field)| Some((setting.name, field.value()?))).collect()
 }
 
-/// The settings that were asked for and that nobody has taken yet.
+/// Requested settings that no strategy or rule has taken yet.
 #[derive(Debug)]
 pub struct Overrides<'a>(BTreeMap<&'a str, Value<'a>>);
 
 impl<'a> Overrides<'a> {
-    /// Of `values`, none of which is taken yet.
+    /// Starts with all of `values`.
     pub(crate) fn new(values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Self {
         Self(values.into_iter().collect())
     }
 
-    /// The value for `setting`, checked; it counts as taken.
+    /// Removes and checks the value for `setting`.
     pub fn take(&mut self, setting: &Setting) -> Result<Option<Value<'a>>, SettingError> {
         let Some(value) = self.0.remove(setting.name) else { return Ok(None) };
         setting.check(value)?;
         Ok(Some(value))
     }
 
-    /// The whole number for `setting`, checked; it stays to be taken.
+    /// Checks the whole number for `setting` without removing it.
     pub(crate) fn count(&self, setting: &Setting) -> Result<Option<usize>, SettingError> {
         let Some(value) = self.0.get(setting.name) else { return Ok(None) };
         setting.check(*value)?;
         Ok(value.count().map(|count| count as usize))
     }
 
-    /// Whether there is a value for `setting` that nobody has taken.
+    /// Whether a value for `setting` remains.
     pub fn has(&self, setting: &Setting) -> bool {
         self.0.contains_key(setting.name)
     }
 
-    /// Sets each of `fields` that a value is there for.
+    /// Takes the values for `fields` and sets them; other fields keep theirs.
     pub fn apply(&mut self, fields: SettingFields<'_>) -> Result<(), SettingError> {
         for (setting, mut field) in fields {
             if let Some(value) = self.take(setting)? {
@@ -312,7 +312,7 @@ impl<'a> Overrides<'a> {
         Ok(())
     }
 
-    /// A setting that nobody has taken, if there is one.
+    /// Returns the name of a remaining value.
     pub(crate) fn first_left(&self) -> Option<&'a str> {
         self.0.keys().next().copied()
     }

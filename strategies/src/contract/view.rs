@@ -1,12 +1,11 @@
-//! The view of a rule: blocks, candidates and their scores.
+//! Blocks as a strategy sees them: progress, candidates and their scores.
 
 use std::ops::Range;
 
-/// Likeliest tokens of a position that a strategy may look at. Chosen by us: Diffulex's configurations look at three.
+/// Maximum number of likeliest tokens per position that a strategy may use. Chosen by us: Diffulex's configurations use three.
 pub const MAX_TOP_K: usize = 8;
 
-/// Likeliest tokens of a position that a candidate has: those that a strategy looks at, and those that a client may ask for, which
-/// are up to 20 in OpenAI's API.
+/// Maximum number of likeliest tokens of a candidate, including those that only a client requests: up to 20 in OpenAI's API.
 pub const MAX_LIKELIEST: usize = 20;
 
 /// The network's prediction at one undecided position.
@@ -14,32 +13,32 @@ pub const MAX_LIKELIEST: usize = 20;
 pub struct Candidate {
     /// Index into the block, `0..block_size`.
     pub row: usize,
-    /// The draft that stands there; `None`: a mask.
+    /// The current draft; `None`: a mask.
     pub current: Option<u32>,
     /// The sampled token; never the mask.
     pub token: u32,
-    /// Its probability, in [0, 1].
+    /// Probability of `token`, in [0, 1].
     pub confidence: f32,
-    /// The likeliest token and its probability; in greedy decoding the sampled one.
+    /// The likeliest token and its probability; in greedy decoding the same as `token`.
     pub likeliest: (u32, f32),
-    /// The likeliest after that, in falling order, as far as the strategy or the client asks for them.
+    /// The next likeliest tokens, in descending order; as many as the strategy or the client requires.
     pub runners_up: Vec<(u32, f32)>,
-    /// The [`Score`] that the strategy asked for; rules rank by it.
+    /// The [`Score`] that the strategy requires; rules rank by it.
     pub score: f32,
-    /// A number in [0, 1), drawn for this position and step alone.
+    /// Uniform random number in [0, 1), drawn for this position and step.
     pub chance: f32,
 }
 
 #[cfg(test)]
 impl Candidate {
-    /// One that is ranked by its confidence, and whose likeliest token is the sampled one.
+    /// A candidate of greedy decoding that is ranked by its confidence.
     pub(crate) fn plain(row: usize, current: Option<u32>, token: u32, confidence: f32) -> Self {
         let likeliest = (token, confidence);
         let runners_up = Vec::new();
         Self { row, current, token, confidence, likeliest, runners_up, score: confidence, chance: 0.0 }
     }
 
-    /// A block of them, row by row: `(token that stands there or None, token the network would write, its confidence)`.
+    /// Candidates of a block, row by row: `(draft or None, predicted token, its confidence)`.
     pub(crate) fn plain_block(rows: &[(Option<u32>, u32, f32)]) -> Vec<Self> {
         (0..)
             .zip(rows)
@@ -48,87 +47,86 @@ impl Candidate {
     }
 }
 
-/// Kinds of score to rank candidates by.
+/// Score that candidates are ranked by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Score {
-    /// The token's probability.
+    /// Probability of the token.
     #[default]
     Probability,
-    /// The likeliest token's probability less the second's.
+    /// Probability of the likeliest token minus that of the second.
     Margin,
-    /// `sum p ln p` of the distribution: 0 where one token is certain.
+    /// `sum p ln p` over the distribution, at most 0; 0 if one token is certain.
     NegativeEntropy,
 }
 
-/// How far a block is.
+/// Progress of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockProgress {
-    /// Filled positions; the prompt's tail counts, and so do drafts.
+    /// Filled positions, including prompt tokens and drafts.
     pub n_filled: usize,
-    /// Those of them that may still be replaced.
+    /// Filled positions that may still be replaced.
     pub n_drafts: usize,
     /// Positions of a block.
     pub block_size: usize,
 }
 
 impl BlockProgress {
-    /// Filled share, in [0, 1].
+    /// Filled share of the block, in [0, 1].
     pub fn share(self) -> f32 {
         self.n_filled as f32 / self.block_size as f32
     }
 
-    /// No mask is left.
+    /// Whether no mask is left.
     pub fn is_complete(self) -> bool {
         self.n_filled == self.block_size
     }
 
-    /// Nothing can change any more.
+    /// Whether every position is final.
     pub fn is_settled(self) -> bool {
         self.is_complete() && self.n_drafts == 0
     }
 }
 
-/// Which rows of a block a step is about.
+/// Rows of a block that a step forwards and decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepRows {
-    /// Rows that are forwarded; none: only what speaks of the first row is, in the block before.
+    /// Rows to forward; empty: only the preceding row, which predicts row 0.
     pub forwarded: Range<usize>,
-    /// Rows up for a decision, as far as they are not decided.
+    /// Rows with candidates, unless already decided.
     pub decided: Range<usize>,
 }
 
 impl StepRows {
-    /// All rows of a block of `block_size`.
+    /// All rows of a block of `block_size` positions.
     pub fn whole(block_size: usize) -> Self {
         Self { forwarded: 0..block_size, decided: 0..block_size }
     }
 }
 
-/// A block as it was before this step, and what the network says of its masked positions.
+/// A block before this step's edits, and the candidates for its undecided positions.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockView<'a> {
-    /// How far it is.
+    /// Progress of the block.
     pub progress: BlockProgress,
-    /// How far the block before it is; `None` where there is none. A block whose K/V are written is complete.
+    /// Progress of the preceding block; `None` for the first. A block with cached K/V is complete.
     pub previous: Option<BlockProgress>,
-    /// Denoise steps the block already took.
+    /// Denoise steps already taken.
     pub step: usize,
-    /// Those of them that began without a mask.
+    /// Steps already taken that started without masks.
     pub full_steps: usize,
-    /// Steps in a row, up to the last one, that left every token of it as it was.
+    /// Consecutive steps, up to the last one, that changed no token of the block.
     pub unchanged_steps: usize,
-    /// Of each row, the confidence of its candidate in the last step that had one; 0 where none had.
+    /// Confidence of each row's most recent candidate; 0 if it never had one.
     pub last_confidences: &'a [f32],
-    /// Of each row, the confidence with which a token was last written there, though it may be masked again; 0 where none
-    /// was.
+    /// Confidence of the token last written to each row, even if it was masked again; 0 if nothing was written.
     pub written_confidences: &'a [f32],
-    /// One per undecided position that the step is about, ascending by row, at least one.
+    /// Candidates of the undecided rows in [`StepRows::decided`], ascending by row; at least one.
     pub candidates: &'a [Candidate],
 }
 
 #[cfg(test)]
 impl<'a> BlockView<'a> {
-    /// A block in its first step, with no block before it.
+    /// The first block of a request, in its first step.
     pub(crate) fn first(progress: BlockProgress, candidates: &'a [Candidate]) -> Self {
         Self {
             progress,
@@ -148,6 +146,6 @@ impl<'a> BlockView<'a> {
 pub struct BlockCandidates {
     /// Index of the block in its request.
     pub block: usize,
-    /// One per undecided position that the step is about, ascending by row.
+    /// Candidates of the undecided rows in [`StepRows::decided`], ascending by row.
     pub candidates: Vec<Candidate>,
 }
