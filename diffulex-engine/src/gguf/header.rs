@@ -78,7 +78,7 @@ impl<'a> Header<'a> {
             let type_id = reader.u32().map_err(at)?;
             let value = reader.value(type_id).map_err(|what| format!("{key}: {what}"))?;
             if metadata.insert(key, value).is_some() {
-                return Err(format!("{key} is there twice"));
+                return Err(format!("{key} is a duplicate"));
             }
         }
         let alignment = match metadata.get("general.alignment") {

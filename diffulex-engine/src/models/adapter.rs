@@ -38,7 +38,7 @@ pub(super) struct Adapter {
     scale: f32,
 }
 
-/// A pair; `b a` is added to a matrix.
+/// Pair of low-rank factors; `b a` is added to a matrix.
 pub(super) struct Factors {
     pub(super) rank: usize,
     /// `[rank, n_in]`.
@@ -47,7 +47,7 @@ pub(super) struct Factors {
     pub(super) b: Vec<f32>,
 }
 
-/// Highest rank: the maximum of vLLM (`--max-lora-rank`).
+/// Maximum rank: vLLM's maximum of `--max-lora-rank`.
 const MAX_RANK: usize = 512;
 
 /// Maximum header of `adapter_model.safetensors` in bytes, which is read while requests wait. Chosen by us: ten times the size for a
@@ -57,7 +57,7 @@ const MAX_HEADER_BYTES: u64 = 2 << 20;
 /// PEFT's prefix of every name.
 const PREFIX: &str = "base_model.model.";
 
-/// Whether the adapter among `files` is one of D2F's: PEFT recorded that its model code was in `model_cache`
+/// Whether the adapter among `files` is a D2F adapter: PEFT recorded model code in `model_cache`
 /// (zhijie-group/Discrete-Diffusion-Forcing).
 pub fn is_d2f(files: &ModelFiles) -> Result<bool, LoadError> {
     let config = files.read_json("adapter_config.json")?.unwrap_or_default();
@@ -87,7 +87,7 @@ impl Adapter {
         Self::find(files)?.ok_or_else(|| LoadError::of(files.place(), "has no adapter_config.json"))
     }
 
-    /// Opens the adapter among `files`, if there is one.
+    /// Opens the adapter among `files`; `None` if there is no adapter.
     pub(super) fn find(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
         let Some(config) = files.read_json("adapter_config.json")? else { return Ok(None) };
         let here =
@@ -117,7 +117,7 @@ impl Adapter {
         Ok(Some(Self { checkpoint, rank: config.r, scale: config.scale() }))
     }
 
-    /// The pair of the tensor `module` `[n_out, n_in]`, if there is one.
+    /// Returns the pair of the tensor `module` `[n_out, n_in]`, if the adapter has one.
     pub(super) fn factors(&mut self, module: &str, n_out: usize, n_in: usize) -> Result<Option<Factors>, LoadError> {
         // Some versions include the adapter's name, "default".
         let Some(suffix) = ["weight", "default.weight"]
@@ -156,7 +156,7 @@ impl Adapter {
         Ok(Some(values.iter().flat_map(|value| value.to_le_bytes()).collect()))
     }
 
-    /// Fails if a tensor belongs to no matrix of the network, and names such tensors.
+    /// Fails if tensors belong to no matrix of the network; the error names them.
     pub(super) fn refuse_surplus(&self) -> Result<(), LoadError> {
         self.checkpoint.refuse_surplus()
     }

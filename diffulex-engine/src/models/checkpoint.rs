@@ -98,7 +98,7 @@ impl Stored {
         }
     }
 
-    /// Values per block, and bytes per block.
+    /// Returns the values and the bytes of a block.
     fn unit(self) -> (usize, usize) {
         match self {
             Self::Values(dtype) => (1, dtype.bitsize() / 8),
@@ -187,7 +187,7 @@ impl Checkpoint {
             let (n_values, unit_bytes) = stored.unit();
             let width = tensor.shape.last().copied().unwrap_or(0);
             if !width.is_multiple_of(n_values) {
-                return Err(fail(format!("has rows of {width}, which are no whole blocks of {n_values}")));
+                return Err(fail(format!("has rows of {width} values, not a multiple of the block size ({n_values})")));
             }
             let n_units = tensor.shape.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).map(|n| n / n_values);
             let len = n_units.and_then(|n| n.checked_mul(unit_bytes)).filter(|len| *len <= n_bytes - tensor.start);
@@ -205,7 +205,7 @@ impl Checkpoint {
                 paired_heads: tensor.paired_heads,
             };
             if self.tensors.insert(tensor.name.clone(), entry).is_some() {
-                return Err(fail("is there twice".to_owned()));
+                return Err(fail("is a duplicate".to_owned()));
             }
         }
         self.shards.push(Shard::Gguf(Arc::clone(gguf)));
@@ -273,7 +273,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether two tensors are the same, bit for bit.
+    /// Whether two tensors are bit-identical.
     pub fn are_equal(&self, [one, other]: [&str; 2]) -> bool {
         let content = |name: &str| {
             let entry = self.tensors.get(name)?;
@@ -309,7 +309,7 @@ impl Checkpoint {
         let shown = surplus.iter().take(NAMES_SHOWN).copied().collect::<Vec<_>>().join(", ");
         let more = surplus.len().saturating_sub(NAMES_SHOWN);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        Err(LoadError::of(&self.place, format!("the network has no use for these tensors: {shown}{more}")))
+        Err(LoadError::of(&self.place, format!("unexpected tensors: {shown}{more}")))
     }
 }
 
@@ -317,7 +317,7 @@ impl Checkpoint {
 /// the order of llama.cpp's converter for rows that rotate as halves of a head.
 fn put_in_order(bytes: &[u8], n_rows: usize, n_heads: usize, ordered: &mut Vec<u8>) -> Result<(), String> {
     if n_heads == 0 || n_rows == 0 || !n_rows.is_multiple_of(2 * n_heads) {
-        return Err(format!("{n_rows} rows are not pairs of {n_heads} heads"));
+        return Err(format!("{n_rows} rows cannot be split into pairs for {n_heads} heads"));
     }
     ordered.clear();
     ordered.reserve(bytes.len());
@@ -330,7 +330,7 @@ fn put_in_order(bytes: &[u8], n_rows: usize, n_heads: usize, ordered: &mut Vec<u
     Ok(())
 }
 
-/// How many bytes a safetensors file lacks, in words for an error, if its end is missing.
+/// Describes a truncated safetensors file; `None` if it is complete.
 fn missing_bytes(bytes: &[u8]) -> Option<String> {
     let n_found = bytes.len() as u64;
     let incomplete = |n_wanted: u64| format!("has {n_found} of {n_wanted} bytes: the download is incomplete");
@@ -339,7 +339,7 @@ fn missing_bytes(bytes: &[u8]) -> Option<String> {
     };
     let data = size.checked_add(8)?;
     let Some(header) = usize::try_from(data).ok().and_then(|data| bytes.get(8..data)) else {
-        // Of what is not safetensors at all, the first word is a text, and no header is so long.
+        // In other formats the first eight bytes are no plausible header length.
         return (data <= MAX_HEADER_BYTES)
             .then(|| format!("has {n_found} bytes, and a header of {data}: the download is incomplete"));
     };

@@ -1,23 +1,23 @@
-//! Fields of config.json: read into a type, and refused by name where a network here cannot compute with them.
+//! Reading and range checks of the fields of config.json. Errors name the field.
 //!
 //! Never here: the fields of any one family.
 
 use crate::error::LoadError;
 
-/// Reads a network's own fields of config.json. The error names the field.
+/// Reads a network's fields of config.json. The error names the field.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(config: &serde_json::Value) -> Result<T, LoadError> {
     serde_path_to_error::deserialize(config).map_err(refuse)
 }
 
-/// The names of the fields that `T` reads.
+/// Returns the names of the fields that `T` deserializes.
 pub(super) fn fields_of<T: serde::de::DeserializeOwned>() -> &'static [&'static str] {
     let mut names: &[&str] = &[];
-    // It asks for its fields by name, and gets none.
+    // The deserializer records the requested names and fails.
     let _ = T::deserialize(Asked(&mut names));
     names
 }
 
-/// Takes note of the fields that a type asks for.
+/// Deserializer that records the names of a struct's fields.
 struct Asked<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> serde::Deserializer<'de> for Asked<'_> {
@@ -63,12 +63,12 @@ pub(super) fn check_positive(field: &str, number: f64) -> Result<(), LoadError> 
     Err(refuse(format!("{field} is {number}; it must be above 0")))
 }
 
-/// An error about config.json.
+/// Returns an error about config.json.
 pub(super) fn refuse(what: impl std::fmt::Display) -> LoadError {
     LoadError::of("config.json", what)
 }
 
-/// Fails for the first field that is neither absent nor null nor its one supported value.
+/// Fails for the first field with a value other than null and its only supported value.
 pub(super) fn refuse_switches(
     config: &serde_json::Value,
     known: &[(&str, serde_json::Value)],
@@ -76,10 +76,10 @@ pub(super) fn refuse_switches(
     unknown_switch(config, known).map_or(Ok(()), |what| Err(refuse(what)))
 }
 
-/// The first field that is neither absent nor null nor its one supported value, in words for an error.
+/// Describes the first field with a value other than null and its only supported value.
 pub(super) fn unknown_switch(config: &serde_json::Value, known: &[(&str, serde_json::Value)]) -> Option<String> {
     known.iter().find_map(|(field, known)| {
         let value = config.get(field).filter(|value| !value.is_null() && *value != known)?;
-        Some(format!("{field} is {value}; only {known} is known here"))
+        Some(format!("{field} is {value}; only {known} is supported"))
     })
 }

@@ -1,8 +1,7 @@
-//! Every field of config.json is accounted for: a network reads it, it is checked, or it is known to have no effect here.
+//! Verdicts on the fields of config.json: read by a network, checked, or known to have no effect.
 //!
-//! A field that a family's reference reads and a network here does not must not be ignored, because the answers would be wrong
-//! without an error. The names that are read come from the types that read them. A name that is in no list is reported, and
-//! refused if it looks like one that changes the computation.
+//! Ignoring a field that a family's reference reads could produce wrong answers without an error. The names of read fields come from
+//! the types that deserialize them. An unknown name is reported, or refused if it looks like one that changes the computation.
 //!
 //! Never here: the values of a family's own fields.
 
@@ -15,22 +14,22 @@ use super::{decoder, dense, diffusion_gemma, llada2, softmax_moe};
 use crate::alignment::LogitAlignment;
 use crate::error::LoadError;
 
-/// Rotary positions, of which only the default kind is known.
+/// Fields of rotary positions; only the default kind is supported.
 const POSITIONS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
-/// Switches that must be off.
+/// Flags that must be off.
 const SWITCHED_OFF: [&str; 3] = ["use_sliding_window", "mlp_bias", "use_bias"];
 
 /// Fields that must be absent.
 const ABSENT: [&str; 3] = ["clip_qkv", "quantization_config", "compression_config"];
 
-/// Biases, which must be those of the family.
+/// Bias flags, which must match the family.
 const BIASES: [&str; 2] = ["attention_bias", "use_qkv_bias"];
 
 /// Other fields that [`refuse_unsupported`] checks.
 const CHECKED: [&str; 4] = ["hidden_act", "layer_types", "partial_rotary_factor", "shift_logits"];
 
-/// Fields without effect on what a network computes, by reason.
+/// Fields without effect on the computation, by reason.
 const HARMLESS: [(&str, &[&str]); 7] = [
     (
         "names and versions",
@@ -49,11 +48,11 @@ const HARMLESS: [(&str, &[&str]); 7] = [
         ],
     ),
     (
-        "how weights were stored: their tensors have a type",
+        "storage type of the weights, which the tensors state themselves",
         &["torch_dtype", "dtype", "precision", "router_dtype", "rope_full_precision", "init_device"],
     ),
     (
-        "tokens: read by the tokenizer's part, or never used by a forward",
+        "token ids, read by the tokenizer or not used by a forward",
         &["eos_token_id", "bos_token_id", "pad_token_id", "mask_token_id", "sep_token_id", "decoder_start_token_id"],
     ),
     (
@@ -84,7 +83,7 @@ const HARMLESS: [(&str, &[&str]); 7] = [
         ],
     ),
     (
-        "how a framework runs it",
+        "options of a framework",
         &[
             "use_cache",
             "use_return_dict",
@@ -106,7 +105,7 @@ const HARMLESS: [(&str, &[&str]); 7] = [
         ],
     ),
     (
-        "only read where a switch is on that must be off here",
+        "read only with a flag that must be off",
         &[
             "sliding_window",
             "max_window_layers",
@@ -116,12 +115,12 @@ const HARMLESS: [(&str, &[&str]); 7] = [
         ],
     ),
     (
-        "repeated by the shapes and names of tensors, which are checked",
+        "implied by the shapes and names of tensors, which are checked",
         &["layer_norm_with_affine", "moe_shared_expert_intermediate_size", "num_nextn_predict_layers"],
     ),
 ];
 
-/// Fields of DiffusionGemma's images, which are not read.
+/// Fields of DiffusionGemma's image encoder, which is not supported.
 const IMAGES: [&str; 8] = [
     "vision_config",
     "audio_config",
@@ -133,7 +132,7 @@ const IMAGES: [&str; 8] = [
     "mm_tokens_per_image",
 ];
 
-/// Parts of names that change the computation wherever they are known.
+/// Parts of names of fields that usually change the computation.
 const TELLING: [&str; 18] = [
     "alibi",
     "attention",
@@ -155,7 +154,7 @@ const TELLING: [&str; 18] = [
     "yarn",
 ];
 
-/// The fields that are in no list. Fails for the first that would change what a network computes.
+/// Returns the fields that are in no list. Fails for the first that would change the computation.
 pub(super) fn unknown_fields(family: &Family, config: &Value) -> Result<Vec<String>, LoadError> {
     let harmless = HARMLESS.iter().flat_map(|(_, names)| names.iter().copied());
     let common: Vec<&str> = [&POSITIONS[..], &SWITCHED_OFF, &ABSENT, &BIASES, &CHECKED].concat();
@@ -200,7 +199,7 @@ pub(super) fn unknown_fields(family: &Family, config: &Value) -> Result<Vec<Stri
     Ok(unknown)
 }
 
-/// True for a value that says that there is nothing of the kind.
+/// Whether the value disables a feature.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -212,25 +211,25 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// Fails for fields that no network here supports, and names them.
+/// Fails for unsupported values; the error names the field.
 pub(super) fn refuse_unsupported(family: &Family, config: &serde_json::Value) -> Result<(), LoadError> {
     let refuse = |what: String| Err(config_fields::refuse(what));
     let given = |field: &str| config.get(field).filter(|value| !value.is_null());
     if let Some(activation) = given("hidden_act")
         && activation != "silu"
     {
-        return refuse(format!("hidden_act is {activation}; this network knows silu"));
+        return refuse(format!("hidden_act is {activation}; only silu is supported"));
     }
     for field in POSITIONS {
         if let Some(rope) = given(field) {
             let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-            // transformers takes a missing kind for the default; some older ways of stretching had none, but a factor.
+            // transformers treats a missing kind as the default; some older scaled kinds had only a factor.
             if kind.map_or(rope.get("factor").is_some(), |kind| kind != "default") {
                 return refuse(format!("{field} {rope} is not supported; only the default rotary positions are"));
             }
         }
     }
-    // LLaDA2 alone turns a part of each head.
+    // Only LLaDA2 rotates a part of each head.
     for (name, from) in
         [("partial_rotary_factor", Some(config)), ("rope_parameters.partial_rotary_factor", given("rope_parameters"))]
     {
@@ -239,35 +238,38 @@ pub(super) fn refuse_unsupported(family: &Family, config: &serde_json::Value) ->
                 from.and_then(|from| from.get("partial_rotary_factor")).and_then(serde_json::Value::as_f64)
             && share != 1.0
         {
-            return refuse(format!("{name} is {share}; this network knows 1"));
+            return refuse(format!("{name} is {share}; only 1 is supported"));
         }
     }
     if let Some(layers) = given("layer_types").and_then(|layers| layers.as_array())
         && let Some(kind) = layers.iter().find(|kind| *kind != "full_attention")
     {
-        return refuse(format!("layer_types has {kind}; this network knows full_attention"));
+        return refuse(format!("layer_types has {kind}; only full_attention is supported"));
     }
     for field in SWITCHED_OFF {
         if given(field).is_some_and(|value| value != false) {
-            return refuse(format!("{field} is on; this network does not have it"));
+            return refuse(format!("{field} is on; this network does not support it"));
         }
     }
     // Only the converter to GGUF writes this field.
     if let Some(is_shifted) = given("shift_logits")
         && *is_shifted != (family.alignment == LogitAlignment::Next)
     {
-        return refuse(format!("shift_logits is {is_shifted}; {} has them otherwise", family.architecture));
+        return refuse(format!("shift_logits = {is_shifted} contradicts {}", family.architecture));
     }
     for field in ABSENT {
         if let Some(value) = given(field) {
-            return refuse(format!("{field} is {value}; this network does not have it"));
+            return refuse(format!("{field} is {value}; this network does not support it"));
         }
     }
     for field in BIASES {
         if let Some(value) = given(field)
             && *value != family.qkv_bias
         {
-            return refuse(format!("{field} is {value}; {} has it {}", family.architecture, family.qkv_bias));
+            return refuse(format!(
+                "{field} = {value} contradicts {}, where it is {}",
+                family.architecture, family.qkv_bias
+            ));
         }
     }
     Ok(())

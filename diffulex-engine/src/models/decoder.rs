@@ -1,8 +1,8 @@
-//! The pre-norm decoder that every family but DiffusionGemma is an instance of.
+//! The pre-norm decoder of all families except DiffusionGemma.
 //!
 //! Per layer: RMSNorm, grouped-query attention (with or without bias on q, k, v, with or without a norm per head,
-//! rotary), RMSNorm, feed-forward; residuals around both. A network's file says which of these it has, what its tensors
-//! are called and what its feed-forward is; the forward is written here once.
+//! rotary), RMSNorm, feed-forward; residuals around both. A network's file defines the variants, the names of its tensors and its
+//! feed-forward.
 //!
 //! Never here: a family's names.
 
@@ -40,12 +40,12 @@ pub(super) struct DecoderConfig {
     /// Base of the rotary frequencies; newer files have it in `rope_parameters`.
     pub(super) rope_theta: Option<f64>,
     pub(super) rope_parameters: Option<RopeParameters>,
-    /// Positions it was trained for.
+    /// Maximum number of positions in training.
     pub(super) max_position_embeddings: usize,
-    /// The head is the embedding.
+    /// The output head is tied to the embedding.
     #[serde(default)]
     pub(super) tie_word_embeddings: bool,
-    /// Channels of a head that turn; absent means all.
+    /// Rotated channels of a head; absent means all.
     #[serde(skip)]
     pub(super) rotary_dim: Option<usize>,
 }
@@ -99,12 +99,14 @@ impl DecoderConfig {
     fn check(&self) -> Result<(), LoadError> {
         let (n_heads, n_kv_heads) = (self.num_attention_heads, self.n_kv_heads());
         if !n_heads.is_multiple_of(n_kv_heads) {
-            return Err(refuse(format!("{n_heads} attention heads cannot share {n_kv_heads} key/value heads")));
+            return Err(refuse(format!(
+                "{n_heads} attention heads are not a multiple of {n_kv_heads} key/value heads"
+            )));
         }
         let (head_dim, rotary_dim) = (self.head_dim(), self.rotary_dim.unwrap_or(self.head_dim()));
         if rotary_dim == 0 || !rotary_dim.is_multiple_of(2) || rotary_dim > head_dim {
             return Err(refuse(format!(
-                "{rotary_dim} channels of heads {head_dim} wide cannot turn; rotary positions need an even number of them"
+                "rotary positions need an even number of rotated channels per head, got {rotary_dim} of {head_dim} channels"
             )));
         }
         check_positive("rms_norm_eps", f64::from(self.rms_norm_eps))?;
@@ -115,7 +117,7 @@ impl DecoderConfig {
     }
 }
 
-/// Where q, k and v are.
+/// Names of the tensors of q, k and v.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum QkvNames {
     /// Three tensors.
@@ -167,11 +169,11 @@ pub(super) struct DenseMlp<O: Ops> {
     down: Projections<O, 1>,
 }
 
-/// The part of a layer after attention.
+/// Feed-forward of a layer.
 pub(super) enum FeedForward<O: Ops> {
     /// One MLP for every row.
     Mlp(DenseMlp<O>),
-    /// Some of many for each row, and one for all where there is a shared one.
+    /// Routed experts, and possibly a shared expert for every row.
     Experts(Experts<O>),
 }
 
@@ -180,7 +182,7 @@ pub(super) struct Experts<O: Ops> {
     /// `[n_experts, hidden]`.
     pub(super) router: O::Matrix,
     pub(super) experts: O::Experts,
-    /// Added to every row, unweighted.
+    /// Shared expert, added to every row without a weight.
     pub(super) shared: Option<GatedMlp<O>>,
 }
 
@@ -230,13 +232,13 @@ pub(super) struct Decoder<O: Ops> {
     layers: Vec<Layer<O>>,
     sites: Vec<Site>,
     norm: O::Vector,
-    /// `None` where the embedding is the head.
+    /// `None` if tied to the embedding.
     head: Option<O::Matrix>,
 }
 
 impl<O: Ops> Decoder<O> {
-    /// Loads every tensor; `feed_forward` loads that of one layer, given what its names begin with. `max_positions`
-    /// bounds the rotary table.
+    /// Loads every tensor. `feed_forward` loads the feed-forward of one layer, given the prefix of its names. `max_positions` is the
+    /// size of the rotary table.
     pub(super) fn load(
         loader: &mut Loader<'_, O>,
         family: &'static Family,
@@ -249,13 +251,13 @@ impl<O: Ops> Decoder<O> {
         let (hidden, head_dim) = (config.hidden_size, config.head_dim());
         let (q_width, kv_width) = (config.num_attention_heads * head_dim, config.n_kv_heads() * head_dim);
         let embedding = loader.table(&weight(names.embedding), config.vocab_size, hidden)?;
-        // The largest tensors come first, while there is least beside them. Some tied checkpoints carry the head all the
-        // same; some untied ones leave it out. The embedding then serves.
+        // The largest tensors are loaded first, while memory use is lowest. Some tied checkpoints include the head; some untied
+        // ones omit it, and the embedding is used.
         let head_name = weight(names.head);
         let head = match (loader.checkpoint.contains(&head_name), config.tie_word_embeddings) {
             (true, false) => Some(loader.table(&head_name, config.vocab_size, hidden)?),
             (true, true) if !loader.checkpoint.are_equal([&head_name, &weight(names.embedding)]) => {
-                return Err(refuse(format!("says the head is tied to the embedding; {head_name} is another matrix")));
+                return Err(refuse(format!("ties the head to the embedding, but {head_name} is a different matrix")));
             }
             (true, true) => {
                 loader.checkpoint.ignore(&head_name);
@@ -319,7 +321,7 @@ fn weight(name: &str) -> String {
     format!("{name}.weight")
 }
 
-/// The matrix `name`, and its site.
+/// Loads the matrix `name` and registers its site.
 fn adaptable<O: Ops>(
     loader: &mut Loader<'_, O>,
     name: &str,
@@ -330,7 +332,7 @@ fn adaptable<O: Ops>(
     Ok((matrix, loader.site(name, n_out, n_in, 0..n_out)))
 }
 
-/// The projection `name`, without bias.
+/// Loads the projection `name`, without bias.
 fn projection<O: Ops>(
     loader: &mut Loader<'_, O>,
     name: &str,
@@ -341,7 +343,7 @@ fn projection<O: Ops>(
     Ok(Projections { group: loader.group(name, [(matrix, None)])?, sites: [site] })
 }
 
-/// q, k and v of one layer.
+/// Loads q, k and v of one layer.
 fn qkv<O: Ops>(
     loader: &mut Loader<'_, O>,
     family: &Family,
@@ -377,7 +379,7 @@ fn qkv<O: Ops>(
 /// Names of gate, up and down of an MLP in transformers.
 pub(super) const MLP_NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
 
-/// The MLP whose tensors begin with `prefix`, called `[gate, up, down]`.
+/// Loads the MLP with the prefix `prefix` and the names `[gate, up, down]`.
 pub(super) fn load_mlp<O: Ops>(
     loader: &mut Loader<'_, O>,
     prefix: &str,
@@ -395,7 +397,7 @@ pub(super) fn load_mlp<O: Ops>(
     })
 }
 
-/// The MLP whose tensors begin with `prefix`, called `[gate, up, down]`, as all of a layer's feed-forward.
+/// Loads such an MLP as the whole feed-forward of a layer.
 pub(super) fn load_dense_mlp<O: Ops>(
     loader: &mut Loader<'_, O>,
     prefix: &str,
@@ -412,11 +414,11 @@ pub(super) fn load_dense_mlp<O: Ops>(
     }))
 }
 
-/// Extent of the experts of a layer.
+/// Sizes of the experts of a layer.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertShape {
     pub(super) n_experts: usize,
-    /// Channels inside an expert.
+    /// Intermediate width of an expert.
     pub(super) width: usize,
     pub(super) hidden: usize,
     pub(super) activation: Activation,
@@ -481,7 +483,7 @@ impl<O: Ops> Network<O> for Decoder<O> {
             let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
             ops.norm_rope(&mut q, q_norm, &self.rope, step)?;
             ops.norm_rope(&mut k, k_norm, &self.rope, step)?;
-            // Stored before anything attends, so that rows of this forward attend to each other through the cache.
+            // Stored before attention, so that rows of this forward attend to each other through the cache.
             ops.store(cache, index, &k, &v, step)?;
             let attended = ops.attend(&q, cache, index, attention, step)?;
             let [mixed] = layer.o.apply(ops, step, &attended, adapters)?;

@@ -1,4 +1,4 @@
-//! DiffusionGemma: a text encoder and a canvas denoiser that share all weights but one number a layer.
+//! DiffusionGemma: a text encoder and a canvas denoiser that share all weights except one scalar per layer.
 //!
 //! [`Network::hidden`] is the encoder's pass: causal, its K/V stay. [`CanvasNetwork::denoise`] is the decoder's: every row
 //! of a canvas attends to the encoded context and the whole canvas; the K/V it writes at the canvas' own places are for this
@@ -46,11 +46,13 @@ struct TextConfig {
     intermediate_size: usize,
     moe_intermediate_size: usize,
     num_attention_heads: usize,
-    /// Of sliding layers, as is the next.
+    /// K/V heads of sliding layers.
     num_key_value_heads: usize,
+    /// Width of a head in sliding layers.
     head_dim: usize,
-    /// Of full layers, as is the next; newer files have both in `per_layer_config`.
+    /// K/V heads of full layers; newer files have them in `per_layer_config`.
     num_global_key_value_heads: Option<usize>,
+    /// Width of a head in full layers; newer files have it in `per_layer_config`.
     global_head_dim: Option<usize>,
     #[serde(default)]
     per_layer_config: BTreeMap<String, LayerOverride>,
@@ -101,7 +103,7 @@ enum RopeType {
 }
 
 impl Rope {
-    /// Share of the pairs of a head that turn.
+    /// Rotated share of a head's pairs.
     fn share(&self) -> f64 {
         self.partial_rotary_factor.unwrap_or(1.0)
     }
@@ -142,7 +144,7 @@ impl TextConfig {
             ("num_global_key_value_heads", self.num_global_key_value_heads.unwrap_or(1)),
             ("global_head_dim", self.global_head_dim.unwrap_or(1)),
             ("num_experts", self.num_experts),
-            // Reach is not memory: a window may be wider than any of these.
+            // A window allocates nothing, so it may exceed the maximum size.
             ("sliding_window", self.sliding_window.min(1)),
         ])?;
         check_choice("top_k_experts", self.top_k_experts, self.num_experts)?;
@@ -190,14 +192,14 @@ impl TextConfig {
 /// Rotation, and the norm of values, of one kind of layer.
 struct HeadKind<O: Ops> {
     rope: O::Rope,
-    /// Turns nothing.
+    /// Table of zero angles.
     still: O::Rope,
     /// Values are normed without a weight.
     ones: O::Vector,
 }
 
 impl<O: Ops> HeadKind<O> {
-    /// That of layers of `layer_type`, all of which have heads as wide.
+    /// Loads the tables for layers of `layer_type`, which must have heads of one width.
     fn load(
         loader: &Loader<'_, O>,
         text: &TextConfig,
@@ -275,7 +277,7 @@ pub(super) struct DiffusionGemma<O: Ops> {
     full: HeadKind<O>,
     layers: Vec<Layer<O>>,
     norm: O::Vector,
-    /// On the mixed embedding of the step before.
+    /// Applied to the mixed embedding of the previous step.
     conditioning_norm: O::Vector,
     conditioning_mlp: GatedMlp<O>,
     /// `[hidden]`, for the norm without a weight.
@@ -288,13 +290,13 @@ enum Pass {
     Denoise,
 }
 
-/// Switches of `text_config`, some of which Gemma 4 uses elsewhere: field, and the only known value.
+/// Unsupported options of `text_config`, some used by Gemma 4: field, and its only supported value.
 fn switches() -> [(&'static str, Value); 10] {
     [
         ("hidden_activation", "gelu_pytorch_tanh".into()),
         ("attention_bias", false.into()),
         ("tie_word_embeddings", true.into()),
-        // Of images, which are not read; the other value lets text see what follows it.
+        // Applies to images, which are not supported; the other value lets text attend to later positions.
         ("use_bidirectional_attention", "vision".into()),
         ("quantization_config", Value::Null),
         ("attention_k_eq_v", true.into()),
@@ -330,7 +332,7 @@ impl<O: Ops> DiffusionGemma<O> {
         text.check()?;
         let canvas_len = loader.declared.block_size.ok_or_else(|| refuse("has no canvas_length"))?;
         check_sizes(&[("canvas_length", canvas_len)])?;
-        // The last canvas may stick out.
+        // The last canvas may exceed the limit.
         let max_positions = max_positions.min(text.max_position_embeddings) + canvas_len;
         let hidden = text.hidden_size;
         let kv_layers: Vec<KvHeads> = (0..text.layer_types.len()).map(|layer| text.kv_heads(layer)).collect();
@@ -356,7 +358,7 @@ impl<O: Ops> DiffusionGemma<O> {
             canvas_len,
             soft_cap: text.final_logit_softcapping,
             embedding,
-            // Rounded as the weights are.
+            // Rounded like the weights.
             embedding_scale: match loader.dtype {
                 WeightType::F32 => scale,
                 WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 | WeightType::Blocks(_) => {

@@ -1,8 +1,8 @@
 //! The supported families by `architectures[0]`, with the facts that their checkpoints leave out.
 //!
-//! The only table of its kind: the network of a family, the positions its rows attend to, the alignment of its logits, the
-//! block its authors decode with, and the ids its config may leave out. A config or a tokenizer that says otherwise
-//! wins. The name decides, never `model_type`: `Dream` and `llada` name two networks each, `llama` hides one.
+//! Per family: the network, the attention, the alignment of the logits, the authors' block size, and the token ids that config.json
+//! may leave out. Values in a config or tokenizer take precedence. `model_type` does not identify a family: `Dream` and `llada`
+//! name two networks each, and `llama` is used by Stable-DiffCoder.
 //!
 //! Never here: tensors, strategies, options.
 
@@ -10,7 +10,7 @@ use diffulex_strategies::AttentionKind;
 
 use crate::alignment::LogitAlignment;
 
-/// The networks.
+/// Networks, each in its own file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkKind {
     /// Llama, Qwen2, Qwen3 under their usual names.
@@ -30,11 +30,11 @@ pub enum NetworkKind {
 /// Facts about a family that its checkpoints do not state.
 #[derive(Debug, PartialEq)]
 pub struct Family {
-    /// Its common name.
+    /// Common name.
     pub name: &'static str,
     /// `architectures[0]`.
     pub architecture: &'static str,
-    /// Its network.
+    /// The network.
     pub network: NetworkKind,
     /// q, k and v have a bias.
     pub qkv_bias: bool,
@@ -46,16 +46,16 @@ pub struct Family {
     pub alignment: LogitAlignment,
     /// Positions of a block if config.json does not name them.
     pub block_size: usize,
-    /// The mask of the released checkpoints, where there is one; holds only where the tokenizer has a token of that meaning there.
+    /// Mask token of the released checkpoints; used only if the tokenizer has a mask token at this id.
     pub mask_token_id: Option<u32>,
-    /// Tokens that end an answer beside those the files name; holds only where the tokenizer has a special token there.
+    /// End tokens in addition to those that the files name; used only if the tokenizer has a special token at the id.
     pub eos_token_ids: &'static [u32],
-    /// Confidence threshold of its authors' engines, where it is not the accept rules' own default.
+    /// Accept threshold of the authors' engines, if it differs from the accept rules' default.
     pub accept_threshold: Option<f32>,
 }
 
 impl Family {
-    /// The family of `architecture`.
+    /// Returns the family of `architecture`.
     pub fn of(architecture: &str) -> Option<&'static Self> {
         FAMILIES.iter().find(|family| family.architecture == architecture)
     }
@@ -202,12 +202,12 @@ pub static FAMILIES: &[Family] = &[
     },
 ];
 
-/// The names of [`FAMILIES`], for messages.
+/// Returns the names of [`FAMILIES`], for messages.
 pub fn names() -> String {
     FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Architectures of transformers that write one token after the other, as far as people are likely to have them.
+/// Common autoregressive architectures of transformers, for error messages.
 const AUTOREGRESSIVE: [&str; 40] = [
     "BaichuanForCausalLM",
     "BloomForCausalLM",
@@ -251,7 +251,7 @@ const AUTOREGRESSIVE: [&str; 40] = [
     "Starcoder2ForCausalLM",
 ];
 
-/// Whether `architecture` is known to write one token after the other.
+/// Whether `architecture` is known to be autoregressive.
 pub fn is_autoregressive(architecture: &str) -> bool {
     AUTOREGRESSIVE.contains(&architecture)
 }

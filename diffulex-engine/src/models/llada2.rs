@@ -1,7 +1,7 @@
 //! LLaDA2.0 and 2.1: the decoder with sigmoid-routed experts in groups (Bailing MoE v2).
 //!
-//! q, k and v in one matrix, a norm per head, rotation of the front of each head; after the first dense layers, experts
-//! chosen by sigmoid plus a bias within the best groups, weighted without the bias, and an expert for every row.
+//! q, k and v are one matrix; a norm per head; rotation of the first channels of each head. After the first, dense layers, routed
+//! experts are selected by sigmoid plus a bias within the best groups and weighted without the bias; a shared expert is added.
 //! Reference: LLaDA2's modeling_llada2_moe.py; 2.0 and 2.1 compute the same.
 //!
 //! | tensor, all with `.weight` but the bias | shape |
@@ -51,18 +51,18 @@ struct Llada2Config {
     num_experts: usize,
     num_experts_per_tok: usize,
     num_shared_experts: Option<usize>,
-    /// Layers at the front with an MLP.
+    /// Number of leading layers with an MLP.
     first_k_dense_replace: usize,
     n_group: usize,
     topk_group: usize,
     routed_scaling_factor: f32,
-    /// Channels of a head that turn.
+    /// Rotated channels of a head.
     rotary_dim: Option<usize>,
-    /// The same as a share of the head.
+    /// Rotated share of a head, in [0, 1].
     partial_rotary_factor: Option<f64>,
 }
 
-/// Switches of the config that the network does not have: field, and the only known value.
+/// Unsupported options of the config: field, and its only supported value.
 fn switches() -> [(&'static str, Value); 8] {
     [
         ("score_function", "sigmoid".into()),
@@ -95,8 +95,7 @@ pub(super) fn load<O: Ops>(
     refuse_switches(config, &switches())?;
     if let Some(capacity) = config.get(EXPERT_CAPACITY).filter(|capacity| !capacity.is_null()) {
         return Err(refuse(format!(
-            "{EXPERT_CAPACITY} is {capacity}: this is LLaDA2.2, whose blocks share that many experts, and this network chooses experts \
-             for each row by itself"
+            "{EXPERT_CAPACITY} is {capacity}: LLaDA2.2's limit of experts per block is not supported"
         )));
     }
     let mut shared = DecoderConfig::from_json(config)?;
@@ -107,13 +106,13 @@ pub(super) fn load<O: Ops>(
     if let Some(share) = share.filter(|share| !(0.0..=1.0).contains(share)) {
         return Err(refuse(format!("partial_rotary_factor is {share}; it must be in 0..=1")));
     }
-    // A share that was written with all its digits may be read a hair smaller.
+    // Parsing may round the share down slightly.
     let by_share = share.map(|share| (head_dim as f64 * share + 1e-9) as usize);
     if let (Some(rotary_dim), Some(by_share)) = (moe.rotary_dim, by_share)
         && rotary_dim != by_share
     {
         return Err(refuse(format!(
-            "rotary_dim {rotary_dim} is not the share of {head_dim} that partial_rotary_factor is"
+            "rotary_dim {rotary_dim} contradicts partial_rotary_factor of head_dim {head_dim}"
         )));
     }
     shared.rotary_dim = moe.rotary_dim.or(by_share);
@@ -134,7 +133,7 @@ pub(super) fn load<O: Ops>(
         || moe.num_experts / moe.n_group * moe.topk_group < moe.num_experts_per_tok
     {
         return Err(refuse(format!(
-            "{} experts of {} cannot be chosen from {} of {} groups",
+            "{} of {} experts cannot be selected from {} of {} groups",
             moe.num_experts_per_tok, moe.num_experts, moe.topk_group, moe.n_group
         )));
     }
@@ -157,7 +156,7 @@ pub(super) fn load<O: Ops>(
             scoring: Scoring::Sigmoid,
             bias: ExpertBias::Choice(loader.host_vector(&bias, moe.num_experts)?),
             groups: Some(groups),
-            // The authors' code takes the weight of a lone expert as it is.
+            // The authors' code does not normalise the weight of a single expert.
             renormalise: moe.num_experts_per_tok > 1,
             scale: moe.routed_scaling_factor,
             expert_scale: None,

@@ -1,4 +1,4 @@
-//! Tensors of a checkpoint made ready on a device, counted and named.
+//! Loading of a checkpoint's tensors onto a device.
 //!
 //! Never here: what a network computes.
 
@@ -14,16 +14,16 @@ use crate::error::LoadError;
 use crate::kernels::routing::Routing;
 use crate::kernels::{GatedMlp, Ops, RopeTable, WeightData, WeightType, Weighted};
 
-/// Reads tensors onto a device and keeps count.
+/// Loads tensors onto a device and counts them.
 pub(super) struct Loader<'a, O: Ops> {
     pub(super) ops: &'a O,
     pub(super) checkpoint: &'a mut Checkpoint,
-    /// How weights are held; [`WeightType::Blocks`]: each as it is stored.
+    /// Format of weights in memory; [`WeightType::Blocks`]: as stored.
     pub(super) dtype: WeightType,
     pub(super) progress: &'a mut dyn FnMut(u64, u64),
     pub(super) n_parameters: u64,
     pub(super) declared: Declared,
-    /// Projections that adapters may change, in the order in which they were loaded.
+    /// Projections that adapters may change, in order of loading.
     pub(super) sites: Vec<Site>,
     /// The adapter that is merged into the weights.
     pub(super) adapter: Option<Adapter>,
@@ -40,14 +40,14 @@ pub(super) struct Declared {
 #[derive(Deserialize)]
 struct DeclaredFields {
     block_size: Option<usize>,
-    // Fast-dLLM v2 and DiffusionGemma have names of their own for it.
+    // Fast-dLLM v2 and DiffusionGemma use other names.
     bd_size: Option<usize>,
     canvas_length: Option<usize>,
     mask_token_id: Option<u32>,
 }
 
 impl Declared {
-    /// The fields that are read.
+    /// Names of the fields.
     pub(super) fn fields() -> &'static [&'static str] {
         fields_of::<DeclaredFields>()
     }
@@ -59,7 +59,7 @@ impl Declared {
 }
 
 impl<O: Ops> Loader<'_, O> {
-    /// Makes the outputs `outs` of the tensor `name` a site; returns its index.
+    /// Registers the outputs `outs` of the tensor `name` as a site; returns its index.
     pub(super) fn site(&mut self, name: &str, n_out: usize, n_in: usize, outs: Range<usize>) -> usize {
         let module = name.strip_suffix(".weight").unwrap_or(name).to_owned();
         self.sites.push(Site { module, n_out, n_in, outs });
@@ -71,20 +71,19 @@ impl<O: Ops> Loader<'_, O> {
         (self.progress)(self.n_parameters, self.checkpoint.n_values().max(self.n_parameters));
     }
 
-    /// The tensor `name`, `[n_out, n_in]`.
+    /// Loads the tensor `name`, `[n_out, n_in]`.
     pub(super) fn matrix(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
         self.whole(name, n_out, n_in, self.dtype)
     }
 
-    /// The tensor `name`, `[vocab, n_in]`: an embedding or a head. Four bits are too few for these: what llama.cpp calls
-    /// Q4 holds them in six or eight.
+    /// Loads the tensor `name`, `[vocab, n_in]`: an embedding or a head. These are never held in four bits; llama.cpp's Q4 files
+    /// hold them in six or eight.
     pub(super) fn table(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
         let hold = if self.dtype == WeightType::Int4 { WeightType::Int8 } else { self.dtype };
         self.whole(name, n_out, n_in, hold)
     }
 
-    /// The tensor `name`, `[n_experts, n_in]`, held as 32-bit floats: families route in them, and a rounded score may send
-    /// a row to another expert.
+    /// Loads the tensor `name`, `[n_experts, n_in]`, as 32-bit floats, as families do: a rounded score may select another expert.
     pub(super) fn router(&mut self, name: &str, n_experts: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
         self.whole(name, n_experts, n_in, WeightType::F32)
     }
@@ -94,12 +93,12 @@ impl<O: Ops> Loader<'_, O> {
         parts.pop().ok_or_else(|| LoadError::of(name, "is empty"))
     }
 
-    /// The tensor `name` cut into matrices of `n_outs` rows each.
+    /// Loads the tensor `name`, split into matrices of `n_outs` rows each.
     pub(super) fn matrices(&mut self, name: &str, n_outs: &[usize], n_in: usize) -> Result<Vec<O::Matrix>, LoadError> {
         self.cut(name, &[n_outs.iter().sum(), n_in], n_outs, n_in, self.dtype)
     }
 
-    /// The tensor `name`, `[n, rows, n_in]`, cut into `n` times matrices of `n_outs` rows each.
+    /// Loads the tensor `name`, `[n, rows, n_in]`, each of the `n` parts split into matrices of `n_outs` rows each.
     pub(super) fn stack(
         &mut self,
         name: &str,
@@ -129,7 +128,7 @@ impl<O: Ops> Loader<'_, O> {
                 return Err(LoadError::of(
                     name,
                     format!(
-                        "an adapter cannot be added to the integers of {}; serve it beside the weights, or hold them by --quantization or --dtype",
+                        "an adapter cannot be merged into the quantized tensor {}; serve it as a separate adapter, or set --quantization or --dtype",
                         kind.name()
                     ),
                 ));
@@ -149,7 +148,7 @@ impl<O: Ops> Loader<'_, O> {
         Ok(parts)
     }
 
-    /// The tensor `name`, `[width]`.
+    /// Loads the tensor `name`, `[width]`.
     pub(super) fn vector(&mut self, name: &str, width: usize) -> Result<O::Vector, LoadError> {
         let data = self.checkpoint.take(name, &[width])?;
         let vector = self.ops.vector(data).map_err(|error| LoadError::of(name, error))?;
@@ -157,7 +156,7 @@ impl<O: Ops> Loader<'_, O> {
         Ok(vector)
     }
 
-    /// Matrices that are multiplied with the same rows; an error names `place`.
+    /// Groups matrices with the same input; an error names `place`.
     pub(super) fn group<const N: usize>(
         &self,
         place: &str,
@@ -166,7 +165,7 @@ impl<O: Ops> Loader<'_, O> {
         self.ops.group(members).map_err(|error| LoadError::of(place, error))
     }
 
-    /// The experts of a layer; an error names `place`.
+    /// Builds the experts of a layer; an error names `place`.
     pub(super) fn experts(
         &self,
         place: &str,
@@ -176,12 +175,12 @@ impl<O: Ops> Loader<'_, O> {
         self.ops.experts(mlps, routing).map_err(|error| LoadError::of(place, error))
     }
 
-    /// The angles of rotary positions.
+    /// Builds the table of rotary angles.
     pub(super) fn rope(&self, table: RopeTable) -> Result<O::Rope, LoadError> {
         self.ops.rope(table).map_err(|error| LoadError::of("rotary positions", error))
     }
 
-    /// The tensor `name`, `[width]`, kept on the host.
+    /// Reads the tensor `name`, `[width]`, on the host.
     pub(super) fn host_vector(&mut self, name: &str, width: usize) -> Result<Vec<f32>, LoadError> {
         let values = self.checkpoint.take(name, &[width]).map(WeightData::to_f32)?;
         self.count(width);

@@ -1,10 +1,10 @@
-//! Low-rank adapters (LoRA) that work on some rows of a batch and not on others.
+//! Low-rank adapters (LoRA) applied to some rows of a batch.
 //!
 //! A network counts its projections as it loads them: each is a [`Site`]. An adapter has a pair `A [r, in]`, `B [out, r]`
-//! for some sites, and its rows get `W x` plus the scaled `B A x`. The rows of an adapter are computed by
-//! themselves, so a request is answered the same whatever adapters its neighbours have.
+//! for some sites, and its rows become `W x` plus the scaled `B A x`. The rows of an adapter are computed separately, so a result
+//! does not depend on the adapters of other requests.
 //!
-//! Never here: whose rows they are, files (see `adapter`).
+//! Never here: requests, files (see `adapter`).
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub struct Site {
     pub n_out: usize,
     /// Inputs.
     pub n_in: usize,
-    /// The outputs that are this projection's: all, or a part of a fused tensor.
+    /// Outputs of this projection: all, or a part of a fused tensor.
     pub outs: Range<usize>,
 }
 
@@ -35,14 +35,14 @@ struct Pair<O: Ops> {
 
 /// An adapter on a device.
 pub struct LowRank<O: Ops> {
-    /// By site.
+    /// Pair of each site, by index.
     pairs: Vec<Option<Pair<O>>>,
     n_bytes: u64,
 }
 
 impl<O: Ops> LowRank<O> {
-    /// Loads `adapter` for a network's `sites`; an error names tensors that belong to none of them. Both factors are held
-    /// as 32-bit floats: they are small, and what they add is a difference; more than `max_bytes` of them are refused.
+    /// Loads `adapter` for a network's `sites`. Fails for tensors of other sites, naming them, and for factors of more than
+    /// `max_bytes`. Factors are held as 32-bit floats because they are small and their product is a small difference.
     pub(super) fn load(ops: &O, mut adapter: Adapter, sites: &[Site], max_bytes: u64) -> Result<Self, LoadError> {
         let matrix = |values: &[f32], n_out, n_in| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -58,7 +58,7 @@ impl<O: Ops> LowRank<O> {
             n_bytes += (rank * (n_in + outs.len()) * size_of::<f32>()) as u64;
             if n_bytes > max_bytes {
                 let what =
-                    format!("the adapter needs more than {max_bytes} bytes, which --max-lora-bytes leaves for it");
+                    format!("the adapter needs more than the {max_bytes} bytes that --max-lora-bytes leaves for it");
                 return Err(LoadError::new(what));
             }
             pairs.push(Some(Pair {
@@ -70,29 +70,29 @@ impl<O: Ops> LowRank<O> {
         Ok(Self { pairs, n_bytes })
     }
 
-    /// Bytes of its factors.
+    /// Size of the factors in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes
     }
 }
 
-/// The adapters of a batch; the step has the rows of each.
+/// Adapters of a batch; the step holds the rows of each.
 pub struct Adapters<'a, O: Ops> {
     adapted: Vec<(AdapterId, &'a LowRank<O>)>,
 }
 
 impl<'a, O: Ops> Adapters<'a, O> {
-    /// No row has one.
+    /// No adapters.
     pub fn none() -> Self {
         Self { adapted: Vec::new() }
     }
 
-    /// `adapter` works on the rows that the batch has under `id`, none of which has another.
+    /// Adds `adapter` for the batch's rows with `id`. A row has at most one adapter.
     pub fn push(&mut self, id: AdapterId, adapter: &'a LowRank<O>) {
         self.adapted.push((id, adapter));
     }
 
-    /// Adds to `y` what the adapters make of `x` at `site`.
+    /// Adds the scaled `B A x` of the adapters at `site` to `y`.
     pub(super) fn add(
         &self,
         ops: &O,

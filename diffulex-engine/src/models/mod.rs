@@ -1,7 +1,7 @@
 //! Networks: one file each, written once against [`crate::kernels::Ops`], chosen by `architectures[0]`.
 //!
-//! A network is a function of a [`ModelBatch`]: it owns weights and nothing else. The KV cache belongs to the engine,
-//! which passes it in. [`families`] has the facts that a family's files leave out.
+//! A network is a function of a [`ModelBatch`] that owns only its weights; the engine passes the KV cache. [`families`] lists the
+//! facts that checkpoints do not state.
 //!
 //! Never here: requests, schedulers, strategies, messages.
 
@@ -44,21 +44,21 @@ pub struct ModelSpec {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Positions it was made for.
+    /// Maximum number of positions (`max_position_embeddings`).
     pub max_positions: usize,
     /// Number of weights.
     pub n_parameters: u64,
-    /// How the weights are held.
+    /// Format of the weights in memory.
     pub dtype: WeightType,
-    /// An adapter was added to the weights.
+    /// An adapter is merged into the weights.
     pub is_adapted: bool,
-    /// Positions of a block it was trained with, if its config has them.
+    /// Block size in training, if config.json has it.
     pub block_size: Option<usize>,
-    /// The mask token, if its config names one.
+    /// The mask token, if config.json names it.
     pub mask_token_id: Option<u32>,
 }
 
-/// K/V that a layer keeps of a position.
+/// K/V of a layer per position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvHeads {
     /// K (or V) heads.
@@ -84,7 +84,7 @@ impl ModelSpec {
 /// Results of a forward.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outputs {
-    /// Of each recipe.
+    /// One result per recipe.
     pub scored: Vec<Option<Scored>>,
     /// Final states of the batch's `state_rows`, as the output head reads them: `[n_rows, hidden_size]`, row-major.
     pub states: Vec<f32>,
@@ -92,7 +92,7 @@ pub struct Outputs {
 
 /// A network on the device of `O`.
 pub trait Network<O: Ops>: Send + Sync {
-    /// Its facts.
+    /// Facts about this network.
     fn spec(&self) -> &ModelSpec;
 
     /// Projections that adapters may change.
@@ -114,12 +114,12 @@ pub trait Network<O: Ops>: Send + Sync {
     /// The output head.
     fn head(&self) -> Head<'_, O>;
 
-    /// The network as one that denoises canvases, where it is one.
+    /// This network as a [`CanvasNetwork`]; `None` if it does not denoise canvases.
     fn canvas(&self) -> Option<&dyn CanvasNetwork<O>> {
         None
     }
 
-    /// A forward, what its batch's recipes make of it, and the states that it asks for. Writes the K/V of every row.
+    /// Runs a forward and returns the results of the batch's recipes and its `state_rows`. Writes the K/V of every row.
     fn score(
         &self,
         ops: &O,
@@ -137,7 +137,7 @@ pub trait Network<O: Ops>: Send + Sync {
         Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.recipes, None)?, states })
     }
 
-    /// A forward and the logits of the batch's `logit_rows`, on the host.
+    /// Runs a forward and returns the logits of the batch's `logit_rows`, on the host.
     fn forward(
         &self,
         ops: &O,
@@ -161,11 +161,11 @@ pub trait Network<O: Ops>: Send + Sync {
     }
 }
 
-/// A network that denoises a canvas of tokens, none of which is a mask, over a context that [`Network::hidden`] encoded.
+/// A network that denoises canvases, which have no masks, after a context encoded by [`Network::hidden`].
 pub trait CanvasNetwork<O: Ops>: Network<O> {
-    /// The residual stream after the last layer, of the rows of whole canvases, each of which attends to the context and all
-    /// of its canvas; `step` has the rows of `canvases`. Writes the rows' K/V, which are good for this call only.
-    /// `conditioning` is the buffer that earlier steps wrote to.
+    /// Returns the residual stream after the last layer for the rows of whole canvases. Each row attends to the context and its
+    /// whole canvas; `step` was built from `canvases`. Writes the rows' K/V, which are valid only for this call. `conditioning` is
+    /// the buffer written by earlier steps.
     fn denoise(
         &self,
         ops: &O,
@@ -176,18 +176,18 @@ pub trait CanvasNetwork<O: Ops>: Network<O> {
         observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError>;
 
-    /// The self-conditioning that a step writes to the buffer `rows`, `[n, conditioning_width]`, for the next step.
+    /// Returns the self-conditioning that a step writes to the buffer `rows`, `[n, conditioning_width]`, for the next step.
     fn self_conditioning<'a>(&'a self, rows: &'a mut O::Tensor) -> SelfConditioning<'a, O>;
 
     /// Width of the conditioning buffer.
     fn conditioning_width(&self) -> usize;
 }
 
-/// The family of a model, and its config.
+/// Returns the family of a model, and its config.json.
 pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::Value), LoadError> {
     let config = files.read_json("config.json")?.ok_or_else(|| LoadError::of(files.place(), "has no config.json"))?;
     let architecture = config.get("architectures").and_then(|names| names.get(0)?.as_str()).ok_or_else(|| {
-        let what = "config.json has no architectures[0], which says what kind of model this is";
+        let what = "config.json has no architectures[0], which names the kind of model";
         LoadError::of(files.place(), what)
     })?;
     let family = Family::of(architecture).ok_or_else(|| {
@@ -202,15 +202,14 @@ pub fn read_config(files: &ModelFiles) -> Result<(&'static Family, serde_json::V
     Ok((family, config))
 }
 
-/// The fields of config.json that Diffulex neither uses nor knows to be without effect. Fails for those that would change what a
-/// network computes.
+/// Returns the unknown fields of config.json. Fails for fields that would change the computation.
 pub fn unknown_fields(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
     let (family, config) = read_config(files)?;
     config_rules::unknown_fields(family, &config).map_err(|error| error.at(&files.place()))
 }
 
-/// Loads the network of `files` onto the device of `ops`, with the adapter of `merged`, or else the one among `files`,
-/// added to its weights. `progress` is called with the weights loaded so far and the total.
+/// Loads the network of `files` onto the device of `ops`, merged with the adapter of `merged` or else the one among `files`, if any.
+/// `progress` is called with the number of weights loaded so far and the total.
 pub fn load<O: Ops + 'static>(
     files: &ModelFiles,
     merged: Option<&ModelFiles>,
@@ -225,7 +224,7 @@ pub fn load<O: Ops + 'static>(
     let unknown = config_rules::unknown_fields(family, &config).map_err(here)?;
     if !unknown.is_empty() {
         let (place, names) = (files.place(), unknown.join(", "));
-        tracing::warn!("{place}: config.json has fields that are not known here, and not used: {names}");
+        tracing::warn!("{place}: unknown fields of config.json are ignored: {names}");
     }
     let declared = Declared::read(&config).map_err(here)?;
     let mut checkpoint = Checkpoint::open(files)?;
@@ -257,7 +256,7 @@ pub fn load<O: Ops + 'static>(
     Ok(network)
 }
 
-/// Loads the adapter of `files` for `network`. Its file has `max_bytes` at most, and so have its factors.
+/// Loads the adapter of `files` for `network`. Fails if its file or its factors have more than `max_bytes`.
 pub fn load_adapter<O: Ops>(
     files: &ModelFiles,
     ops: &O,

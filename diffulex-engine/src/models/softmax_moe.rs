@@ -33,9 +33,9 @@ struct SdarMoeConfig {
     num_experts: usize,
     num_experts_per_tok: usize,
     norm_topk_prob: bool,
-    /// Every how many layers there are experts.
+    /// Distance between layers with experts.
     decoder_sparse_step: usize,
-    /// Layers that have an MLP all the same.
+    /// Indices of layers with an MLP instead of experts.
     #[serde(default)]
     mlp_only_layers: Vec<usize>,
 }
@@ -79,7 +79,7 @@ pub(super) fn load_sdar<O: Ops>(
     })
 }
 
-/// The authors' code has no `norm_topk_prob`: what the file says of it does not count.
+/// `norm_topk_prob` is ignored, because the authors' code does not read it.
 #[derive(Deserialize)]
 struct LladaMoeConfig {
     dense_intermediate_size: usize,
@@ -87,7 +87,7 @@ struct LladaMoeConfig {
     shared_expert_intermediate_size: Option<usize>,
     num_experts: usize,
     num_experts_per_tok: usize,
-    /// 0 where a layer has an MLP.
+    /// Per layer: 0 for an MLP, otherwise experts.
     moe_layer_freq: Vec<u32>,
     #[serde(default)]
     moe_router_enable_expert_bias: bool,
@@ -113,20 +113,20 @@ pub(super) fn load_llada<O: Ops>(
     let moe: LladaMoeConfig = parse(config)?;
     let hidden = shared.hidden_size;
     if let Some(function) = moe.moe_router_score_function.filter(|function| function != "softmax") {
-        return Err(refuse(format!("moe_router_score_function is {function:?}; this network knows \"softmax\"")));
+        return Err(refuse(format!("moe_router_score_function is {function:?}; only \"softmax\" is supported")));
     }
     if let Some(groups) = moe.router_num_group {
-        return Err(refuse(format!("router_num_group is {groups}; this network has no groups of experts")));
+        return Err(refuse(format!("router_num_group is {groups}; groups of experts are not supported")));
     }
     if let Some(factor) = moe.routed_scaling_factor.filter(|factor| *factor != 1.0) {
-        return Err(refuse(format!("routed_scaling_factor is {factor}; this network knows 1")));
+        return Err(refuse(format!("routed_scaling_factor is {factor}; only 1 is supported")));
     }
     if moe.qk_layernorm == Some(false) {
-        return Err(refuse("qk_layernorm is false; this network has a norm per head"));
+        return Err(refuse("qk_layernorm is false; this network requires a norm per head"));
     }
     if moe.moe_layer_freq.len() != shared.num_hidden_layers {
         let (found, expected) = (moe.moe_layer_freq.len(), shared.num_hidden_layers);
-        return Err(refuse(format!("moe_layer_freq speaks of {found} layers; there are {expected}")));
+        return Err(refuse(format!("moe_layer_freq has {found} entries for {expected} layers")));
     }
     check_sizes(&[
         ("dense_intermediate_size", moe.dense_intermediate_size),
@@ -174,10 +174,10 @@ fn softmax(n_chosen: usize, renormalise: bool) -> Routing {
     }
 }
 
-/// A row has at least one expert and no more than there are; `field` says how many.
+/// Fails unless the number of experts per row, `field`, is in `1..=n_experts`.
 pub(super) fn check_choice(field: &str, n_chosen: usize, n_experts: usize) -> Result<(), LoadError> {
     if (1..=n_experts).contains(&n_chosen) {
         return Ok(());
     }
-    Err(refuse(format!("{field} is {n_chosen}; there are {n_experts} experts")))
+    Err(refuse(format!("{field} is {n_chosen}; it must be in 1..={n_experts}, the number of experts")))
 }

@@ -1,7 +1,7 @@
-//! How vocabularies spell bytes: GPT-2's letters, and SentencePiece's `<0xE6>`.
+//! Spelling of bytes in vocabularies: GPT-2's letters, and SentencePiece's `<0xE6>`.
 //!
-//! GPT-2's alphabet is `bytes_to_unicode` of its encoder.py: printing bytes stand for themselves, and the others follow in
-//! order from U+0100 on.
+//! GPT-2's alphabet is `bytes_to_unicode` of its encoder.py: printable bytes map to themselves, the others in order to
+//! U+0100 and up.
 
 /// The bytes that a token spells, or `None` if it is not written as bytes.
 pub(super) fn bytes(token: &str) -> Option<Vec<u8>> {

@@ -42,15 +42,15 @@ const STACK: usize = 64 << 20;
 const CHATML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n\
                       {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Where a rendered conversation ends.
+/// End of a rendered conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConversationEnd {
-    /// Behind the start of the assistant's turn.
+    /// After the start of the assistant's turn.
     #[default]
     GenerationPrompt,
-    /// Behind its last message.
+    /// After its last message.
     LastMessage,
-    /// Behind the content of its last message, which the answer continues.
+    /// After the content of its last message, which the answer continues.
     Content,
 }
 
@@ -86,7 +86,7 @@ impl ChatTemplate {
             }
             filters::method(state, value, method, arguments)
         });
-        // It prints all that is known, and jinja2 has none.
+        // `debug` prints every variable; jinja2 has no such function.
         environment.remove_global("debug");
         filters::add_filters(&mut environment);
         metering::add_filters(&mut environment);
@@ -103,7 +103,7 @@ impl ChatTemplate {
         Ok(Self { compiled: compiled.and_then(|compiled| compiled).map_err(fail)?, source })
     }
 
-    /// As it was loaded.
+    /// Returns the source as loaded.
     pub(super) fn source(&self) -> &str {
         &self.source
     }
@@ -118,17 +118,17 @@ impl ChatTemplate {
         }
     }
 
-    /// Renders a conversation up to the end of the content of `last`. A mark behind the content finds the place, as in
-    /// transformers: the content itself may occur elsewhere, and templates write it trimmed.
+    /// Renders a conversation up to the end of the content of `last`. A marker appended to the content locates it, as in
+    /// transformers: the content itself may occur elsewhere, and templates trim it.
     fn render_open(
         &self,
         others: &[ChatMessage],
         last: &ChatMessage,
         options: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, RequestError> {
-        // No message can hold it on purpose.
+        // No message can contain it deliberately.
         let mark = format!("CONTINUED-{:016x}", RandomState::new().hash_one(&last.content));
-        // The space behind the mark is gone where the template trims.
+        // A template that trims removes the space after the marker.
         let marked = ChatMessage { role: last.role.clone(), content: format!("{}{mark} ", last.content) };
         let mut rendered = self.render(&[others, &[marked]].concat(), options)?;
         let Some(end) = rendered.rfind(&mark) else {
@@ -160,12 +160,12 @@ impl ChatTemplate {
         let max_values = MAX_VALUES + MAX_COPIES * n_bytes as u64 + MESSAGE_VALUES * n_messages as u64;
         let own = [("messages", Value::from(messages)), ("add_generation_prompt", true.into())];
         let options = options.iter().map(|(name, value)| (name.as_str(), from_json(value)));
-        // The last of a name counts.
+        // Of entries with the same name, the last one applies.
         let pairs = own.into_iter().chain(options).chain([(metering::LIMIT, max_values.into())]);
         let context = Value::from_pairs(pairs);
         let mut out = String::new();
         let run = || self.compiled.run(context, &mut out);
-        // It panics at some format strings: at names that are not ASCII. A thread takes longer than most templates.
+        // minijinja panics at format strings with names that are not ASCII. Starting a thread takes longer than most templates.
         let rendered = if self.compiled.recurses() { caught_on_stack(STACK, run) } else { caught(run) };
         let fail = |reason: String| {
             RequestError::invalid("messages", format!("messages do not fit the model's chat template: {reason}"))

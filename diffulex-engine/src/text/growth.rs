@@ -48,8 +48,8 @@ struct Parts {
 impl Growth {
     const NONE: Self = Self { factor: 1.0, added: 0.0 };
 
-    /// That of texts in the tokenizer whose file is `json`. Fails if it, or that of the decoder, is too large. What is not a
-    /// tokenizer has none: loading it reports why.
+    /// Growth of texts under the tokenizer `json`. Fails if it, or the growth by the decoder, is too large. Returns no growth for
+    /// invalid files, because loading them reports the error.
     pub(super) fn of(json: &[u8]) -> Result<Self, String> {
         let Ok(Parts { normalizer, pre_tokenizer, decoder }) = serde_json::from_slice(json) else {
             return Ok(Self::NONE);
@@ -98,12 +98,12 @@ impl Growth {
         Ok(())
     }
 
-    /// This step and then `next`.
+    /// Growth of this step followed by `next`.
     fn then(self, next: Self) -> Self {
         Self { factor: self.factor * next.factor, added: self.added * next.factor + next.added }
     }
 
-    /// That of a normalizer, pre-tokenizer or decoder. Factors of normal forms are Unicode's (the FAQ on normalization).
+    /// Growth by a normalizer, pre-tokenizer or decoder. Factors of normal forms are from Unicode's FAQ on normalization.
     fn of_step(step: &Value) -> Self {
         let by = |factor: f64| Self { factor, added: 0.0 };
         let len_of = |field: &str| step[field].as_str().map_or(0, str::len) as f64;

@@ -47,7 +47,7 @@ pub(super) fn tokenizer_json(files: &ModelFiles) -> Result<Vec<u8>, LoadError> {
     let split = SPLITS.iter().find(|split| split.names.contains(&name)).ok_or_else(|| {
         let known = SPLITS.iter().flat_map(|split| split.names).copied().collect::<Vec<_>>().join(", ");
         fail(format!(
-            "vocabulary and merges do not say how text is split, and {field} is {name}; known are {known}; a folder with a tokenizer.json would do"
+            "vocabulary and merges have no pre-tokenizer, and {field} is {name}; supported: {known}; or use a folder with tokenizer.json"
         ))
     })?;
     // The first line may be a version; a merge has two parts.

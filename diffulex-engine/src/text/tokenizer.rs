@@ -12,14 +12,14 @@ use super::{byte_alphabet, coverage, merges};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
 
-/// Special tokens as text, by the names of tokenizer_config.json, else of special_tokens_map.json; `None` where neither has one.
+/// Special tokens as text, from tokenizer_config.json or else special_tokens_map.json; `None` if neither names one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Ends a text.
+    /// End of a text.
     pub eos_token: Option<String>,
-    /// Begins one.
+    /// Beginning of a text.
     pub bos_token: Option<String>,
-    /// Fills up rows of a batch.
+    /// Padding.
     pub pad_token: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl TextModel {
         let vocab_size = match largest_id.map(|id| id.checked_add(1)) {
             None => 0,
             Some(Some(size)) => size,
-            Some(None) => return Err(fail(format!("a token has the id {}, which no model has", u32::MAX))),
+            Some(None) => return Err(fail(format!("a token has the id {}, which is out of range", u32::MAX))),
         };
         let special_ids: BTreeSet<u32> = tokenizer
             .get_added_tokens_decoder()
@@ -162,12 +162,12 @@ impl TextModel {
         self.template.render(messages, options)
     }
 
-    /// The special tokens that have a name.
+    /// Returns the named special tokens.
     pub fn special_tokens(&self) -> &SpecialTokens {
         &self.names
     }
 
-    /// The source of the chat template that is in use.
+    /// Returns the source of the chat template.
     pub fn chat_template(&self) -> &str {
         self.template.source()
     }
@@ -224,8 +224,8 @@ impl TextModel {
     }
 }
 
-/// Switches truncation and padding off and returns the names of those that were on. They are settings of a training run: a server
-/// reads all of a prompt, or the part that the request's `truncate_prompt_tokens` asks for.
+/// Disables truncation and padding, and returns the names of the enabled ones. They are settings of a training run: a server reads
+/// all of a prompt, or the part selected by `truncate_prompt_tokens`.
 fn switch_off(tokenizer: &mut Tokenizer) -> Result<Vec<&'static str>, String> {
     let mut unused = Vec::new();
     if tokenizer.get_truncation().is_some() {

@@ -166,7 +166,7 @@ fn autoregressive_models_are_told_as_such() {
     );
     assert_eq!(
         said_of(&[("config.json", b"{}")]),
-        "MODEL: config.json has no architectures[0], which says what kind of model this is"
+        "MODEL: config.json has no architectures[0], which names the kind of model"
     );
 }
 

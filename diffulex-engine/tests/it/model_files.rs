@@ -119,7 +119,7 @@ fn weights_whose_end_is_missing_are_an_incomplete_download() {
 #[test]
 fn llada2_2_is_refused_by_the_field_that_makes_it_another_network() {
     let message = refused(Files::golden("llada2").with_config("expert_capacity", json!(48)));
-    assert!(message.contains("config.json: expert_capacity is 48: this is LLaDA2.2"), "{message}");
+    assert!(message.contains("config.json: expert_capacity is 48: LLaDA2.2"), "{message}");
 }
 
 const CHECKPOINTS: [&str; 10] = [
@@ -195,7 +195,7 @@ fn a_field_that_no_family_reads_is_reported_or_refused() {
         files
     };
     assert!(
-        refused(with_text("num_kv_shared_layers", json!(2))).contains("num_kv_shared_layers is 2; only 0 is known")
+        refused(with_text("num_kv_shared_layers", json!(2))).contains("num_kv_shared_layers is 2; only 0 is supported")
     );
     assert!(
         refused(with_text("query_pre_attn_scalar", json!(256))).contains("text_config.query_pre_attn_scalar is 256; ")

@@ -22,7 +22,7 @@ struct Account {
     left: u64,
 }
 
-/// Size of a value with all that is in it, as often as it is there.
+/// Size of a value including nested values, counted as often as they occur.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Size {
     /// Values.
@@ -38,7 +38,7 @@ impl Size {
     }
 }
 
-/// Opens the account of a rendering, once.
+/// Opens the account of a rendering.
 pub(super) fn open(state: &mut State<'_, '_>, limit: u64) {
     state.get_or_insert_extension_with(|| Account { limit, left: limit });
 }
@@ -89,7 +89,7 @@ fn walk(value: &Value, depth: usize, most: u64, size: &mut Size) -> Result<Optio
         // Plain values are printed with a name.
         return Ok(Some(()));
     }
-    // What has no length can be gone through only once.
+    // Values without a length can be iterated only once.
     if value.len().is_none() {
         return Ok(Some(()));
     }

@@ -103,7 +103,7 @@ fn product(state: &mut State<'_, '_>, left: Value, right: Value) -> Result<Value
             };
         }
     };
-    // As in Python, fewer than none is none.
+    // As in Python, a negative count gives an empty result.
     let times = i64::try_from(times.clone()).map_err(|_| fail())?.max(0) as u64;
     if let Some(text) = repeated.as_str() {
         account::spend(state, times.saturating_mul(text.len() as u64))?;
