@@ -1,4 +1,4 @@
-//! Compiles the emulator and every kernel of the engine into two libraries called `libcuda.so`: `checked`, whose kernels report
+//! Compiles the emulator and every CUDA kernel into two libraries called `libcuda.so`: `checked`, whose kernels report
 //! each load and store, and `fast`, whose kernels do not.
 
 use std::error::Error;
@@ -11,7 +11,7 @@ use std::thread;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-const KERNELS: &str = "../diffulex-engine/gpu";
+const KERNELS: &str = "../diffulex-kernels/gpu";
 const EMULATOR: &str = "emulator";
 const EXPORTS: &str = "-Wl,--version-script=emulator/exports.map";
 /// Kernels with faults, which this crate's tests want to see found.

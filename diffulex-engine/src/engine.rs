@@ -15,7 +15,7 @@ use diffulex_protocol::{
 use diffulex_strategies::{BlockCandidates, ContextGrowth};
 use serde_json::json;
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::adapters::{AdapterTable, Named};
 use crate::admission::{Admission, Admitted};
 use crate::batch::{Forward, Frame, lay_out};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::error::{BatchError, LoadError, StepError};
 use crate::files::ModelFiles;
 use crate::kernels::{CacheShape, ModelBatch, Ops};

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_strategies::{BlockCandidates, Candidate};
+use diffulex_protocol::SamplingParams;
+use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K, Score};
 
 use crate::error::RequestError;
-use crate::kernels::{Recipe, Scored, Vocabulary};
+use crate::kernels::{self, MAX_LIKELIEST, Recipe, Scored, Vocabulary};
 use crate::logit_changes::LogitChanges;
 use crate::randomness::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Ticket};
 use crate::sequence::Sequence;
+
+// Candidates have what clients may ask for and what strategies look at.
+const _: () = assert!(SamplingParams::MAX_TOP_LOGPROBS as usize <= MAX_LIKELIEST && MAX_TOP_K <= MAX_LIKELIEST);
 
 /// An undecided position, which a row of a forward predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +30,15 @@ pub struct Wanted {
 pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
     let step = sequence.blocks()[sequence.block_of(position)].steps;
     DrawKey { seed: sequence.params().seed.unwrap_or_default(), position, step }
+}
+
+/// A strategy's score, in the kernels' words.
+fn score_of(score: Score) -> kernels::Score {
+    match score {
+        Score::Probability => kernels::Score::Probability,
+        Score::Margin => kernels::Score::Margin,
+        Score::NegativeEntropy => kernels::Score::NegativeEntropy,
+    }
 }
 
 /// How the row `row` of a forward is scored, which predicts `position`; without guidance.
@@ -46,7 +59,7 @@ pub fn recipe(
         top_p: params.top_p,
         min_p: params.min_p,
         draw: randomness.draw(draw_key(sequence, position)),
-        score: sequence.score(),
+        score: score_of(sequence.score()),
         n_likeliest: sequence.n_likeliest(),
         asked: sequence.known(position).into_iter().collect(),
         ..Recipe::greedy(row, vocabulary)
@@ -99,7 +112,7 @@ fn candidate(
 #[cfg(test)]
 mod tests {
     use diffulex_protocol::{FinishReason, SamplingParams};
-    use diffulex_strategies::{Attention, Score, Setup, StrategyKind};
+    use diffulex_strategies::{Attention, Setup, StrategyKind};
 
     use super::*;
     use crate::alignment::LogitAlignment;
@@ -153,7 +166,7 @@ mod tests {
             top_p: Some(0.5),
             min_p: Some(0.25),
             draw,
-            score: Score::NegativeEntropy,
+            score: kernels::Score::NegativeEntropy,
             n_likeliest: 3,
             asked: Vec::new(),
             classes: None,

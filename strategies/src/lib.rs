@@ -52,4 +52,4 @@ pub use semi_autoregressive::SemiAutoregressive;
 pub use setting::{Setting, SettingError, Value, Values};
 pub use strategy::{Strategy, StrategyKind, check_settings, settings};
 pub use token_merge::{Merge, MergeMode, TokenMerge};
-pub use view::{BlockCandidates, BlockView, Candidate, Focus, MAX_LIKELIEST, MAX_TOP_K, Progress, Score};
+pub use view::{BlockCandidates, BlockView, Candidate, Focus, MAX_TOP_K, Progress, Score};

@@ -5,10 +5,6 @@ use std::ops::Range;
 /// Likeliest tokens of a position that a strategy may look at. Chosen by us: Diffulex's configurations look at three.
 pub const MAX_TOP_K: usize = 8;
 
-/// Likeliest tokens of a position that a candidate has: those that a strategy looks at, and those that a client may ask for, which
-/// are up to 20 in OpenAI's API.
-pub const MAX_LIKELIEST: usize = 20;
-
 /// The network's prediction at one undecided position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {

@@ -15,8 +15,8 @@ use diffulex_strategies::{
 use crate::alignment::LogitAlignment;
 use crate::block_size::MAX_BLOCK_SIZE;
 use crate::error::RequestError;
-use crate::kernels::KvType;
-use crate::memory::{PoolWish, Room};
+use crate::kernels::{KvType, Room};
+use crate::memory::PoolWish;
 use crate::models::families::NetworkKind;
 use crate::models::{AttentionKind, Family, ModelSpec};
 use crate::text::TextModel;

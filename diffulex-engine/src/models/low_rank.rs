@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use super::adapter::Adapter;
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::error::{LoadError, StepError};
 use crate::kernels::{HoldError, Ops, RowList, WeightData, WeightType};
 
