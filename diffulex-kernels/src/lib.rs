@@ -17,14 +17,12 @@
 //!
 //! Never here: requests, blocks, pages' owners, strategies.
 
-mod blocks;
 mod cache;
 pub mod cpu;
 pub mod cuda;
 mod error;
 mod memory;
 mod mlp;
-pub mod quantization;
 pub mod reference;
 mod rope;
 pub mod routing;
@@ -32,7 +30,6 @@ mod score;
 mod step;
 mod weights;
 
-pub use blocks::{BlockType, Steps};
 pub use cache::{CacheShape, KvType};
 pub use error::{BatchError, DeviceError, StepError};
 pub use memory::Room;
@@ -44,7 +41,8 @@ pub use score::{
     Vocabulary,
 };
 pub use step::{AdapterId, Attention, Blend, ModelBatch, RowList, SequenceRows};
-pub use weights::{HoldError, WeightData, WeightType};
+pub use weights::quantization;
+pub use weights::{BlockType, HoldError, Steps, WeightData, WeightType};
 
 /// Norm of each head before rotation (qk-norm): its weight `[head_dim]` and epsilon.
 pub type HeadNorm<'a, O> = Option<(&'a <O as Ops>::Vector, f32)>;

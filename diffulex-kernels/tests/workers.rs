@@ -7,7 +7,7 @@
 
 #![expect(unsafe_code, reason = "the workers lend closures to threads")]
 
-#[path = "../src/cpu/workers.rs"]
+#[path = "../src/cpu/pool/workers.rs"]
 mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,7 +18,7 @@ use loom::sync::{Arc, Notify};
 use loom::thread;
 use workers::Workers;
 
-/// The names of `src/cpu/sync.rs`, of loom.
+/// The names of `src/cpu/pool/sync.rs`, of loom.
 mod sync {
     use std::cell::RefCell;
     use std::io;

@@ -9,11 +9,13 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::bf16::{bf16, unbf16};
-use super::shared::Shared;
-use super::threads::Pool;
-use super::vector::{LANES, Vector, for_each_instruction_set};
-use super::{Rows, Simd};
+use crate::cpu::isa::bf16::{bf16, unbf16};
+use crate::cpu::isa::sets::for_each_instruction_set;
+use crate::cpu::isa::simd::Simd;
+use crate::cpu::isa::vector::{LANES, Vector};
+use crate::cpu::pool::shared::Shared;
+use crate::cpu::pool::threads::Pool;
+use crate::cpu::rows::Rows;
 use crate::{Attention, CacheShape, KvType, SequenceRows};
 
 /// Below this many score and value products the batch stays on one thread; see the same constant of `linear`.
@@ -27,7 +29,7 @@ const CHUNK: usize = 64;
 const CACHE_LINE: usize = 64;
 
 /// Positions whose keys and values are stored together: a vector of them, or a page where that is less.
-pub(super) fn group_len(page_size: usize) -> usize {
+pub(crate) fn group_len(page_size: usize) -> usize {
     page_size.min(LANES)
 }
 
@@ -71,8 +73,13 @@ impl Element for u16 {
     }
 }
 
+/// K and V of every layer.
+pub struct CpuCache {
+    pub(crate) layers: Vec<LayerCache>,
+}
+
 /// K and V of one layer.
-pub(super) struct LayerCache {
+pub(crate) struct LayerCache {
     shape: CacheShape,
     held: Held,
 }
@@ -137,7 +144,7 @@ fn store_values<E: Element>(held: &mut [E], shape: CacheShape, v: &Rows, slots: 
 
 impl LayerCache {
     /// All zero. Zeroed memory comes from the system page by page as it is touched: an unused cache costs nothing.
-    pub(super) fn new(shape: CacheShape) -> Self {
+    pub(crate) fn new(shape: CacheShape) -> Self {
         let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
         let held = match shape.kv_type {
             KvType::F32 => Held::F32(KeysValues { k: vec![0.0; len], v: vec![0.0; len] }),
@@ -147,7 +154,7 @@ impl LayerCache {
     }
 
     /// Writes K and V of each row to its slot.
-    pub(super) fn store(&mut self, pool: &Pool, k: &Rows, v: &Rows, slots: &[u32]) {
+    pub(crate) fn store(&mut self, pool: &Pool, k: &Rows, v: &Rows, slots: &[u32]) {
         match &mut self.held {
             Held::F32(held) => held.store(pool, self.shape, k, v, slots),
             Held::Bf16(held) => held.store(pool, self.shape, k, v, slots),
@@ -163,7 +170,7 @@ struct Task<'a> {
     kv_head: usize,
 }
 
-pub(super) fn attend(
+pub(crate) fn attend(
     pool: &Pool,
     simd: Simd,
     q: &Rows,

@@ -3,21 +3,23 @@
 //! Weights of an expert are read once a forward, however many rows it has. A row adds up its experts in ascending
 //! order, so its result does not depend on the rows beside it.
 
-use super::linear::linears;
-use super::threads::Pool;
-use super::{CpuOps, Rows, Simd};
 use crate::GatedMlp;
+use crate::cpu::isa::simd::Simd;
+use crate::cpu::pool::threads::Pool;
+use crate::cpu::product::linear::linears;
+use crate::cpu::rows::Rows;
+use crate::cpu::state::CpuOps;
 use crate::routing::Routing;
 
 /// The experts of a layer.
 pub struct CpuExperts {
-    pub(super) mlps: Vec<GatedMlp<CpuOps>>,
-    pub(super) routing: Routing,
+    pub(crate) mlps: Vec<GatedMlp<CpuOps>>,
+    pub(crate) routing: Routing,
 }
 
 impl CpuExperts {
     /// The weighted sum of the experts that each row is routed to by `logits`.
-    pub(super) fn apply(&self, pool: &Pool, simd: Simd, x: &Rows, logits: &Rows) -> Rows {
+    pub(crate) fn apply(&self, pool: &Pool, simd: Simd, x: &Rows, logits: &Rows) -> Rows {
         let mut rows_of: Vec<Vec<(usize, f32)>> = vec![Vec::new(); self.mlps.len()];
         for row in 0..x.n_rows() {
             for choice in self.routing.choose(logits.row(row)) {

@@ -5,11 +5,13 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use super::aligned::Aligned;
-use super::threads::Pool;
-use super::vector::{LANES, Vector, for_each_instruction_set};
-use super::{CpuOps, Simd};
 use crate::WeightType;
+use crate::cpu::isa::sets::for_each_instruction_set;
+use crate::cpu::isa::simd::Simd;
+use crate::cpu::isa::vector::{LANES, Vector};
+use crate::cpu::packing::aligned::Aligned;
+use crate::cpu::pool::threads::Pool;
+use crate::cpu::state::CpuOps;
 
 /// Times that each measurement is repeated; the fastest counts, as other programs can only slow it down.
 const N_RUNS: usize = 5;

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::threads::Pool;
+use crate::cpu::pool::threads::Pool;
 
 /// Values below which work on rows stays on one thread: some microseconds of it.
 const PARALLEL_VALUES: usize = 1 << 14;
@@ -84,7 +84,7 @@ impl Rows {
     }
 
     /// The rows of these numbers, in that order.
-    pub(super) fn select(&self, rows: &[u32]) -> Self {
+    pub(crate) fn select(&self, rows: &[u32]) -> Self {
         let mut out = self.scratch(rows.len(), self.width());
         for (place, row) in rows.iter().enumerate() {
             out.row_mut(place).copy_from_slice(self.row(*row as usize));
@@ -123,12 +123,12 @@ impl Rows {
     }
 
     /// Enough that work on them is worth sharing.
-    pub(super) fn are_many(&self) -> bool {
+    pub(crate) fn are_many(&self) -> bool {
         self.values.len() >= PARALLEL_VALUES
     }
 
     /// `work` on every row and its number, on several threads where there is enough to do.
-    pub(super) fn each(&mut self, pool: &Pool, work: impl Fn(usize, &mut [f32]) + Sync) {
+    pub(crate) fn each(&mut self, pool: &Pool, work: impl Fn(usize, &mut [f32]) + Sync) {
         let width = self.width;
         if self.are_many() {
             pool.chunks(&mut self.values, width, work);

@@ -1,0 +1,509 @@
+//! Scoring on the CPU: a tile of the vocabulary at a time on all threads, straight from the product with the head.
+//!
+//! 1. Each tile of logits is changed as the recipes say and summed up ([`Summary`]) while it is in the caches.
+//! 2. The summaries of a row are joined. That is all of a greedy row. One that is drawn gets the tile in which its token
+//!    lies from the tiles' sums.
+//! 3. That tile is computed once more for the rows that drew it, and walked to the token.
+//!
+//! The logits of a row are kept only where its recipe cuts the distribution ([`Cut`]), sums up classes or conditions a
+//! canvas.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::cpu::packing::matrix::PackedMatrix;
+use crate::cpu::product::linear::{self, TILE, TiledProduct};
+use crate::cpu::rows::Rows;
+use crate::cpu::score::cut::{Cut, least_kept, place};
+use crate::cpu::score::findings::TileOfRow;
+use crate::cpu::score::summary::{Summary, Wanted};
+use crate::cpu::state::CpuOps;
+use crate::error::StepError;
+use crate::{ClassScore, Classes, Draw, Guidance, Head, Ops, Recipe, Score, Scored, SelfConditioning};
+
+/// Logits that are kept at once, at most, 64 MiB; more rows are scored in parts. At a vocabulary of 152k these are 110 rows,
+/// which are enough for a product to be bound by arithmetic, so that parts cost nothing. Chosen by us.
+const MAX_KEPT_VALUES: usize = 1 << 24;
+
+/// A recipe and where its logits are.
+struct Row<'a> {
+    recipe: &'a Recipe,
+    wanted: Wanted,
+    /// Row of the product.
+    row: usize,
+    /// Row of the product without the prompt, and the scale of guidance.
+    guidance: Option<(usize, f32)>,
+    /// Row of the kept logits.
+    kept: Option<usize>,
+}
+
+/// Logits of the rows that keep them, tile by tile.
+struct Kept {
+    /// `[n_tiles, n_rows * TILE]`.
+    values: Rows,
+    n_out: usize,
+}
+
+impl Kept {
+    /// Logits of row `place` among those that are kept, a tile at a time.
+    fn tiles(&self, place: usize) -> impl Iterator<Item = &[f32]> {
+        let n_tiles = self.n_out.div_ceil(TILE);
+        (0..n_tiles).map(move |tile| {
+            let n_tokens = TILE.min(self.n_out - tile * TILE);
+            &self.values.row(tile)[place * TILE..place * TILE + n_tokens]
+        })
+    }
+}
+
+/// A row of which everything is known but, perhaps, the token.
+struct Drawing {
+    scored: Scored,
+    /// The tile in which the token lies and what has to be found of it, where it is not found yet.
+    search: Option<(usize, Search)>,
+}
+
+/// A token to be found in a tile.
+#[derive(Clone, Copy)]
+enum Search {
+    /// The first at which the sum of weights exceeds this, relative to a weight of 1 at the largest logit.
+    Sum { target: f64, top: f32, total: f64 },
+    /// This one.
+    Token { token: u32, top: f32, total: f64 },
+}
+
+/// `ops.score`.
+pub(crate) fn score(
+    ops: &CpuOps,
+    x: &Rows,
+    head: &Head<'_, CpuOps>,
+    recipes: &[Recipe],
+    mut conditioning: Option<SelfConditioning<'_, CpuOps>>,
+) -> Result<Vec<Option<Scored>>, StepError> {
+    let n_kept = recipes.iter().filter(|recipe| keeps_logits(recipe)).count();
+    // Parts of like size.
+    let n_parts = (n_kept * head.matrix.n_out().next_multiple_of(TILE)).div_ceil(MAX_KEPT_VALUES).max(1);
+    let max_kept = n_kept.div_ceil(n_parts);
+    let mut scored = Vec::with_capacity(recipes.len());
+    let mut rest = recipes;
+    while !rest.is_empty() {
+        let mut n_kept = 0;
+        let end = rest.iter().position(|recipe| {
+            n_kept += usize::from(keeps_logits(recipe));
+            n_kept > max_kept
+        });
+        let (part, behind) = rest.split_at(end.unwrap_or(rest.len()));
+        scored.extend(Part::new(ops, x, head, part)?.score(conditioning.as_mut())?);
+        rest = behind;
+    }
+    Ok(scored)
+}
+
+/// The row's logits are looked at more than once.
+fn keeps_logits(recipe: &Recipe) -> bool {
+    recipe.is_cut() || recipe.classes.is_some() || recipe.conditions.is_some()
+}
+
+/// Recipes that are scored at once.
+struct Part<'a> {
+    ops: &'a CpuOps,
+    matrix: &'a PackedMatrix,
+    soft_cap: Option<f32>,
+    /// Hidden states behind the norm, each row once.
+    normed: Rows,
+    rows: Vec<Row<'a>>,
+    n_kept: usize,
+}
+
+impl<'a> Part<'a> {
+    fn new(ops: &'a CpuOps, x: &Rows, head: &Head<'a, CpuOps>, recipes: &'a [Recipe]) -> Result<Self, StepError> {
+        let named = recipes.iter().flat_map(|recipe| {
+            [Some(recipe.row), recipe.guidance.map(|guidance| guidance.unguided_row)].into_iter().flatten()
+        });
+        let mut named: Vec<u32> = named.collect();
+        named.sort_unstable();
+        named.dedup();
+        let place = |row: u32| named.partition_point(|other| *other < row);
+        let mut n_kept = 0;
+        let rows = recipes.iter().map(|recipe| {
+            let kept = keeps_logits(recipe).then_some(n_kept);
+            n_kept += usize::from(kept.is_some());
+            let wanted = Wanted {
+                vocabulary: recipe.vocabulary,
+                n_ranked: recipe.n_ranked(),
+                second: recipe.score == Score::Margin,
+                log_total: recipe.score == Score::NegativeEntropy,
+                factor: recipe.inverse_temperature(),
+            };
+            let guidance = recipe.guidance.map(|Guidance { unguided_row, scale }| (place(unguided_row), scale));
+            Row { recipe, wanted, row: place(recipe.row), guidance, kept }
+        });
+        let rows = rows.collect();
+        let (norm, eps) = head.norm;
+        let normed = ops.rms_norm(&x.select(&named), norm, eps)?;
+        Ok(Self { ops, matrix: head.matrix, soft_cap: head.soft_cap, normed, rows, n_kept })
+    }
+
+    fn score(&self, conditioning: Option<&mut SelfConditioning<'_, CpuOps>>) -> Result<Vec<Option<Scored>>, StepError> {
+        let pool = &self.ops.pool;
+        let product = TiledProduct::new(pool, self.ops.simd, &self.normed, self.matrix);
+        // One piece of memory, which is used again by the next step.
+        let mut values = self.normed.scratch(product.n_tiles(), self.n_kept * TILE);
+        let of_tiles = values.values_mut().chunks_mut((self.n_kept * TILE).max(1)).map(Mutex::new);
+        let of_tiles: Vec<Mutex<&mut [f32]>> = of_tiles.collect();
+        let tiles = pool.map(product.n_tiles(), |tile| {
+            let mut kept = of_tiles.get(tile).map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+            self.tile(product.tile(tile), kept.as_deref_mut().map_or(&mut [], |kept| kept))
+        });
+        let kept = Kept { values, n_out: self.matrix.n_out() };
+        let mut drawings = pool.map(self.rows.len(), |index| self.joined(index, &tiles, &kept));
+        self.ops.findings.give_back(tiles);
+        self.find_tokens(&mut drawings);
+        if let Some(conditioning) = conditioning {
+            self.condition(&kept, conditioning)?;
+        }
+        let is_number = |scored: &Scored| scored.confidence.is_finite();
+        Ok(drawings.into_iter().map(|drawing| drawing.map(|drawing| drawing.scored).filter(is_number)).collect())
+    }
+
+    /// Findings about each row in a tile with these outputs. Logits that are kept go to `kept`.
+    fn tile(&self, (outs, mut values): (Range<usize>, Rows), kept: &mut [f32]) -> Vec<TileOfRow> {
+        self.cap(&mut values);
+        let mut scratch = Vec::new();
+        let simd = self.ops.simd;
+        let mut found = self.ops.findings.take();
+        found.extend(self.rows.iter().map(|row| {
+            let Row { recipe, wanted, .. } = row;
+            let logits = row.changed(&outs, |row| values.row(row), &mut scratch);
+            if let Some(place) = row.kept {
+                kept[place * TILE..place * TILE + outs.len()].copy_from_slice(logits);
+            }
+            let is_here = |(_, token): &(usize, &u32)| outs.contains(&(**token as usize));
+            let asked = recipe.asked.iter().enumerate().filter(is_here);
+            let asked = asked.map(|(place, token)| (place, logits[*token as usize - outs.start])).collect();
+            let summarise = |logits: &[f32]| Summary::of_tile(simd, outs.start, logits, *wanted);
+            let whole = recipe.asks_log_probabilities().then(|| Box::new(summarise(logits)));
+            let summary = if recipe.is_greedy() || row.draws_all(&outs) {
+                summarise(logits)
+            } else {
+                let mut drawable = logits.to_vec();
+                row.blank(&outs, &mut drawable, f32::NEG_INFINITY);
+                summarise(&drawable)
+            };
+            TileOfRow { summary, whole, asked }
+        }));
+        found
+    }
+
+    fn cap(&self, values: &mut Rows) {
+        if let Some(cap) = self.soft_cap {
+            self.ops.simd.soft_cap(values.values_mut(), cap);
+        }
+    }
+
+    /// A row of which all tiles are known; `None` where its logits are no numbers or no token may be drawn.
+    fn joined(&self, index: usize, tiles: &[Vec<TileOfRow>], kept: &Kept) -> Option<Drawing> {
+        let row = &self.rows[index];
+        let recipe = row.recipe;
+        let of_tiles = || tiles.iter().map(|tile| &tile[index]);
+        let summary = Summary::joined(of_tiles().map(|tile| &tile.summary), row.wanted);
+        let mut drawing = if recipe.is_greedy() {
+            Drawing { scored: greedy(recipe, &summary)?, search: None }
+        } else if summary.largest[0].is_finite() && summary.total.is_finite() {
+            let tops: Vec<f32> = of_tiles().map(|tile| tile.summary.largest[0]).collect();
+            let mut top_weights = vec![0.0; tops.len()];
+            self.ops.simd.exp_into(&tops, summary.largest[0], row.wanted.factor, &mut top_weights);
+            if recipe.is_cut() {
+                self.drawn_cut(row, kept.tiles(row.kept?), &top_weights, &summary)?
+            } else {
+                drawn(row, of_tiles().zip(top_weights), &summary)?
+            }
+        } else {
+            return None;
+        };
+        if recipe.asks_log_probabilities() {
+            let whole = Summary::joined(of_tiles().filter_map(|tile| tile.whole.as_deref()), row.wanted);
+            let (top, log_total) = (whole.largest[0], whole.total.ln());
+            if !top.is_finite() || !log_total.is_finite() {
+                return None;
+            }
+            let scored = &mut drawing.scored;
+            scored.log_probabilities = vec![0.0; recipe.asked.len()];
+            for (place, logit) in of_tiles().flat_map(|tile| &tile.asked) {
+                scored.log_probabilities[*place] = (logit - top) * row.wanted.factor - log_total;
+            }
+            if let (Some(classes), Some(place)) = (&recipe.classes, row.kept) {
+                scored.classes = self.classes(classes, row, kept.tiles(place), &whole);
+            }
+        }
+        Some(drawing)
+    }
+
+    /// A row that is drawn from what its cuts leave. `top_weights` are the largest weights of its tiles.
+    fn drawn_cut<'t>(
+        &self,
+        row: &Row<'_>,
+        tiles: impl Iterator<Item = &'t [f32]>,
+        top_weights: &[f32],
+        summary: &Summary,
+    ) -> Option<Drawing> {
+        let (recipe, top, factor) = (row.recipe, summary.largest[0], row.wanted.factor);
+        let simd = self.ops.simd;
+        let least = least_kept(recipe, top_weights);
+        let mut weights = self.normed.scratch(1, self.matrix.n_out());
+        for ((weights, logits), largest) in weights.values_mut().chunks_mut(TILE).zip(tiles).zip(top_weights) {
+            if *largest < least {
+                // Nothing of the tile is kept.
+                weights.fill(0.0);
+            } else {
+                simd.exp_into(logits, top, factor, weights);
+            }
+        }
+        let n_out = weights.width();
+        row.blank(&(0..n_out), weights.values_mut(), 0.0);
+        let cut = Cut::new(simd, weights.values(), recipe, least);
+        let (token, weight) = match recipe.draw {
+            Draw::Uniform(uniform) => cut.draw(weights.values(), uniform),
+            Draw::Token(token) => (token, cut.kept(weights.values()[token as usize])),
+        };
+        let probability = |weight: f32| (f64::from(weight) / cut.total()) as f32;
+        let ranked = summary.ranked.tokens().iter().map(|(token, _)| (*token, weights.values()[*token as usize]));
+        let ranked =
+            ranked.filter(|(_, weight)| cut.keeps(*weight)).map(|(token, weight)| (token, probability(weight)));
+        let mut scored = scored(recipe, token, probability(weight), ranked.clone())?;
+        match recipe.score {
+            Score::Probability => {}
+            Score::Margin => scored.score = margin(ranked),
+            Score::NegativeEntropy => scored.score = cut.negative_entropy(weights.values()),
+        }
+        Some(Drawing { scored, search: None })
+    }
+
+    /// Sums and maxima over classes, of a row that comes in tiles.
+    fn classes<'t>(
+        &self,
+        classes: &Classes,
+        row: &Row<'_>,
+        tiles: impl Iterator<Item = &'t [f32]>,
+        whole: &Summary,
+    ) -> Vec<ClassScore> {
+        let (top, factor) = (whole.largest[0], row.wanted.factor);
+        let mut found = vec![(0u32, f32::NEG_INFINITY, 0.0f64); classes.n_classes];
+        let mut weights = [0.0; TILE];
+        for (tile, logits) in tiles.enumerate() {
+            self.ops.simd.exp_into(logits, top, factor, &mut weights[..logits.len()]);
+            for ((token, logit), weight) in (tile * TILE..).zip(logits).zip(weights) {
+                let (likeliest, largest, sum) = &mut found[classes.class_of[token] as usize];
+                if *logit >= *largest {
+                    (*likeliest, *largest) = (token as u32, *logit);
+                }
+                *sum += f64::from(weight);
+            }
+        }
+        let log_total = whole.total.ln();
+        let class = |(token, largest, sum): (u32, f32, f64)| ClassScore {
+            token,
+            log_max: (largest - top) * factor - log_total,
+            log_sum: sum.ln() as f32 - log_total,
+        };
+        found.into_iter().map(class).collect()
+    }
+
+    /// Finds the tokens of the rows that know no more than the tile.
+    fn find_tokens(&self, drawings: &mut [Option<Drawing>]) {
+        let mut by_tile: BTreeMap<usize, Vec<(usize, Search)>> = BTreeMap::new();
+        for (index, drawing) in drawings.iter().enumerate() {
+            if let Some((tile, search)) = drawing.as_ref().and_then(|drawing| drawing.search) {
+                by_tile.entry(tile).or_default().push((index, search));
+            }
+        }
+        let by_tile: Vec<(usize, Vec<(usize, Search)>)> = by_tile.into_iter().collect();
+        let found = self.ops.pool.map(by_tile.len(), |index| {
+            let (tile, searches) = &by_tile[index];
+            let rows: Vec<usize> = searches.iter().flat_map(|(index, _)| self.rows[*index].sources()).collect();
+            let mut x = self.normed.scratch(rows.len(), self.normed.width());
+            for (place, row) in rows.iter().enumerate() {
+                x.row_mut(place).copy_from_slice(self.normed.row(*row));
+            }
+            let (outs, mut values) = TiledProduct::new(&self.ops.pool, self.ops.simd, &x, self.matrix).tile(*tile);
+            self.cap(&mut values);
+            let logits_of = |row: usize| values.row(rows.iter().position(|other| *other == row).unwrap_or_default());
+            let mut scratch = Vec::new();
+            let find = |(index, search): &(usize, Search)| {
+                let row = &self.rows[*index];
+                let logits = row.changed(&outs, |row| logits_of(row), &mut scratch);
+                let mut weights = vec![0.0; logits.len()];
+                let (Search::Sum { top, .. } | Search::Token { top, .. }) = *search;
+                self.ops.simd.exp_into(logits, top, row.wanted.factor, &mut weights);
+                row.blank(&outs, &mut weights, 0.0);
+                (*index, found(*search, outs.start, &weights))
+            };
+            searches.iter().map(find).collect::<Vec<_>>()
+        });
+        for (index, (token, confidence)) in found.into_iter().flatten() {
+            if let Some(drawing) = &mut drawings[index] {
+                let scored = &mut drawing.scored;
+                (scored.token, scored.confidence) = (token, confidence);
+                if self.rows[index].recipe.score == Score::Probability {
+                    scored.score = confidence;
+                }
+            }
+        }
+    }
+
+    /// Overwrites the rows that canvases are conditioned on.
+    fn condition(&self, kept: &Kept, conditioning: &mut SelfConditioning<'_, CpuOps>) -> Result<(), StepError> {
+        let places: Vec<(u32, usize)> =
+            self.rows.iter().filter_map(|row| Some((row.recipe.conditions?, row.kept?))).collect();
+        let mut logits = self.normed.scratch(places.len(), self.matrix.n_out());
+        for (row, (_, place)) in places.iter().enumerate() {
+            for (logits, tile) in logits.row_mut(row).chunks_mut(TILE).zip(kept.tiles(*place)) {
+                logits.copy_from_slice(tile);
+            }
+        }
+        if places.is_empty() {
+            return Ok(());
+        }
+        let mut mixed = linear::mix_softmax(&self.ops.pool, self.ops.simd, logits, conditioning.table);
+        self.ops.scale(&mut mixed, conditioning.scale)?;
+        for (row, (place, _)) in places.iter().enumerate() {
+            conditioning.rows.row_mut(*place as usize).copy_from_slice(mixed.row(row));
+        }
+        Ok(())
+    }
+}
+
+impl Row<'_> {
+    /// Rows of the product that its logits are made of.
+    fn sources(&self) -> impl Iterator<Item = usize> {
+        [Some(self.row), self.guidance.map(|(unguided, _)| unguided)].into_iter().flatten()
+    }
+
+    /// Its logits of the tokens `outs`, changed as the recipe says. `logits` has the head's, by row of the product.
+    fn changed<'v>(
+        &self,
+        outs: &Range<usize>,
+        logits: impl Fn(usize) -> &'v [f32],
+        scratch: &'v mut Vec<f32>,
+    ) -> &'v [f32] {
+        let Recipe { strategy_temperature, changes, .. } = self.recipe;
+        let first = changes.partition_point(|change| (change.token as usize) < outs.start);
+        let changes = changes[first..].iter().take_while(|change| (change.token as usize) < outs.end);
+        let own = logits(self.row);
+        if *strategy_temperature == 1.0 && self.guidance.is_none() && changes.clone().next().is_none() {
+            return own;
+        }
+        scratch.clear();
+        scratch.extend(own.iter().map(|logit| logit / strategy_temperature));
+        if let Some((unguided, scale)) = self.guidance {
+            for (logit, base) in scratch.iter_mut().zip(logits(unguided)) {
+                let base = base / strategy_temperature;
+                *logit = base + (scale + 1.0) * (*logit - base);
+            }
+        }
+        for change in changes {
+            let logit = &mut scratch[change.token as usize - outs.start];
+            *logit = change.apply(*logit);
+        }
+        scratch
+    }
+
+    /// Every token of `outs` may be drawn.
+    fn draws_all(&self, outs: &Range<usize>) -> bool {
+        let vocabulary = self.wanted.vocabulary;
+        outs.end <= vocabulary.n_sampleable
+            && vocabulary.mask_token_id.is_none_or(|mask| !outs.contains(&(mask as usize)))
+    }
+
+    /// Puts `nothing` in the places of those of `outs` that may not be drawn.
+    fn blank(&self, outs: &Range<usize>, values: &mut [f32], nothing: f32) {
+        let vocabulary = self.wanted.vocabulary;
+        let n_tokens = vocabulary.n_sampleable.clamp(outs.start, outs.end) - outs.start;
+        values[n_tokens..].fill(nothing);
+        if let Some(mask) = vocabulary.mask_token_id.filter(|mask| outs.contains(&(*mask as usize))) {
+            values[mask as usize - outs.start] = nothing;
+        }
+    }
+}
+
+/// A row's answer; the score is still to be found.
+fn scored(
+    recipe: &Recipe,
+    token: u32,
+    confidence: f32,
+    mut likeliest: impl Iterator<Item = (u32, f32)>,
+) -> Option<Scored> {
+    let first = likeliest.next()?;
+    Some(Scored {
+        token,
+        confidence,
+        score: confidence,
+        likeliest: first,
+        runners_up: likeliest.take(recipe.n_likeliest - 1).collect(),
+        log_probabilities: Vec::new(),
+        classes: Vec::new(),
+    })
+}
+
+/// The first's probability less the second's.
+fn margin(mut likeliest: impl Iterator<Item = (u32, f32)>) -> f32 {
+    let mut next = || likeliest.next().map_or(0.0, |(_, probability)| probability);
+    next() - next()
+}
+
+/// A greedy row.
+fn greedy(recipe: &Recipe, summary: &Summary) -> Option<Scored> {
+    let total = summary.log_sum_exp();
+    let probability = |logit: f32| (logit - total).exp();
+    let (token, logit) = summary.ranked.tokens().first()?;
+    let ranked = summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit)));
+    let mut scored = scored(recipe, *token, probability(*logit), ranked)?;
+    match recipe.score {
+        Score::Probability => {}
+        // Of all that the head has, the mask included.
+        Score::Margin => scored.score = probability(summary.largest[0]) - probability(summary.largest[1]),
+        Score::NegativeEntropy => scored.score = summary.negative_entropy(),
+    }
+    Some(scored)
+}
+
+/// A row that is drawn from all that may be drawn; `tiles` are its tiles, each with its largest weight.
+fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, summary: &Summary) -> Option<Drawing> {
+    let (recipe, top, factor) = (row.recipe, summary.largest[0], row.wanted.factor);
+    let sum = |(tile, top_weight): (&TileOfRow, f32)| {
+        let Summary { largest, total, .. } = tile.summary;
+        // Tokens have 32-bit weights: where all of a tile's are 0, the search of its token would find none.
+        if top_weight == 0.0 { 0.0 } else { f64::from(total) * f64::from((largest[0] - top) * factor).exp() }
+    };
+    let sums: Vec<f64> = tiles.map(sum).collect();
+    let total: f64 = sums.iter().sum();
+    let search = match recipe.draw {
+        Draw::Uniform(uniform) => {
+            let (tile, target) = place(sums.iter().copied(), uniform * total)?;
+            (tile, Search::Sum { target, top, total })
+        }
+        Draw::Token(token) => (token as usize / TILE, Search::Token { token, top, total }),
+    };
+    let probability = |logit: f32| (f64::from((logit - top) * factor).exp() / total) as f32;
+    let ranked = summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit)));
+    // Token and confidence come with the search.
+    let mut scored = scored(recipe, 0, 0.0, ranked.clone())?;
+    match recipe.score {
+        Score::Probability => {}
+        Score::Margin => scored.score = margin(ranked),
+        Score::NegativeEntropy => scored.score = summary.negative_entropy(),
+    }
+    Some(Drawing { scored, search: Some(search) })
+}
+
+/// The token that a search finds in a tile of weights from `first` on, and its probability.
+fn found(search: Search, first: usize, weights: &[f32]) -> (u32, f32) {
+    let (place, total) = match search {
+        Search::Sum { target, total, .. } => {
+            let weights = weights.iter().map(|weight| f64::from(*weight));
+            (place(weights, target).map_or(0, |(place, _)| place), total)
+        }
+        Search::Token { token, total, .. } => (token as usize - first, total),
+    };
+    ((first + place) as u32, (f64::from(weights[place]) / total) as f32)
+}
