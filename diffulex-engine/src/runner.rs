@@ -72,7 +72,7 @@ impl<O: Ops> Runner for DeviceRunner<O> {
             let step = ops.begin(canvases)?;
             let x = canvas_network.denoise(ops, canvases, &step, conditioning, cache, &mut |_| Ok(()))?;
             let conditioning = canvas_network.self_conditioning(conditioning);
-            outputs.scored.extend(ops.score(&x, &network.head(), &canvases.recipes, Some(conditioning))?);
+            outputs.scored.extend(ops.score(&x, &network.head(), &canvases.specs, Some(conditioning))?);
         }
         Ok(outputs)
     }

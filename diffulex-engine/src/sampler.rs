@@ -6,7 +6,7 @@ use diffulex_protocol::SamplingParams;
 use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K, Score};
 
 use crate::error::RequestError;
-use crate::kernels::{self, MAX_LIKELIEST, Recipe, Scored, Vocabulary};
+use crate::kernels::{self, MAX_LIKELIEST, RowScore, SampleableTokens, ScoreSpec};
 use crate::logit_changes::LogitChanges;
 use crate::randomness::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Ticket};
@@ -47,11 +47,11 @@ pub fn recipe(
     position: usize,
     row: u32,
     changes: &LogitChanges,
-    vocabulary: Vocabulary,
+    vocabulary: SampleableTokens,
     randomness: &dyn Randomness,
-) -> Recipe {
+) -> ScoreSpec {
     let params = sequence.params();
-    Recipe {
+    ScoreSpec {
         strategy_temperature: sequence.temperature(sequence.block_of(position)),
         changes: changes.at(sequence, position),
         temperature: params.temperature,
@@ -62,7 +62,7 @@ pub fn recipe(
         score: score_of(sequence.score()),
         n_likeliest: sequence.n_likeliest(),
         asked: sequence.known(position).into_iter().collect(),
-        ..Recipe::greedy(row, vocabulary)
+        ..ScoreSpec::greedy(row, vocabulary)
     }
 }
 
@@ -71,7 +71,7 @@ pub fn recipe(
 pub fn candidates(
     requests: &BTreeMap<Ticket, Scheduled>,
     owners: &[Wanted],
-    scored: Vec<Option<Scored>>,
+    scored: Vec<Option<RowScore>>,
     randomness: &dyn Randomness,
 ) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
     let mut all = BTreeMap::new();
@@ -97,10 +97,10 @@ fn candidate(
     sequence: &Sequence,
     row: usize,
     position: usize,
-    scored: &Scored,
+    scored: &RowScore,
     randomness: &dyn Randomness,
 ) -> Candidate {
-    let Scored { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
+    let RowScore { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
     let runners_up = runners_up.clone();
     // A known token is ranked by nothing, so its score is what was asked for.
     let known = sequence.known(position).zip(scored.log_probabilities.first().copied());
@@ -120,7 +120,7 @@ mod tests {
     use crate::randomness::Seeded;
     use crate::sequence::Limits;
 
-    const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 12, mask_token_id: None };
+    const VOCABULARY: SampleableTokens = SampleableTokens { n_sampleable: 12, mask_token_id: None };
 
     /// Every field of a recipe comes from the request or its strategy, and none has the value it has by default.
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let made = recipe(&sequence, 5, 9, &changes, VOCABULARY, &Seeded);
         let draw = Seeded.draw(DrawKey { seed: 11, position: 5, step: 0 });
         assert_ne!(draw, Draw::Uniform(0.0));
-        let expected = Recipe {
+        let expected = ScoreSpec {
             row: 9,
             strategy_temperature: 0.8,
             guidance: None,

@@ -37,18 +37,18 @@ pub use mlp::{Activation, GatedMlp};
 pub use rope::RopeTable;
 use routing::Routing;
 pub use score::{
-    ClassScore, Classes, Draw, Guidance, Head, LogitChange, MAX_LIKELIEST, Recipe, Score, Scored, SelfConditioning,
-    Vocabulary,
+    ClassScore, Classes, Draw, Guidance, Head, LogitChange, MAX_LIKELIEST, RowScore, SampleableTokens, Score,
+    ScoreSpec, SelfConditioning,
 };
 pub use step::{AdapterId, Attention, Blend, ModelBatch, RowList, SequenceRows};
 pub use weights::quantization;
-pub use weights::{BlockType, HoldError, Steps, WeightData, WeightType};
+pub use weights::{BlockScales, BlockType, WeightData, WeightError, WeightType};
 
 /// Norm of each head before rotation (qk-norm): its weight `[head_dim]` and epsilon.
 pub type HeadNorm<'a, O> = Option<(&'a <O as Ops>::Vector, f32)>;
 
 /// A matrix and its bias.
-pub type Weighted<O> = (<O as Ops>::Matrix, Option<<O as Ops>::Vector>);
+pub type MatrixBias<O> = (<O as Ops>::Matrix, Option<<O as Ops>::Vector>);
 
 /// The operations of a device.
 ///
@@ -62,11 +62,11 @@ pub trait Ops: Send + Sync + Sized {
     type Matrix: Send + Sync;
     /// A weight `[width]`.
     type Vector: Send + Sync;
-    /// Matrices with the same inputs, made ready for `linears`.
+    /// Matrices with the same inputs, made ready for `linear_group`.
     type Group<const N: usize>: Send + Sync;
     /// Angles of every position, made ready for `norm_rope`.
     type Rope: Send + Sync;
-    /// The experts of a layer with the rule of their router, made ready for `routed`.
+    /// The experts of a layer with the rule of their router, made ready for `experts`.
     type Experts: Send + Sync;
     /// K and V of every layer and slot.
     type Cache: Send;
@@ -76,32 +76,32 @@ pub trait Ops: Send + Sync + Sized {
     /// Memory of the device that holds weights and cache; `None` where nothing tells.
     fn memory(&self) -> Result<Option<Room>, DeviceError>;
 
-    /// Makes a matrix ready. `data` holds `n_out * n_in` values, row-major; values that `hold` has no bits for are rounded to
+    /// Makes a matrix ready. `data` holds `n_out * n_in` values, row-major; values that `weight_type` has no bits for are rounded to
     /// the nearest, ties to even.
     fn matrix(
         &self,
         data: WeightData<'_>,
         n_out: usize,
         n_in: usize,
-        hold: WeightType,
-    ) -> Result<Self::Matrix, HoldError>;
+        weight_type: WeightType,
+    ) -> Result<Self::Matrix, WeightError>;
 
     /// Makes a vector ready, as 32-bit floats.
-    fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, HoldError>;
+    fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, WeightError>;
 
     /// Makes matrices ready that are multiplied with the same rows. Their `n_in` are equal; they may be held differently.
     /// A body that gains by it joins them.
-    fn group<const N: usize>(&self, members: [Weighted<Self>; N]) -> Result<Self::Group<N>, HoldError>;
+    fn group<const N: usize>(&self, members: [MatrixBias<Self>; N]) -> Result<Self::Group<N>, WeightError>;
 
     /// Makes a table of angles ready, as 32-bit floats.
-    fn rope(&self, table: RopeTable) -> Result<Self::Rope, HoldError>;
+    fn rope(&self, table: RopeTable) -> Result<Self::Rope, WeightError>;
 
     /// Makes the experts of a layer ready. They have the same shapes and activation; their order is that of the router's
     /// outputs. A body that gains by it stacks them.
-    fn experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Self::Experts, HoldError>;
+    fn layer_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Self::Experts, WeightError>;
 
     /// An empty cache, given the extent of each layer.
-    fn cache(&self, layers: &[CacheShape]) -> Result<Self::Cache, HoldError>;
+    fn cache(&self, layers: &[CacheShape]) -> Result<Self::Cache, WeightError>;
 
     /// Brings the rows of a forward to the device: ids, positions, slots, pages, visible lengths, blends and lists of rows.
     fn begin<'a>(&self, batch: &'a ModelBatch) -> Result<Self::Step<'a>, StepError>;
@@ -124,7 +124,7 @@ pub trait Ops: Send + Sync + Sized {
 
     /// `softmax(logits) table` per row: `[n_rows, n_in]`, where `logits` is `[n_rows, n_out]`. The table's values are widened
     /// to 32-bit floats; the weights are not rounded.
-    fn embed_mixed(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError>;
+    fn embed_softmax(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError>;
 
     /// `x * rsqrt(mean(x^2) + eps) * weight` per row: `[n_rows, width]`.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, StepError>;
@@ -142,8 +142,11 @@ pub trait Ops: Send + Sync + Sized {
     ) -> Result<Self::Tensor, StepError>;
 
     /// The products of [`Ops::linear`] with each member of a group, bit for bit.
-    fn linears<const N: usize>(&self, x: &Self::Tensor, group: &Self::Group<N>)
-    -> Result<[Self::Tensor; N], StepError>;
+    fn linear_group<const N: usize>(
+        &self,
+        x: &Self::Tensor,
+        group: &Self::Group<N>,
+    ) -> Result<[Self::Tensor; N], StepError>;
 
     /// `x += y`, of the same extent.
     fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), StepError>;
@@ -202,22 +205,22 @@ pub trait Ops: Send + Sync + Sized {
     ///
     /// `logits` are the router's, `[n_rows, n_experts]`; [`Routing::choose`] defines the choice and its weights, in 32-bit
     /// floats. A row's experts are summed in ascending order. Within an expert, inputs are rounded as in [`Ops::linear`].
-    fn routed(
+    fn experts(
         &self,
         x: &Self::Tensor,
         logits: &Self::Tensor,
         experts: &Self::Experts,
     ) -> Result<Self::Tensor, StepError>;
 
-    /// Scores the row of `x` that each recipe names; see [`Recipe`]. `None` if the row's logits are not numbers or
-    /// no token may be drawn. Recipes that condition canvases come with the buffer they write to.
+    /// Scores the row of `x` that each spec names; see [`ScoreSpec`]. `None` if the row's logits are not numbers or
+    /// no token may be drawn. Specs that condition canvases come with the buffer they write to.
     fn score(
         &self,
         x: &Self::Tensor,
         head: &Head<'_, Self>,
-        recipes: &[Recipe],
+        specs: &[ScoreSpec],
         conditioning: Option<SelfConditioning<'_, Self>>,
-    ) -> Result<Vec<Option<Scored>>, StepError>;
+    ) -> Result<Vec<Option<RowScore>>, StepError>;
 
     /// The rows of a list of the step, in its order.
     fn select(&self, x: &Self::Tensor, step: &Self::Step<'_>, rows: RowList) -> Result<Self::Tensor, StepError>;

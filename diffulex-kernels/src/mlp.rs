@@ -25,7 +25,7 @@ pub struct GatedMlp<O: Ops> {
 impl<O: Ops> GatedMlp<O> {
     /// The MLP of every row.
     pub fn apply(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
-        let [gate, up] = ops.linears(x, &self.gate_up)?;
+        let [gate, up] = ops.linear_group(x, &self.gate_up)?;
         ops.linear(&ops.gate(gate, &up, self.activation)?, &self.down, None)
     }
 }

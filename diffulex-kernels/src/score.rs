@@ -24,7 +24,7 @@ use std::sync::Arc;
 use super::Ops;
 use crate::error::StepError;
 
-/// Maximum of [`Recipe::n_likeliest`], OpenAI's.
+/// Maximum of [`ScoreSpec::n_likeliest`], OpenAI's.
 pub const MAX_LIKELIEST: usize = 20;
 
 /// The score that a row is ranked by.
@@ -68,14 +68,14 @@ impl<O: Ops> Head<'_, O> {
 
 /// Which ids may be drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Vocabulary {
+pub struct SampleableTokens {
     /// Ids below this are tokens; the head may have more rows.
     pub n_sampleable: usize,
     /// Never drawn.
     pub mask_token_id: Option<u32>,
 }
 
-impl Vocabulary {
+impl SampleableTokens {
     /// It may be drawn.
     pub fn has(self, id: usize) -> bool {
         id < self.n_sampleable && self.mask_token_id.is_none_or(|mask| id != mask as usize)
@@ -84,8 +84,8 @@ impl Vocabulary {
 
 /// How one row is scored.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Recipe {
-    /// Row of the hidden states. Several recipes may name the same.
+pub struct ScoreSpec {
+    /// Row of the hidden states. Several specs may name the same.
     pub row: u32,
     /// Divides the logits before anything else; above 0. 1 but for canvases, whose strategy lowers it from step to step.
     pub strategy_temperature: f32,
@@ -94,7 +94,7 @@ pub struct Recipe {
     /// Changes of single tokens' logits: each token at most once, ascending, all in the vocabulary.
     pub changes: Vec<LogitChange>,
     /// Tokens that may be drawn.
-    pub vocabulary: Vocabulary,
+    pub vocabulary: SampleableTokens,
     /// The request's temperature; 0: greedy, and the cuts and the draw are ignored.
     pub temperature: f32,
     /// Keep this many of the likeliest tokens, and those as likely as the last of them; at least 1.
@@ -117,9 +117,9 @@ pub struct Recipe {
     pub conditions: Option<u32>,
 }
 
-impl Recipe {
+impl ScoreSpec {
     /// The likeliest token of a row and its probability, and nothing more.
-    pub fn greedy(row: u32, vocabulary: Vocabulary) -> Self {
+    pub fn greedy(row: u32, vocabulary: SampleableTokens) -> Self {
         Self {
             row,
             strategy_temperature: 1.0,
@@ -230,7 +230,7 @@ pub struct SelfConditioning<'a, O: Ops> {
     pub table: &'a O::Matrix,
     /// Factor on the mean embedding.
     pub scale: f32,
-    /// `[n, hidden]`; recipes name the rows that are overwritten.
+    /// `[n, hidden]`; specs name the rows that are overwritten.
     pub rows: &'a mut O::Tensor,
 }
 
@@ -240,7 +240,7 @@ pub struct SelfConditioning<'a, O: Ops> {
 /// `log_probabilities` and `classes` are under the softmax of `x / temperature` (`x`, where greedy) over the whole
 /// vocabulary, before anything is cut.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Scored {
+pub struct RowScore {
     /// The token.
     pub token: u32,
     /// Its probability.

@@ -1,4 +1,4 @@
-//! Scoring: every body against a plain computation in 64 bits, over random recipes.
+//! Scoring: every body against a plain computation in 64 bits, over random specs.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ const BORDER: f64 = 1e-4;
 /// rows' logits, exactly.
 const N_ROWS: usize = 4;
 
-/// Heads and recipes for them.
+/// Heads and specs for them.
 #[derive(Clone, Debug)]
 struct Case {
     /// `[N_ROWS][n_out]`.
     logits: Vec<Vec<f32>>,
     soft_cap: Option<f32>,
-    recipes: Vec<Recipe>,
+    specs: Vec<ScoreSpec>,
 }
 
 /// The head and hidden states of a case on a device, and what `look` makes of them.
@@ -43,11 +43,11 @@ fn on<O: Ops, T>(ops: &O, case: &Case, look: impl FnOnce(&O::Tensor, &Head<'_, O
 }
 
 /// Scores of a case, and the rows that it conditions.
-fn scored<O: Ops>(ops: &O, case: &Case) -> (Vec<Option<Scored>>, Vec<f32>) {
+fn scored<O: Ops>(ops: &O, case: &Case) -> (Vec<Option<RowScore>>, Vec<f32>) {
     on(ops, case, |x, head| {
-        let mut rows = ops.zeros(case.recipes.len(), N_ROWS).unwrap();
+        let mut rows = ops.zeros(case.specs.len(), N_ROWS).unwrap();
         let conditioning = SelfConditioning { table: head.matrix, scale: 1.5, rows: &mut rows };
-        let scored = ops.score(x, head, &case.recipes, Some(conditioning)).unwrap();
+        let scored = ops.score(x, head, &case.specs, Some(conditioning)).unwrap();
         (scored, ops.host(&rows).unwrap())
     })
 }
@@ -80,15 +80,15 @@ impl Plain {
     }
 
     /// Cuts as the contract says, token by token; false where a token is too near to a border to be sure.
-    fn cut(&mut self, recipe: &Recipe) -> bool {
+    fn cut(&mut self, spec: &ScoreSpec) -> bool {
         let ids = 0..self.probabilities.len();
         let mut is_clear = true;
-        if let Some(top_k) = recipe.top_k {
+        if let Some(top_k) = spec.top_k {
             let kept: Vec<bool> = ids.clone().map(|id| self.likelier(id).count() < top_k as usize).collect();
             self.keep(&kept);
         }
         // A share of 1 cuts nothing, however sums are rounded.
-        if let Some(top_p) = recipe.top_p.filter(|top_p| *top_p < 1.0) {
+        if let Some(top_p) = spec.top_p.filter(|top_p| *top_p < 1.0) {
             let before: Vec<f64> = ids.clone().map(|id| self.likelier(id).sum()).collect();
             // What is not there any more decides nothing.
             is_clear &=
@@ -96,7 +96,7 @@ impl Plain {
             let kept: Vec<bool> = before.iter().map(|before| *before <= f64::from(top_p)).collect();
             self.keep(&kept);
         }
-        if let Some(min_p) = recipe.min_p {
+        if let Some(min_p) = spec.min_p {
             let top = self.probabilities.iter().copied().fold(0.0, f64::max);
             let shares: Vec<f64> = self.probabilities.iter().map(|p| p / top).collect();
             let is_near = |share: &f64| *share < 1.0 && (share / f64::from(min_p) - 1.0).abs() < BORDER;
@@ -107,8 +107,8 @@ impl Plain {
         is_clear
     }
 
-    fn check_token(&self, recipe: &Recipe, token: usize) {
-        match recipe.draw {
+    fn check_token(&self, spec: &ScoreSpec, token: usize) {
+        match spec.draw {
             Draw::Token(given) => assert_eq!(token as u32, given),
             Draw::Uniform(uniform) => {
                 let before: f64 = self.probabilities[..token].iter().sum();
@@ -121,51 +121,48 @@ impl Plain {
 }
 
 /// `got` is what the contract says of row `index` of a case; false where a border is too near to tell.
-fn check(case: &Case, index: usize, got: Option<&Scored>) -> bool {
-    let recipe = &case.recipes[index];
-    let logits = changed(case, recipe);
-    let vocabulary = recipe.vocabulary;
+fn check(case: &Case, index: usize, got: Option<&RowScore>) -> bool {
+    let spec = &case.specs[index];
+    let logits = changed(case, spec);
+    let vocabulary = spec.vocabulary;
     let may_be_drawn: Vec<usize> = (0..logits.len()).filter(|id| vocabulary.has(*id)).collect();
-    let source = |id: usize| recipe.is_greedy() || vocabulary.has(id);
+    let source = |id: usize| spec.is_greedy() || vocabulary.has(id);
     let has_top = (0..logits.len()).any(|id| source(id) && logits[id] > f64::NEG_INFINITY);
     let has_token = may_be_drawn.iter().any(|id| logits[*id] > f64::NEG_INFINITY);
-    if !has_top || may_be_drawn.is_empty() || (!has_token && !recipe.is_greedy()) {
+    if !has_top || may_be_drawn.is_empty() || (!has_token && !spec.is_greedy()) {
         assert_eq!(got, None);
         return true;
     }
-    let temperature = if recipe.is_greedy() { 1.0 } else { f64::from(recipe.temperature) };
+    let temperature = if spec.is_greedy() { 1.0 } else { f64::from(spec.temperature) };
     let mut plain = Plain::new(&logits, temperature, source);
-    let is_clear = !recipe.is_cut() || plain.cut(recipe);
+    let is_clear = !spec.is_cut() || plain.cut(spec);
     if !is_clear {
         return false;
     }
-    let got = got.unwrap_or_else(|| panic!("no scores for {recipe:?}"));
+    let got = got.unwrap_or_else(|| panic!("no scores for {spec:?}"));
     let mut ranked = may_be_drawn;
     ranked.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
     let token = got.token as usize;
-    if recipe.is_greedy() {
+    if spec.is_greedy() {
         assert_eq!(token, ranked[0]);
     } else {
-        plain.check_token(recipe, token);
+        plain.check_token(spec, token);
     }
     let close = |got: f32, want: f64, what: &str| {
-        assert!(
-            (f64::from(got) - want).abs() <= TOLERANCE * (1.0 + want.abs()),
-            "{what}: {got}, not {want}: {recipe:?}"
-        );
+        assert!((f64::from(got) - want).abs() <= TOLERANCE * (1.0 + want.abs()), "{what}: {got}, not {want}: {spec:?}");
     };
     close(got.confidence, plain.probabilities[token], "confidence");
     let likeliest: Vec<(u32, f32)> = [got.likeliest].into_iter().chain(got.runners_up.iter().copied()).collect();
-    assert!(likeliest.len() <= recipe.n_likeliest, "{likeliest:?}: {recipe:?}");
-    for place in 0..recipe.n_likeliest {
+    assert!(likeliest.len() <= spec.n_likeliest, "{likeliest:?}: {spec:?}");
+    for place in 0..spec.n_likeliest {
         let (id, p) = likeliest.get(place).copied().unwrap_or_default();
         let want = ranked.get(place).map(|id| (*id, plain.probabilities[*id])).filter(|(_, p)| *p > 1e-30);
         close(p, want.map_or(0.0, |(_, p)| p), "likeliest");
-        assert!(want.is_none_or(|(want, _)| want == id as usize), "{place}: {id}, not {want:?}: {recipe:?}");
+        assert!(want.is_none_or(|(want, _)| want == id as usize), "{place}: {id}, not {want:?}: {spec:?}");
     }
     let mut falling = plain.probabilities.clone();
     falling.sort_by(|a, b| b.total_cmp(a));
-    let score = match recipe.score {
+    let score = match spec.score {
         Score::Probability => plain.probabilities[token],
         Score::Margin => falling[0] - falling.get(1).unwrap_or(&0.0),
         Score::NegativeEntropy => plain.probabilities.iter().filter(|p| **p > 0.0).map(|p| p * p.ln()).sum(),
@@ -176,14 +173,14 @@ fn check(case: &Case, index: usize, got: Option<&Scored>) -> bool {
     let close_log = |got: f32, want: f64| {
         assert!(
             (f64::from(got) - want).abs() <= 1e-4 * (1.0 + want.abs()) || (got < -80.0 && want < -80.0),
-            "log-probability {got}, not {want}: {recipe:?}"
+            "log-probability {got}, not {want}: {spec:?}"
         )
     };
-    assert_eq!(got.log_probabilities.len(), recipe.asked.len());
-    for (got, token) in got.log_probabilities.iter().zip(&recipe.asked) {
+    assert_eq!(got.log_probabilities.len(), spec.asked.len());
+    for (got, token) in got.log_probabilities.iter().zip(&spec.asked) {
         close_log(*got, whole[*token as usize].ln());
     }
-    let classes = recipe.classes.clone().unwrap_or_default();
+    let classes = spec.classes.clone().unwrap_or_default();
     assert_eq!(got.classes.len(), classes.n_classes);
     for (class, got) in got.classes.iter().enumerate() {
         let tokens = || (0..logits.len()).filter(|token| classes.class_of[*token] as usize == class);
@@ -196,19 +193,19 @@ fn check(case: &Case, index: usize, got: Option<&Scored>) -> bool {
 }
 
 /// Logits behind all changes. Single steps are rounded as bodies round them, so that equals stay equals.
-fn changed(case: &Case, recipe: &Recipe) -> Vec<f64> {
+fn changed(case: &Case, spec: &ScoreSpec) -> Vec<f64> {
     let row = |row: u32| {
         let cap = |logit: f32| case.soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh());
-        let logits = case.logits[row as usize].iter().map(|logit| cap(*logit) / recipe.strategy_temperature);
+        let logits = case.logits[row as usize].iter().map(|logit| cap(*logit) / spec.strategy_temperature);
         logits.collect::<Vec<f32>>()
     };
-    let mut logits = row(recipe.row);
-    if let Some(Guidance { unguided_row, scale }) = recipe.guidance {
+    let mut logits = row(spec.row);
+    if let Some(Guidance { unguided_row, scale }) = spec.guidance {
         for (logit, base) in logits.iter_mut().zip(row(unguided_row)) {
             *logit = base + (scale + 1.0) * (*logit - base);
         }
     }
-    for change in &recipe.changes {
+    for change in &spec.changes {
         let biased = logits[change.token as usize] + change.bias;
         let repeated = if biased > 0.0 { biased / change.repetition } else { biased * change.repetition };
         logits[change.token as usize] = repeated - change.penalty;
@@ -236,7 +233,7 @@ fn some<T: std::fmt::Debug + Clone + 'static>(values: impl Into<Vec<T>>) -> impl
     proptest::option::of(proptest::sample::select(values.into()))
 }
 
-fn recipe(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = Recipe> {
+fn spec(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = ScoreSpec> {
     let n = n_out as u32;
     let what = (
         0..N_ROWS as u32,
@@ -267,12 +264,12 @@ fn recipe(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = Recipe> 
         let (row, guidance, changes, n_sampleable, mask_token_id, strategy_temperature) = what;
         let (temperature, top_k, top_p, min_p, draw) = how;
         let (score, n_likeliest, asked, has_classes) = about;
-        Recipe {
+        ScoreSpec {
             row,
             strategy_temperature,
             guidance: guidance.map(|(unguided_row, scale)| Guidance { unguided_row, scale }),
             changes,
-            vocabulary: Vocabulary { n_sampleable, mask_token_id },
+            vocabulary: SampleableTokens { n_sampleable, mask_token_id },
             temperature,
             top_k,
             top_p,
@@ -308,16 +305,16 @@ fn case_of(sizes: impl Strategy<Value = usize>) -> impl Strategy<Value = Case> {
         let classes = Arc::new(Classes { class_of, n_classes: 4 });
         // Soft caps are computed in other steps here, so what is equal behind them may differ.
         let soft_cap = soft_cap.filter(|_| !has_ties);
-        let recipes = proptest::collection::vec(recipe(n_out, classes), 1..7);
-        recipes.prop_map(move |mut recipes| {
-            for (place, recipe) in (0..).zip(&mut recipes) {
-                recipe.conditions = (place % 3 == 1).then_some(place);
-                if soft_cap.is_some() && !recipe.is_greedy() {
+        let specs = proptest::collection::vec(spec(n_out, classes), 1..7);
+        specs.prop_map(move |mut specs| {
+            for (place, spec) in (0..).zip(&mut specs) {
+                spec.conditions = (place % 3 == 1).then_some(place);
+                if soft_cap.is_some() && !spec.is_greedy() {
                     // A lower one makes a thousand times as much of the last bit of a capped logit.
-                    recipe.temperature = recipe.temperature.max(0.3);
+                    spec.temperature = spec.temperature.max(0.3);
                 }
             }
-            Case { logits: logits.clone(), soft_cap, recipes }
+            Case { logits: logits.clone(), soft_cap, specs }
         })
     })
 }
@@ -329,7 +326,7 @@ proptest! {
     fn every_body_scores_as_the_contract_says(case in case()) {
         let (reference, conditioned) = scored(&ReferenceOps, &case);
         let is_clear: Vec<bool> =
-            (0..case.recipes.len()).map(|row| check(&case, row, reference[row].as_ref())).collect();
+            (0..case.specs.len()).map(|row| check(&case, row, reference[row].as_ref())).collect();
         for simd in Simd::all() {
             agrees(scored(&CpuOps::with_simd(simd), &case), &case, &is_clear, &conditioned);
         }
@@ -361,7 +358,7 @@ proptest! {
         if let Some(ops) = every_gpu() {
             let (reference, conditioned) = scored(&ReferenceOps, &case);
             let is_clear: Vec<bool> =
-                (0..case.recipes.len()).map(|row| check(&case, row, reference[row].as_ref())).collect();
+                (0..case.specs.len()).map(|row| check(&case, row, reference[row].as_ref())).collect();
             agrees(scored(&*ops, &case), &case, &is_clear, &conditioned);
             scores_rows_alike(&*ops, &*ops, &case);
         }
@@ -369,7 +366,7 @@ proptest! {
 }
 
 /// Scores and conditioned rows of a body are those of the contract.
-fn agrees((got, rows): (Vec<Option<Scored>>, Vec<f32>), case: &Case, is_clear: &[bool], conditioned: &[f32]) {
+fn agrees((got, rows): (Vec<Option<RowScore>>, Vec<f32>), case: &Case, is_clear: &[bool], conditioned: &[f32]) {
     for (row, is_clear) in is_clear.iter().enumerate() {
         assert_eq!(check(case, row, got[row].as_ref()), *is_clear);
     }
@@ -382,11 +379,11 @@ fn agrees((got, rows): (Vec<Option<Scored>>, Vec<f32>), case: &Case, is_clear: &
 /// Scores and conditioned rows by one body are those by the other, which has each row alone, bit for bit.
 fn scores_rows_alike<O: Ops>(ops: &O, other: &O, case: &Case) {
     // Bits, so that what is no number equals itself.
-    let bits = |(scored, rows): (Vec<Option<Scored>>, Vec<f32>)| (format!("{scored:?}"), format!("{rows:?}"));
+    let bits = |(scored, rows): (Vec<Option<RowScore>>, Vec<f32>)| (format!("{scored:?}"), format!("{rows:?}"));
     let together = scored(ops, case);
-    for (row, recipe) in case.recipes.iter().enumerate() {
-        let recipes = vec![Recipe { conditions: None, ..recipe.clone() }];
-        let (alone, _) = scored(other, &Case { recipes, ..case.clone() });
+    for (row, spec) in case.specs.iter().enumerate() {
+        let specs = vec![ScoreSpec { conditions: None, ..spec.clone() }];
+        let (alone, _) = scored(other, &Case { specs, ..case.clone() });
         assert_eq!(format!("{:?}", alone[0]), format!("{:?}", together.0[row]));
     }
     assert_eq!(bits(scored(other, case)), bits(together));
@@ -396,12 +393,12 @@ fn scores_rows_alike<O: Ops>(ops: &O, other: &O, case: &Case) {
 /// only 64-bit floats can tell from 0.
 #[test]
 fn a_token_without_a_probability_is_not_drawn_by_zero() {
-    let draws = |ops: &dyn Fn(&Case) -> Vec<Option<Scored>>| {
+    let draws = |ops: &dyn Fn(&Case) -> Vec<Option<RowScore>>| {
         for certain in [1500, 2999] {
             let row: Vec<f32> = (0..3000).map(|token| if token == certain { 1.0 } else { 0.6 }).collect();
-            let vocabulary = Vocabulary { n_sampleable: 3000, mask_token_id: None };
-            let recipe = Recipe { temperature: 1e-3, draw: Draw::Uniform(0.0), ..Recipe::greedy(0, vocabulary) };
-            let case = Case { logits: vec![row; N_ROWS], soft_cap: None, recipes: vec![recipe] };
+            let vocabulary = SampleableTokens { n_sampleable: 3000, mask_token_id: None };
+            let spec = ScoreSpec { temperature: 1e-3, draw: Draw::Uniform(0.0), ..ScoreSpec::greedy(0, vocabulary) };
+            let case = Case { logits: vec![row; N_ROWS], soft_cap: None, specs: vec![spec] };
             let scored = ops(&case)[0].as_ref().map(|scored| (scored.token, scored.confidence));
             assert_eq!(scored, Some((certain, 1.0)));
         }
@@ -418,9 +415,9 @@ fn a_token_without_a_probability_is_not_drawn_by_zero() {
 /// computed again for a draw has the same logits.
 #[test]
 fn tiles_are_those_of_the_whole_product() {
-    for hold in [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4] {
+    for weight_type in [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4] {
         for ops in Simd::all().into_iter().map(CpuOps::with_simd).chain([CpuOps::new(2).unwrap()]) {
-            scores_the_whole_product(&ops, hold);
+            scores_the_whole_product(&ops, weight_type);
         }
     }
     if let Some(ops) = gpu() {
@@ -429,7 +426,7 @@ fn tiles_are_those_of_the_whole_product() {
     }
 }
 
-fn scores_the_whole_product<O: Ops>(ops: &O, hold: WeightType) {
+fn scores_the_whole_product<O: Ops>(ops: &O, weight_type: WeightType) {
     const SHAPE: (usize, usize, usize) = (9, 40, 1200);
     let (n_rows, n_in, n_out) = SHAPE;
     let number = |index: usize| ((index * 7919 + 13) % 2003) as f32 / 1001.0 - 1.0;
@@ -437,22 +434,22 @@ fn scores_the_whole_product<O: Ops>(ops: &O, hold: WeightType) {
     let data: Vec<u8> = floats(n_out * n_in).flat_map(f32::to_le_bytes).collect();
     let ones: Vec<u8> = vec![1.0f32; n_in].into_iter().flat_map(f32::to_le_bytes).collect();
     let hidden: Vec<f32> = floats(n_rows * n_in + 5).skip(5).collect();
-    let vocabulary = Vocabulary { n_sampleable: n_out, mask_token_id: None };
-    let matrix = ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+    let vocabulary = SampleableTokens { n_sampleable: n_out, mask_token_id: None };
+    let matrix = ops.matrix(WeightData::F32(&data), n_out, n_in, weight_type).unwrap();
     let norm = ops.vector(WeightData::F32(&ones)).unwrap();
     let x = ops.tensor(&hidden, n_in).unwrap();
     let head = Head::<O> { norm: (&norm, 1e-6), matrix: &matrix, soft_cap: Some(20.0) };
     let logits = ops.host(&head.logits(ops, &x).unwrap()).unwrap();
     let token = |row: usize| (row * 131 % n_out) as u32;
-    let recipes: Vec<Recipe> = (0..n_rows)
+    let specs: Vec<ScoreSpec> = (0..n_rows)
         .flat_map(|row| {
-            let greedy = Recipe { n_likeliest: 4, ..Recipe::greedy(row as u32, vocabulary) };
+            let greedy = ScoreSpec { n_likeliest: 4, ..ScoreSpec::greedy(row as u32, vocabulary) };
             let draw = Draw::Token(token(row));
             let asked = vec![token(row)];
-            [greedy.clone(), Recipe { temperature: 1.0, draw, asked, ..greedy }]
+            [greedy.clone(), ScoreSpec { temperature: 1.0, draw, asked, ..greedy }]
         })
         .collect();
-    let scored = ops.score(&x, &head, &recipes, None).unwrap();
+    let scored = ops.score(&x, &head, &specs, None).unwrap();
     for (row, pair) in scored.chunks(2).enumerate() {
         let logits = &logits[row * n_out..(row + 1) * n_out];
         let mut sorted: Vec<usize> = (0..n_out).collect();
@@ -461,32 +458,32 @@ fn scores_the_whole_product<O: Ops>(ops: &O, hold: WeightType) {
             let scored = scored.as_ref().unwrap();
             let likeliest = [scored.likeliest].into_iter().chain(scored.runners_up.iter().copied());
             let likeliest: Vec<usize> = likeliest.map(|(token, _)| token as usize).collect();
-            assert_eq!(likeliest, sorted[..4], "{hold:?}");
+            assert_eq!(likeliest, sorted[..4], "{weight_type:?}");
         }
         let drawn = pair[1].as_ref().unwrap();
         assert_eq!(drawn.token, token(row));
-        assert!((drawn.confidence.ln() - drawn.log_probabilities[0]).abs() < 1e-5, "{hold:?}: {drawn:?}");
+        assert!((drawn.confidence.ln() - drawn.log_probabilities[0]).abs() < 1e-5, "{weight_type:?}: {drawn:?}");
     }
 }
 
 #[test]
 fn a_row_that_is_not_a_number_fails_alone() {
     let mut logits = vec![vec![0.5; 700]; N_ROWS];
-    let vocabulary = Vocabulary { n_sampleable: 700, mask_token_id: None };
+    let vocabulary = SampleableTokens { n_sampleable: 700, mask_token_id: None };
     let bias = |bias: f32| vec![LogitChange { bias, ..LogitChange::none(600) }];
-    let mut recipes = Vec::new();
+    let mut specs = Vec::new();
     for temperature in [0.0, 1.0] {
         for top_p in [None, Some(0.9)] {
             for changes in [Vec::new(), bias(f32::NAN), bias(f32::INFINITY)] {
-                recipes.push(Recipe { temperature, top_p, changes, ..Recipe::greedy(1, vocabulary) });
+                specs.push(ScoreSpec { temperature, top_p, changes, ..ScoreSpec::greedy(1, vocabulary) });
             }
         }
     }
     logits[1][600] = 0.25;
-    let case = Case { logits, soft_cap: None, recipes };
-    let check = |scored: Vec<Option<Scored>>| {
+    let case = Case { logits, soft_cap: None, specs };
+    let check = |scored: Vec<Option<RowScore>>| {
         for (row, scored) in scored.iter().enumerate() {
-            assert_eq!(scored.is_some(), row % 3 == 0, "{:?}: {scored:?}", case.recipes[row]);
+            assert_eq!(scored.is_some(), row % 3 == 0, "{:?}: {scored:?}", case.specs[row]);
         }
     };
     check(scored(&ReferenceOps, &case).0);
@@ -510,15 +507,15 @@ fn draws_follow_the_distribution() {
 #[test]
 fn a_border_belongs_to_the_token_behind_it() {
     fn draws<O: Ops>(ops: &O) {
-        let vocabulary = Vocabulary { n_sampleable: 8, mask_token_id: None };
+        let vocabulary = SampleableTokens { n_sampleable: 8, mask_token_id: None };
         let draw = |quarter: u32, top_k| {
             let draw = Draw::Uniform(f64::from(quarter) / 4.0);
-            Recipe { temperature: 1.0, draw, top_k, ..Recipe::greedy(0, vocabulary) }
+            ScoreSpec { temperature: 1.0, draw, top_k, ..ScoreSpec::greedy(0, vocabulary) }
         };
         // Every other token may as well not be there.
         let logits = (0..8).map(|id| if id % 2 == 0 { 3.0 } else { -1e30 }).collect();
-        let recipes = (0..4).flat_map(|quarter| [draw(quarter, None), draw(quarter, Some(4))]).collect();
-        let (scored, _) = scored(ops, &Case { logits: vec![logits; N_ROWS], soft_cap: None, recipes });
+        let specs = (0..4).flat_map(|quarter| [draw(quarter, None), draw(quarter, Some(4))]).collect();
+        let (scored, _) = scored(ops, &Case { logits: vec![logits; N_ROWS], soft_cap: None, specs });
         let tokens: Vec<u32> = scored.iter().map(|scored| scored.as_ref().unwrap().token).collect();
         assert_eq!(tokens, [0, 0, 2, 2, 4, 4, 6, 6]);
     }
@@ -532,10 +529,10 @@ fn a_border_belongs_to_the_token_behind_it() {
 fn draws_follow<O: Ops>(ops: &O, n: usize) {
     let weights = [0.0f64, 1.0, 50.0, 2.0, -1.0, 60.0];
     let logits = vec![weights.map(|logit| logit as f32).to_vec(); N_ROWS];
-    let vocabulary = Vocabulary { n_sampleable: 5, mask_token_id: Some(2) };
-    let recipe = |draw| Recipe { temperature: 0.8, draw, ..Recipe::greedy(0, vocabulary) };
-    let recipes = (0..n).map(|index| recipe(Draw::Uniform((index as f64 + 0.5) / n as f64))).collect();
-    let (scored, _) = scored(ops, &Case { logits, soft_cap: None, recipes });
+    let vocabulary = SampleableTokens { n_sampleable: 5, mask_token_id: Some(2) };
+    let spec = |draw| ScoreSpec { temperature: 0.8, draw, ..ScoreSpec::greedy(0, vocabulary) };
+    let specs = (0..n).map(|index| spec(Draw::Uniform((index as f64 + 0.5) / n as f64))).collect();
+    let (scored, _) = scored(ops, &Case { logits, soft_cap: None, specs });
     let mut counts = [0usize; 6];
     scored.iter().for_each(|scored| counts[scored.as_ref().unwrap().token as usize] += 1);
     let weights = weights.map(|logit| (logit / 0.8).exp());
@@ -547,16 +544,16 @@ fn draws_follow<O: Ops>(ops: &O, n: usize) {
     }
 }
 
-/// Bytes that the scoring kernels of a GPU load for some recipes, which is checked to be all that they tell the host. `None` where
+/// Bytes that the scoring kernels of a GPU load for some specs, which is checked to be all that they tell the host. `None` where
 /// nothing counts.
-fn loads_of_scoring(logits: &[Vec<f32>], recipes: Vec<Recipe>) -> Option<u64> {
+fn loads_of_scoring(logits: &[Vec<f32>], specs: Vec<ScoreSpec>) -> Option<u64> {
     let ops = every_gpu()?;
-    let case = Case { logits: logits.to_vec(), soft_cap: None, recipes };
+    let case = Case { logits: logits.to_vec(), soft_cap: None, specs };
     on(&*ops, &case, |x, head| {
         // What waits is not the scoring's.
         ops.host(x).unwrap();
         diffulex_gpu_emulator::reset_counters();
-        assert!(ops.score(x, head, &case.recipes, None).unwrap().iter().all(Option::is_some));
+        assert!(ops.score(x, head, &case.specs, None).unwrap().iter().all(Option::is_some));
         let counters = diffulex_gpu_emulator::counters()?;
         assert_eq!((counters.uploads, counters.downloads), (1, 1));
         assert!(counters.largest_upload < 2048 && counters.largest_download < 2048, "{counters:?}");
@@ -569,21 +566,21 @@ fn loads_of_scoring(logits: &[Vec<f32>], recipes: Vec<Recipe>) -> Option<u64> {
 #[test]
 fn a_gpu_reads_logits_once_unless_they_are_cut_and_tells_the_host_little() {
     const N_OUT: usize = 20_000;
-    // Bytes of a tile of logits, of a row, and of the recipe that each thread reads.
-    let (tile, row, recipe) = (4 * 2048, 4 * N_OUT as u64, 96);
+    // Bytes of a tile of logits, of a row, and of the spec that each thread reads.
+    let (tile, row, spec) = (4 * 2048, 4 * N_OUT as u64, 96);
     // Five tokens that are far likelier than the others.
     let logit = |id: usize| if id % 4000 == 3999 { 15.0 } else { (id * 7919 % 2003) as f32 / 500.0 };
     let logits = vec![(0..N_OUT).map(logit).collect::<Vec<f32>>(); N_ROWS];
-    let vocabulary = Vocabulary { n_sampleable: N_OUT, mask_token_id: None };
-    let greedy = Recipe::greedy(1, vocabulary);
-    let drawn = Recipe { temperature: 1.0, draw: Draw::Uniform(0.7), ..greedy.clone() };
-    let cut = Recipe { top_p: Some(0.95), ..drawn.clone() };
-    let loads = |recipe: Recipe| loads_of_scoring(&logits, vec![recipe]);
+    let vocabulary = SampleableTokens { n_sampleable: N_OUT, mask_token_id: None };
+    let greedy = ScoreSpec::greedy(1, vocabulary);
+    let drawn = ScoreSpec { temperature: 1.0, draw: Draw::Uniform(0.7), ..greedy.clone() };
+    let cut = ScoreSpec { top_p: Some(0.95), ..drawn.clone() };
+    let loads = |spec: ScoreSpec| loads_of_scoring(&logits, vec![spec]);
     let (Some(greedy), Some(drawn), Some(cut)) = (loads(greedy), loads(drawn), loads(cut)) else { return };
     let n_tiles = N_OUT.div_ceil(2048) as u64;
-    assert!(greedy < row + (n_tiles + 1) * 256 * recipe + tile, "{greedy}");
+    assert!(greedy < row + (n_tiles + 1) * 256 * spec + tile, "{greedy}");
     // The tile is summed up and walked.
     assert!(drawn < greedy + 4 * tile, "{drawn} and {greedy}");
     // A histogram over the row, with a look at each token's tile, twice; and lists of little.
-    assert!(cut < drawn + 1024 * recipe + 3 * row + 2 * tile, "{cut} and {drawn}");
+    assert!(cut < drawn + 1024 * spec + 3 * row + 2 * tile, "{cut} and {drawn}");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::Recipe;
+use super::ScoreSpec;
 
 /// Id of a loaded adapter; never reused.
 pub type AdapterId = u32;
@@ -20,7 +20,7 @@ pub struct ModelBatch {
     /// Which rows belong together and what they attend to; in order of rows, without gaps.
     pub sequences: Vec<SequenceRows>,
     /// How rows are scored.
-    pub recipes: Vec<Recipe>,
+    pub specs: Vec<ScoreSpec>,
     /// Rows whose logits are wanted whole.
     pub logit_rows: Vec<u32>,
     /// Rows whose final states are wanted on the host.

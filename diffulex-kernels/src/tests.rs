@@ -16,7 +16,7 @@ use crate::error::BatchError;
 const TOLERANCE: f32 = 1e-4;
 
 /// Every way in which a matrix is held.
-const HOLDS: [WeightType; 4] = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
+const WEIGHT_TYPES: [WeightType; 4] = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
 
 /// Reproducible values in [-1, 1].
 pub(super) fn values(seed: u64, len: usize) -> Vec<f32> {
@@ -122,10 +122,10 @@ fn assert_product<O: Ops>(ops: &O, x: &[f32], n_in: usize, weight: &O::Matrix, w
 /// The operations of a layer except attention, on any body; returns the host values of each result.
 fn run_rows<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     let Case { n_rows, n_in, n_out, seed, .. } = *case;
-    let hold = HOLDS[seed as usize % HOLDS.len()];
+    let weight_type = WEIGHT_TYPES[seed as usize % WEIGHT_TYPES.len()];
     let x = ops.tensor(&values(seed, n_rows * n_in), n_in).unwrap();
     let weight = bytes(&values(seed + 1, n_out * n_in));
-    let weight = ops.matrix(WeightData::F32(&weight), n_out, n_in, hold).unwrap();
+    let weight = ops.matrix(WeightData::F32(&weight), n_out, n_in, weight_type).unwrap();
     let bias = bytes(&values(seed + 2, n_out));
     let bias = ops.vector(WeightData::F32(&bias)).unwrap();
     let norm = bytes(&values(seed + 3, n_in));
@@ -163,7 +163,7 @@ fn run_rows<O: Ops>(ops: &O, case: &Case) -> Vec<Vec<f32>> {
     results.push(ops.host(&sum).unwrap());
     let mut logits = ops.tensor(&values(seed + 8, n_rows * n_out), n_out).unwrap();
     ops.scale(&mut logits, 5.0).unwrap();
-    results.push(ops.host(&ops.embed_mixed(&weight, &logits).unwrap()).unwrap());
+    results.push(ops.host(&ops.embed_softmax(&weight, &logits).unwrap()).unwrap());
     results
 }
 
@@ -258,8 +258,8 @@ fn routed<O: Ops>(ops: &O, x: &[f32], n_in: usize, n_out: usize, seed: u64) -> V
     // Each row's own logits: those of the same row alone must be the same.
     let logits: Vec<f32> = x.chunks(n_in).flat_map(|row| values((row[0].to_bits() as u64) ^ seed, N_EXPERTS)).collect();
     let (x, logits) = (ops.tensor(x, n_in).unwrap(), ops.tensor(&logits, N_EXPERTS).unwrap());
-    let experts = ops.experts(mlps, routing).unwrap();
-    let routed = ops.host(&ops.routed(&x, &logits, &experts).unwrap()).unwrap();
+    let experts = ops.layer_experts(mlps, routing).unwrap();
+    let routed = ops.host(&ops.experts(&x, &logits, &experts).unwrap()).unwrap();
     assert_eq!(routed.len(), n_rows * n_in);
     routed
 }
@@ -342,7 +342,7 @@ proptest! {
                 rows.iter().flat_map(|row| numbers.chunks(n_in).map(|out| sum(row, out))).collect();
             let reference = ReferenceOps.matrix(data, n_out, n_in, WeightType::Blocks(kind)).unwrap();
             let mixed = ReferenceOps.tensor(&logits, n_out).unwrap();
-            let mixed = ReferenceOps.host(&ReferenceOps.embed_mixed(&reference, &mixed).unwrap()).unwrap();
+            let mixed = ReferenceOps.host(&ReferenceOps.embed_softmax(&reference, &mixed).unwrap()).unwrap();
             let all = ModelBatch { ids: (0..n_out as u32).collect(), ..ModelBatch::default() };
             each_device!(|ops| {
                 let matrix = ops.matrix(data, n_out, n_in, WeightType::Blocks(kind)).unwrap();
@@ -350,7 +350,7 @@ proptest! {
                 prop_assert_eq!(&ops.host(&embedded).unwrap(), &numbers);
                 assert_product(ops, &x, n_in, &matrix, &want);
                 let logits = ops.tensor(&logits, n_out).unwrap();
-                assert_close(&ops.host(&ops.embed_mixed(&matrix, &logits).unwrap()).unwrap(), &mixed);
+                assert_close(&ops.host(&ops.embed_softmax(&matrix, &logits).unwrap()).unwrap(), &mixed);
             });
             assert_close(&product(&ReferenceOps, &x, n_in, &reference), &want);
         }
@@ -365,27 +365,27 @@ proptest! {
         seed in 0u64..1 << 32,
     ) {
         let data = bytes(&values(seed, n_out * n_in));
-        let hold = HOLDS[seed as usize % HOLDS.len()];
+        let weight_type = WEIGHT_TYPES[seed as usize % WEIGHT_TYPES.len()];
         let x = values(seed + 1, n_rows * n_in);
-        let reference = ReferenceOps.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
+        let reference = ReferenceOps.matrix(WeightData::F32(&data), n_out, n_in, weight_type).unwrap();
         let want = product(&ReferenceOps, &x, n_in, &reference);
         each_device!(|ops| {
-            let matrix = |hold| ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap();
-            assert_product(ops, &x, n_in, &matrix(hold), &want);
+            let matrix = |weight_type| ops.matrix(WeightData::F32(&data), n_out, n_in, weight_type).unwrap();
+            assert_product(ops, &x, n_in, &matrix(weight_type), &want);
             // In a group, with others of its kind and of another, it is what it is alone.
             let bias = ops.vector(WeightData::F32(&data[..4 * n_out])).unwrap();
-            let members = [(matrix(hold), Some(bias)), (matrix(WeightType::Int4), None), (matrix(hold), None)];
+            let members = [(matrix(weight_type), Some(bias)), (matrix(WeightType::Int4), None), (matrix(weight_type), None)];
             let x = ops.tensor(&x, n_in).unwrap();
             let alone = members.each_ref().map(|(weight, bias)| {
                 ops.host(&ops.linear(&x, weight, bias.as_ref()).unwrap()).unwrap()
             });
             let group = ops.group(members).unwrap();
-            let together = ops.linears(&x, &group).unwrap();
+            let together = ops.linear_group(&x, &group).unwrap();
             prop_assert_eq!(together.map(|product| ops.host(&product).unwrap()), alone);
         });
         let on_threads = |n_threads| {
             let ops = CpuOps::new(n_threads).unwrap();
-            product(&ops, &x, n_in, &ops.matrix(WeightData::F32(&data), n_out, n_in, hold).unwrap())
+            product(&ops, &x, n_in, &ops.matrix(WeightData::F32(&data), n_out, n_in, weight_type).unwrap())
         };
         prop_assert_eq!(on_threads(2), on_threads(1));
     }
@@ -399,13 +399,13 @@ fn a_row_with_what_is_no_number_has_no_outputs() {
     x[n_in] = f32::NAN;
     x[2 * n_in + 300] = f32::INFINITY;
     each_device!(|ops| {
-        let check = |data: WeightData<'_>, hold| {
-            let outputs = product(ops, &x, n_in, &ops.matrix(data, n_out, n_in, hold).unwrap());
-            assert!(outputs[..n_out].iter().all(|output| output.is_finite()), "{hold:?}");
-            assert!(outputs[n_out..].iter().all(|output| !output.is_finite()), "{hold:?}");
+        let check = |data: WeightData<'_>, weight_type| {
+            let outputs = product(ops, &x, n_in, &ops.matrix(data, n_out, n_in, weight_type).unwrap());
+            assert!(outputs[..n_out].iter().all(|output| output.is_finite()), "{weight_type:?}");
+            assert!(outputs[n_out..].iter().all(|output| !output.is_finite()), "{weight_type:?}");
         };
-        for hold in HOLDS {
-            check(WeightData::F32(&floats), hold);
+        for weight_type in WEIGHT_TYPES {
+            check(WeightData::F32(&floats), weight_type);
         }
         for kind in BlockType::ALL {
             let data = blocks(kind, 3, n_out * n_in / kind.n_values());
@@ -417,10 +417,10 @@ fn a_row_with_what_is_no_number_has_no_outputs() {
 #[test]
 fn what_cannot_be_held_so_is_refused() {
     let floats = bytes(&values(1, 64));
-    let said = |data, n_in, hold| {
-        let expected = ReferenceOps.matrix(data, 1, n_in, hold).err().unwrap().to_string();
+    let said = |data, n_in, weight_type| {
+        let expected = ReferenceOps.matrix(data, 1, n_in, weight_type).err().unwrap().to_string();
         each_device!(|ops| {
-            assert_eq!(ops.matrix(data, 1, n_in, hold).err().unwrap().to_string(), expected);
+            assert_eq!(ops.matrix(data, 1, n_in, weight_type).err().unwrap().to_string(), expected);
         });
         expected
     };

@@ -27,7 +27,7 @@ pub use low_rank::{Adapters, LowRank, Site};
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{CacheShape, Head, KvType, Ops, RowList, Scored, SelfConditioning, WeightType};
+use crate::kernels::{CacheShape, Head, KvType, Ops, RowList, RowScore, SelfConditioning, WeightType};
 use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
@@ -85,7 +85,7 @@ impl ModelSpec {
 #[derive(Debug, Default, PartialEq)]
 pub struct Outputs {
     /// Of each recipe.
-    pub scored: Vec<Option<Scored>>,
+    pub scored: Vec<Option<RowScore>>,
     /// Final states of the batch's `state_rows`, as the output head reads them: `[n_rows, hidden_size]`, row-major.
     pub states: Vec<f32>,
 }
@@ -134,7 +134,7 @@ pub trait Network<O: Ops>: Send + Sync {
             let rows = ops.select(&x, &step, RowList::States)?;
             ops.host_into(&self.head().states(ops, &rows)?, &mut states)?;
         }
-        Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.recipes, None)?, states })
+        Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.specs, None)?, states })
     }
 
     /// A forward and the logits of the batch's `logit_rows`, on the host.

@@ -12,15 +12,15 @@ use crate::memory::Room;
 use crate::routing::Routing;
 use crate::step::LEAST_BLEND;
 use crate::{
-    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, HoldError, ModelBatch, Ops, Recipe, RopeTable,
-    RowList, Scored, SelfConditioning, WeightData, WeightType, Weighted,
+    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, MatrixBias, ModelBatch, Ops, RopeTable, RowList,
+    RowScore, ScoreSpec, SelfConditioning, WeightData, WeightError, WeightType,
 };
 
 impl Ops for CpuOps {
     type Tensor = Rows;
     type Matrix = PackedMatrix;
     type Vector = Vec<f32>;
-    type Group<const N: usize> = [Weighted<Self>; N];
+    type Group<const N: usize> = [MatrixBias<Self>; N];
     type Rope = RopeTable;
     type Experts = CpuExperts;
     type Cache = CpuCache;
@@ -35,29 +35,29 @@ impl Ops for CpuOps {
         data: WeightData<'_>,
         n_out: usize,
         n_in: usize,
-        hold: WeightType,
-    ) -> Result<PackedMatrix, HoldError> {
-        hold.check(data, n_in)?;
-        Ok(PackedMatrix::pack(&self.pool, data, n_out, n_in, hold))
+        weight_type: WeightType,
+    ) -> Result<PackedMatrix, WeightError> {
+        weight_type.check(data, n_in)?;
+        Ok(PackedMatrix::pack(&self.pool, data, n_out, n_in, weight_type))
     }
 
-    fn vector(&self, data: WeightData<'_>) -> Result<Vec<f32>, HoldError> {
+    fn vector(&self, data: WeightData<'_>) -> Result<Vec<f32>, WeightError> {
         Ok(data.to_f32())
     }
 
-    fn group<const N: usize>(&self, members: [Weighted<Self>; N]) -> Result<[Weighted<Self>; N], HoldError> {
+    fn group<const N: usize>(&self, members: [MatrixBias<Self>; N]) -> Result<[MatrixBias<Self>; N], WeightError> {
         Ok(members)
     }
 
-    fn rope(&self, table: RopeTable) -> Result<RopeTable, HoldError> {
+    fn rope(&self, table: RopeTable) -> Result<RopeTable, WeightError> {
         Ok(table)
     }
 
-    fn experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<CpuExperts, HoldError> {
+    fn layer_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<CpuExperts, WeightError> {
         Ok(CpuExperts { mlps, routing })
     }
 
-    fn cache(&self, layers: &[CacheShape]) -> Result<CpuCache, HoldError> {
+    fn cache(&self, layers: &[CacheShape]) -> Result<CpuCache, WeightError> {
         Ok(CpuCache { layers: layers.iter().map(|shape| LayerCache::new(*shape)).collect() })
     }
 
@@ -103,7 +103,7 @@ impl Ops for CpuOps {
         Ok(())
     }
 
-    fn embed_mixed(&self, table: &PackedMatrix, logits: &Rows) -> Result<Rows, StepError> {
+    fn embed_softmax(&self, table: &PackedMatrix, logits: &Rows) -> Result<Rows, StepError> {
         Ok(linear::mix_softmax(&self.pool, self.simd, logits.clone(), table))
     }
 
@@ -121,7 +121,7 @@ impl Ops for CpuOps {
         Ok(product)
     }
 
-    fn linears<const N: usize>(&self, x: &Rows, group: &[Weighted<Self>; N]) -> Result<[Rows; N], StepError> {
+    fn linear_group<const N: usize>(&self, x: &Rows, group: &[MatrixBias<Self>; N]) -> Result<[Rows; N], StepError> {
         let members = group.each_ref().map(|(weight, bias)| (weight, bias.as_deref()));
         Ok(linear::linears(&self.pool, self.simd, x, members))
     }
@@ -206,7 +206,7 @@ impl Ops for CpuOps {
         Ok(gate)
     }
 
-    fn routed(&self, x: &Rows, logits: &Rows, experts: &CpuExperts) -> Result<Rows, StepError> {
+    fn experts(&self, x: &Rows, logits: &Rows, experts: &CpuExperts) -> Result<Rows, StepError> {
         Ok(experts.apply(&self.pool, self.simd, x, logits))
     }
 
@@ -214,10 +214,10 @@ impl Ops for CpuOps {
         &self,
         x: &Rows,
         head: &Head<'_, Self>,
-        recipes: &[Recipe],
+        specs: &[ScoreSpec],
         conditioning: Option<SelfConditioning<'_, Self>>,
-    ) -> Result<Vec<Option<Scored>>, StepError> {
-        scoring::score(self, x, head, recipes, conditioning)
+    ) -> Result<Vec<Option<RowScore>>, StepError> {
+        scoring::score(self, x, head, specs, conditioning)
     }
 
     fn select(&self, x: &Rows, step: &&ModelBatch, rows: RowList) -> Result<Rows, StepError> {

@@ -31,9 +31,9 @@ const N_ROUNDS: usize = 1 << 18;
 const AHEAD: usize = 2048;
 
 /// [`N_ROUNDS`] rounds of the instruction that multiplies weights of this type. Returns the operations of all.
-fn multiply(simd: Simd, hold: WeightType) -> usize {
+fn multiply(simd: Simd, weight_type: WeightType) -> usize {
     let mut n_sums = 0;
-    let per_sum = match hold {
+    let per_sum = match weight_type {
         WeightType::F32 => {
             multiply_floats(simd, &mut n_sums);
             2 * LANES
@@ -157,12 +157,12 @@ fn least_seconds(pool: &Pool, n_threads: usize, work: impl Fn(usize) + Sync) -> 
 impl CpuOps {
     /// Operations a second, on all threads, of the instruction that multiplies weights of this type and adds the products: two
     /// for each product. Where products are made of several instructions, of all of these.
-    pub fn probe_products(&self, hold: WeightType) -> f64 {
+    pub fn probe_products(&self, weight_type: WeightType) -> f64 {
         let n_threads = self.pool.n_threads();
-        let n = multiply(self.simd, hold) * n_threads;
+        let n = multiply(self.simd, weight_type) * n_threads;
         n as f64
             / least_seconds(&self.pool, n_threads, |_| {
-                multiply(self.simd, hold);
+                multiply(self.simd, weight_type);
             })
     }
 
@@ -183,8 +183,8 @@ mod tests {
     #[test]
     fn every_instruction_set_is_measured() {
         for simd in Simd::all() {
-            for hold in [WeightType::F32, WeightType::Bf16, WeightType::Int8] {
-                assert!(multiply(simd, hold) > 0, "{simd:?}, {hold:?}");
+            for weight_type in [WeightType::F32, WeightType::Bf16, WeightType::Int8] {
+                assert!(multiply(simd, weight_type) > 0, "{simd:?}, {weight_type:?}");
             }
         }
     }

@@ -12,8 +12,8 @@ use crate::error::{DeviceError, StepError};
 use crate::memory::Room;
 use crate::routing::Routing;
 use crate::{
-    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, HoldError, ModelBatch, Ops, Recipe, RopeTable,
-    RowList, Scored, SelfConditioning, WeightData, WeightType, Weighted,
+    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, MatrixBias, ModelBatch, Ops, RopeTable, RowList,
+    RowScore, ScoreSpec, SelfConditioning, WeightData, WeightError, WeightType,
 };
 
 impl Ops for CudaOps {
@@ -39,29 +39,29 @@ impl Ops for CudaOps {
         data: WeightData<'_>,
         n_out: usize,
         n_in: usize,
-        hold: WeightType,
-    ) -> Result<Self::Matrix, HoldError> {
-        hold.check(data, n_in)?;
-        self.hold_matrix(data, n_out, n_in, hold)
+        weight_type: WeightType,
+    ) -> Result<Self::Matrix, WeightError> {
+        weight_type.check(data, n_in)?;
+        self.hold_matrix(data, n_out, n_in, weight_type)
     }
 
-    fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, HoldError> {
+    fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, WeightError> {
         self.hold_vector(data)
     }
 
-    fn group<const N: usize>(&self, members: [Weighted<Self>; N]) -> Result<Self::Group<N>, HoldError> {
+    fn group<const N: usize>(&self, members: [MatrixBias<Self>; N]) -> Result<Self::Group<N>, WeightError> {
         self.join(members)
     }
 
-    fn rope(&self, table: RopeTable) -> Result<Self::Rope, HoldError> {
+    fn rope(&self, table: RopeTable) -> Result<Self::Rope, WeightError> {
         self.hold_rope(&table)
     }
 
-    fn experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Self::Experts, HoldError> {
+    fn layer_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Self::Experts, WeightError> {
         self.stack_experts(mlps, routing)
     }
 
-    fn cache(&self, layers: &[CacheShape]) -> Result<Self::Cache, HoldError> {
+    fn cache(&self, layers: &[CacheShape]) -> Result<Self::Cache, WeightError> {
         self.hold_cache(layers)
     }
 
@@ -96,7 +96,7 @@ impl Ops for CudaOps {
         self.blend_rows(x, table, step)
     }
 
-    fn embed_mixed(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError> {
+    fn embed_softmax(&self, table: &Self::Matrix, logits: &Self::Tensor) -> Result<Self::Tensor, StepError> {
         self.mix(table, logits)
     }
 
@@ -113,7 +113,7 @@ impl Ops for CudaOps {
         self.multiply(x, weight, bias)
     }
 
-    fn linears<const N: usize>(
+    fn linear_group<const N: usize>(
         &self,
         x: &Self::Tensor,
         group: &Self::Group<N>,
@@ -184,7 +184,7 @@ impl Ops for CudaOps {
         self.gate_rows(gate, up, activation)
     }
 
-    fn routed(
+    fn experts(
         &self,
         x: &Self::Tensor,
         logits: &Self::Tensor,
@@ -197,10 +197,10 @@ impl Ops for CudaOps {
         &self,
         x: &Self::Tensor,
         head: &Head<'_, Self>,
-        recipes: &[Recipe],
+        specs: &[ScoreSpec],
         conditioning: Option<SelfConditioning<'_, Self>>,
-    ) -> Result<Vec<Option<Scored>>, StepError> {
-        self.score_rows(x, head, recipes, conditioning)
+    ) -> Result<Vec<Option<RowScore>>, StepError> {
+        self.score_rows(x, head, specs, conditioning)
     }
 
     fn select(&self, x: &Self::Tensor, step: &Self::Step<'_>, rows: RowList) -> Result<Self::Tensor, StepError> {

@@ -6,9 +6,9 @@ use crate::cuda::driver::arena::Block;
 use crate::cuda::driver::buffer::Buffer;
 use crate::cuda::driver::device::{self, Device};
 use crate::cuda::driver::nvml::Nvml;
-use crate::cuda::driver::queue::{Arg, Extent, Queue, Ticket};
+use crate::cuda::driver::queue::{Arg, Extent, LaunchId, Queue};
 use crate::error::{DeviceError, StepError};
-use crate::{Classes, HoldError};
+use crate::{Classes, WeightError};
 
 /// A CUDA device.
 pub struct CudaOps {
@@ -70,7 +70,7 @@ impl CudaOps {
         block: u32,
         shared: u32,
         args: &[Arg],
-    ) -> Ticket {
+    ) -> LaunchId {
         let grid = grid.map(|n| n as u32);
         self.queue().launch(kernel, Extent { grid, block, shared }, args)
     }
@@ -97,7 +97,7 @@ impl CudaOps {
     }
 
     /// Memory that stays, with these bytes.
-    pub(crate) fn hold(&self, bytes: &[u8]) -> Result<Buffer, HoldError> {
+    pub(crate) fn hold(&self, bytes: &[u8]) -> Result<Buffer, WeightError> {
         let buffer = self.device.hold(bytes.len())?;
         buffer.write(0, bytes)?;
         Ok(buffer)

@@ -12,8 +12,8 @@ use crate::quantization::{round_int4, round_int8};
 use crate::routing::Routing;
 use crate::step::LEAST_BLEND;
 use crate::{
-    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, HoldError, KvType, ModelBatch, Ops, Recipe, RopeTable,
-    RowList, Scored, SelfConditioning, WeightData, WeightType, Weighted,
+    Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, KvType, MatrixBias, ModelBatch, Ops, RopeTable,
+    RowList, RowScore, ScoreSpec, SelfConditioning, WeightData, WeightError, WeightType,
 };
 
 /// candle on the CPU.
@@ -45,7 +45,7 @@ impl LayerCache {
 /// A weight `[n_out, n_in]`, widened to f32.
 pub struct ReferenceMatrix {
     weight: Tensor,
-    hold: WeightType,
+    weight_type: WeightType,
 }
 
 /// `x` with every row replaced by what `round` makes of it.
@@ -55,9 +55,9 @@ fn by_rows(x: &Tensor, round: impl Fn(&[f32]) -> Vec<f32>) -> candle_core::Resul
     Tensor::from_vec(values.chunks(width).flat_map(round).collect(), (n_rows, width), &Device::Cpu)
 }
 
-/// A weight as near as `hold` has it.
-fn rounded_weight(weight: &Tensor, hold: WeightType) -> candle_core::Result<Tensor> {
-    match hold {
+/// A weight as near as `weight_type` has it.
+fn rounded_weight(weight: &Tensor, weight_type: WeightType) -> candle_core::Result<Tensor> {
+    match weight_type {
         WeightType::F32 | WeightType::Blocks(_) => Ok(weight.clone()),
         WeightType::Bf16 => weight.to_dtype(DType::BF16)?.to_dtype(DType::F32),
         WeightType::Int8 => by_rows(weight, round_int8),
@@ -66,8 +66,8 @@ fn rounded_weight(weight: &Tensor, hold: WeightType) -> candle_core::Result<Tens
 }
 
 /// The input, rounded as a weight of this type is multiplied with.
-fn rounded_input(x: &Tensor, hold: WeightType) -> candle_core::Result<Tensor> {
-    rounded_weight(x, if hold.is_integer() { WeightType::Int8 } else { hold })
+fn rounded_input(x: &Tensor, weight_type: WeightType) -> candle_core::Result<Tensor> {
+    rounded_weight(x, if weight_type.is_integer() { WeightType::Int8 } else { weight_type })
 }
 
 /// The experts of a layer.
@@ -87,7 +87,7 @@ impl Ops for ReferenceOps {
     type Tensor = Tensor;
     type Matrix = ReferenceMatrix;
     type Vector = Tensor;
-    type Group<const N: usize> = [Weighted<Self>; N];
+    type Group<const N: usize> = [MatrixBias<Self>; N];
     type Rope = RopeTable;
     type Experts = ReferenceExperts;
     type Cache = ReferenceCache;
@@ -102,32 +102,32 @@ impl Ops for ReferenceOps {
         data: WeightData<'_>,
         n_out: usize,
         n_in: usize,
-        hold: WeightType,
-    ) -> Result<ReferenceMatrix, HoldError> {
-        hold.check(data, n_in)?;
+        weight_type: WeightType,
+    ) -> Result<ReferenceMatrix, WeightError> {
+        weight_type.check(data, n_in)?;
         let weight = Tensor::from_vec(data.to_f32(), (n_out, n_in), &Device::Cpu)?;
-        Ok(ReferenceMatrix { weight: rounded_weight(&weight, hold)?, hold })
+        Ok(ReferenceMatrix { weight: rounded_weight(&weight, weight_type)?, weight_type })
     }
 
-    fn vector(&self, data: WeightData<'_>) -> Result<Tensor, HoldError> {
+    fn vector(&self, data: WeightData<'_>) -> Result<Tensor, WeightError> {
         let values = data.to_f32();
         let width = values.len();
         Ok(Tensor::from_vec(values, width, &Device::Cpu)?)
     }
 
-    fn group<const N: usize>(&self, members: [Weighted<Self>; N]) -> Result<[Weighted<Self>; N], HoldError> {
+    fn group<const N: usize>(&self, members: [MatrixBias<Self>; N]) -> Result<[MatrixBias<Self>; N], WeightError> {
         Ok(members)
     }
 
-    fn rope(&self, table: RopeTable) -> Result<RopeTable, HoldError> {
+    fn rope(&self, table: RopeTable) -> Result<RopeTable, WeightError> {
         Ok(table)
     }
 
-    fn experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<ReferenceExperts, HoldError> {
+    fn layer_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<ReferenceExperts, WeightError> {
         Ok(ReferenceExperts { mlps, routing })
     }
 
-    fn cache(&self, layers: &[CacheShape]) -> Result<ReferenceCache, HoldError> {
+    fn cache(&self, layers: &[CacheShape]) -> Result<ReferenceCache, WeightError> {
         let layer = |shape: &CacheShape| {
             let len = shape.n_slots * shape.n_kv_heads * shape.head_dim;
             LayerCache { shape: *shape, k: vec![0.0; len], v: vec![0.0; len] }
@@ -177,7 +177,7 @@ impl Ops for ReferenceOps {
         Ok(())
     }
 
-    fn embed_mixed(&self, table: &ReferenceMatrix, logits: &Tensor) -> Result<Tensor, StepError> {
+    fn embed_softmax(&self, table: &ReferenceMatrix, logits: &Tensor) -> Result<Tensor, StepError> {
         let weights = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?)?.exp()?;
         Ok(weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?.matmul(&table.weight)?)
     }
@@ -189,14 +189,18 @@ impl Ops for ReferenceOps {
     }
 
     fn linear(&self, x: &Tensor, weight: &ReferenceMatrix, bias: Option<&Tensor>) -> Result<Tensor, StepError> {
-        let product = rounded_input(x, weight.hold)?.matmul(&weight.weight.t()?)?;
+        let product = rounded_input(x, weight.weight_type)?.matmul(&weight.weight.t()?)?;
         Ok(match bias {
             Some(bias) => product.broadcast_add(bias)?,
             None => product,
         })
     }
 
-    fn linears<const N: usize>(&self, x: &Tensor, group: &[Weighted<Self>; N]) -> Result<[Tensor; N], StepError> {
+    fn linear_group<const N: usize>(
+        &self,
+        x: &Tensor,
+        group: &[MatrixBias<Self>; N],
+    ) -> Result<[Tensor; N], StepError> {
         let mut products = from_fn(|_| x.clone());
         for (product, (weight, bias)) in products.iter_mut().zip(group) {
             *product = self.linear(x, weight, bias.as_ref())?;
@@ -317,7 +321,7 @@ impl Ops for ReferenceOps {
         Ok((gate * up)?)
     }
 
-    fn routed(&self, x: &Tensor, logits: &Tensor, experts: &ReferenceExperts) -> Result<Tensor, StepError> {
+    fn experts(&self, x: &Tensor, logits: &Tensor, experts: &ReferenceExperts) -> Result<Tensor, StepError> {
         let mut outputs = Vec::new();
         for row in 0..x.dim(0)? {
             let input = x.narrow(0, row, 1)?;
@@ -335,20 +339,20 @@ impl Ops for ReferenceOps {
         &self,
         x: &Tensor,
         head: &Head<'_, Self>,
-        recipes: &[Recipe],
+        specs: &[ScoreSpec],
         conditioning: Option<SelfConditioning<'_, Self>>,
-    ) -> Result<Vec<Option<Scored>>, StepError> {
-        let mut all = Vec::with_capacity(recipes.len());
-        for recipe in recipes {
-            let rows = [Some(recipe.row), recipe.guidance.map(|guidance| guidance.unguided_row)];
+    ) -> Result<Vec<Option<RowScore>>, StepError> {
+        let mut all = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let rows = [Some(spec.row), spec.guidance.map(|guidance| guidance.unguided_row)];
             let rows: Vec<u32> = rows.into_iter().flatten().collect();
             let logits =
                 self.host(&head.logits(self, &x.index_select(&Tensor::new(rows.as_slice(), &Device::Cpu)?, 0)?)?)?;
             let mut rows = logits.chunks(logits.len() / rows.len());
-            let logits = score::changed(rows.next().unwrap_or_default(), rows.next(), recipe);
-            all.push(score::scored(&logits, recipe));
-            if let (Some(SelfConditioning { table, scale, rows }), Some(row)) = (&conditioning, recipe.conditions) {
-                let mut mixed = self.embed_mixed(table, &self.tensor(&logits, logits.len())?)?;
+            let logits = score::changed(rows.next().unwrap_or_default(), rows.next(), spec);
+            all.push(score::scored(&logits, spec));
+            if let (Some(SelfConditioning { table, scale, rows }), Some(row)) = (&conditioning, spec.conditions) {
+                let mut mixed = self.embed_softmax(table, &self.tensor(&logits, logits.len())?)?;
                 self.scale(&mut mixed, *scale)?;
                 rows.slice_set(&mixed, 0, row as usize)?;
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{ClassScore, Classes, Draw, Recipe, Score, Scored};
+use crate::{ClassScore, Classes, Draw, RowScore, Score, ScoreSpec};
 
 /// A softmax of logits over some tokens, by token id.
 struct Distribution {
@@ -38,13 +38,13 @@ impl Distribution {
     }
 
     /// Cuts by top-k, top-p and min-p in this order.
-    fn cut(&mut self, recipe: &Recipe) {
-        if let Some(top_k) = recipe.top_k {
+    fn cut(&mut self, spec: &ScoreSpec) {
+        if let Some(top_k) = spec.top_k {
             let falling = self.falling();
             let least = falling[(top_k as usize).min(falling.len()) - 1];
             self.keep(|p| p >= least);
         }
-        if let Some(top_p) = recipe.top_p {
+        if let Some(top_p) = spec.top_p {
             let (mut before, mut least) = (0.0, 1.0);
             for equals in self.falling().chunk_by(|a, b| a == b) {
                 if before > f64::from(top_p) {
@@ -55,7 +55,7 @@ impl Distribution {
             }
             self.keep(|p| p >= least);
         }
-        if let Some(min_p) = recipe.min_p {
+        if let Some(min_p) = spec.min_p {
             let least = f64::from(min_p) * self.falling()[0];
             self.keep(|p| p >= least);
         }
@@ -102,16 +102,16 @@ impl Distribution {
     }
 }
 
-/// A row of the head's logits, changed as the recipe says.
-pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, recipe: &Recipe) -> Vec<f32> {
-    let temper = |logit: &f32| logit / recipe.strategy_temperature;
+/// A row of the head's logits, changed as the spec says.
+pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, spec: &ScoreSpec) -> Vec<f32> {
+    let temper = |logit: &f32| logit / spec.strategy_temperature;
     let mut logits: Vec<f32> = logits.iter().map(temper).collect();
-    if let (Some(guidance), Some(unguided)) = (recipe.guidance, unguided) {
+    if let (Some(guidance), Some(unguided)) = (spec.guidance, unguided) {
         for (logit, base) in logits.iter_mut().zip(unguided.iter().map(temper)) {
             *logit = base + (guidance.scale + 1.0) * (*logit - base);
         }
     }
-    for change in &recipe.changes {
+    for change in &spec.changes {
         let logit = &mut logits[change.token as usize];
         *logit = change.apply(*logit);
     }
@@ -119,42 +119,42 @@ pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, recipe: &Recipe)
 }
 
 /// Scores of a row of changed logits; `None` if they are not numbers or no token may be drawn.
-pub(super) fn scored(logits: &[f32], recipe: &Recipe) -> Option<Scored> {
-    let vocabulary = recipe.vocabulary;
-    let mut distribution = if recipe.is_greedy() {
-        Distribution::new(logits, recipe.temperature, |_| true)?
+pub(super) fn scored(logits: &[f32], spec: &ScoreSpec) -> Option<RowScore> {
+    let vocabulary = spec.vocabulary;
+    let mut distribution = if spec.is_greedy() {
+        Distribution::new(logits, spec.temperature, |_| true)?
     } else {
-        Distribution::new(logits, recipe.temperature, |id| vocabulary.has(id))?
+        Distribution::new(logits, spec.temperature, |id| vocabulary.has(id))?
     };
-    if recipe.is_cut() {
-        distribution.cut(recipe);
+    if spec.is_cut() {
+        distribution.cut(spec);
     }
     let mut sorted: Vec<usize> = (0..logits.len()).filter(|id| vocabulary.has(*id)).collect();
     sorted.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(b.cmp(a)));
-    let token = match recipe.draw {
-        _ if recipe.is_greedy() => *sorted.first()?,
+    let token = match spec.draw {
+        _ if spec.is_greedy() => *sorted.first()?,
         Draw::Uniform(uniform) => distribution.draw(uniform)?,
         Draw::Token(token) => token as usize,
     };
     let confidence = distribution.probabilities[token];
     let kept = sorted.iter().filter(|id| distribution.log_probabilities[**id] > f64::NEG_INFINITY);
-    let mut likeliest = kept.map(|id| (*id as u32, distribution.probabilities[*id] as f32)).take(recipe.n_likeliest);
-    let mut scored = Scored {
+    let mut likeliest = kept.map(|id| (*id as u32, distribution.probabilities[*id] as f32)).take(spec.n_likeliest);
+    let mut scored = RowScore {
         token: token as u32,
         confidence: confidence as f32,
-        score: distribution.score(recipe.score, confidence) as f32,
+        score: distribution.score(spec.score, confidence) as f32,
         likeliest: likeliest.next()?,
         runners_up: likeliest.collect(),
         log_probabilities: Vec::new(),
         classes: Vec::new(),
     };
-    if recipe.asks_log_probabilities() {
-        let whole = Distribution::new(logits, recipe.temperature, |_| true)?;
+    if spec.asks_log_probabilities() {
+        let whole = Distribution::new(logits, spec.temperature, |_| true)?;
         let log_probability = |token: &u32| whole.log_probabilities[*token as usize] as f32;
-        scored.log_probabilities = recipe.asked.iter().map(log_probability).collect();
+        scored.log_probabilities = spec.asked.iter().map(log_probability).collect();
         let of_classes =
             |classes: &Arc<Classes>| (0..classes.n_classes).map(|class| whole.class(classes, class)).collect();
-        scored.classes = recipe.classes.as_ref().map(of_classes).unwrap_or_default();
+        scored.classes = spec.classes.as_ref().map(of_classes).unwrap_or_default();
     }
     Some(scored)
 }

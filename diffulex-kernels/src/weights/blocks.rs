@@ -19,7 +19,7 @@ const MOST_VALUES: usize = 256;
 
 /// Scales of a block. An integer q of group `g` represents `q * scale * factors[g] - min * min_factors[g]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Steps {
+pub struct BlockScales {
     /// The block's scale.
     pub scale: f32,
     /// Each group's factor of the scale; 1 if the block is one group.
@@ -115,11 +115,11 @@ impl BlockType {
     }
 
     /// The scales and minima of `block`.
-    pub fn steps(self, block: &[u8]) -> Steps {
+    pub fn block_scales(self, block: &[u8]) -> BlockScales {
         let [scale, min] = self.scales(block).map(half::f16::to_f32);
         let none = [0; Self::MOST_GROUPS];
         match self {
-            Self::Q8_0 => Steps { scale, factors: [1; Self::MOST_GROUPS], min: 0.0, min_factors: none },
+            Self::Q8_0 => BlockScales { scale, factors: [1; Self::MOST_GROUPS], min: 0.0, min_factors: none },
             // Scales and minima of the first four groups are the lower six bits of eight bytes; those of the others have
             // their lower four bits in four bytes more, and two in what the first eight left over.
             Self::Q4K => {
@@ -131,14 +131,14 @@ impl BlockType {
                     factors[group + 4] = (bytes[group + 8] & 0xf | bytes[group] >> 6 << 4) as i8;
                     min_factors[group + 4] = (bytes[group + 8] >> 4 | bytes[group + 4] >> 6 << 4) as i8;
                 }
-                Steps { scale, factors, min, min_factors }
+                BlockScales { scale, factors, min, min_factors }
             }
             Self::Q6K => {
                 let mut factors = none;
                 for (factor, byte) in factors.iter_mut().zip(&block[192..208]) {
                     *factor = *byte as i8;
                 }
-                Steps { scale, factors, min: 0.0, min_factors: none }
+                BlockScales { scale, factors, min: 0.0, min_factors: none }
             }
         }
     }
@@ -147,7 +147,7 @@ impl BlockType {
     pub fn to_f32(self, blocks: &[u8]) -> Vec<f32> {
         let mut numbers = Vec::with_capacity(blocks.len() / self.n_bytes() * self.n_values());
         for block in blocks.chunks_exact(self.n_bytes()) {
-            let Steps { scale, factors, min, min_factors } = self.steps(block);
+            let BlockScales { scale, factors, min, min_factors } = self.block_scales(block);
             numbers.extend(self.values(block).enumerate().map(|(index, value)| {
                 let group = index / self.group();
                 scale * f32::from(factors[group]) * f32::from(value) - min * f32::from(min_factors[group])

@@ -154,13 +154,13 @@ impl WeightType {
     }
 
     /// Whether a weight of `n_in` inputs can be held so.
-    pub(crate) fn check(self, data: WeightData<'_>, n_in: usize) -> Result<(), HoldError> {
+    pub(crate) fn check(self, data: WeightData<'_>, n_in: usize) -> Result<(), WeightError> {
         match self {
-            Self::Int8 | Self::Int4 if n_in > MAX_INPUTS => Err(HoldError::TooManyInputs { n_in }),
+            Self::Int8 | Self::Int4 if n_in > MAX_INPUTS => Err(WeightError::TooManyInputs { n_in }),
             Self::Blocks(kind) if data.weight_type() != self => {
-                Err(HoldError::StoredOtherwise { stored: data.weight_type(), kind })
+                Err(WeightError::StoredOtherwise { stored: data.weight_type(), kind })
             }
-            Self::Blocks(kind) if !n_in.is_multiple_of(kind.n_values()) => Err(HoldError::CutsBlocks { n_in, kind }),
+            Self::Blocks(kind) if !n_in.is_multiple_of(kind.n_values()) => Err(WeightError::CutsBlocks { n_in, kind }),
             Self::F32 | Self::Bf16 | Self::Int8 | Self::Int4 | Self::Blocks(_) => Ok(()),
         }
     }
@@ -168,7 +168,7 @@ impl WeightType {
 
 /// A weight, a table or a cache that a device cannot hold.
 #[derive(Debug, thiserror::Error)]
-pub enum HoldError {
+pub enum WeightError {
     /// A sum over so many inputs may overflow.
     #[error("{n_in} inputs are more than the {MAX_INPUTS} that sums of 32 bits hold")]
     TooManyInputs {

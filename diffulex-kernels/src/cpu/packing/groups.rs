@@ -181,13 +181,13 @@ impl Integers {
             })
         };
         let scales = Multiples {
-            units: units(|block, kind| kind.steps(block).scale),
-            factors: factors(|block, kind| kind.steps(block).factors),
+            units: units(|block, kind| kind.block_scales(block).scale),
+            factors: factors(|block, kind| kind.block_scales(block).factors),
         };
         let offsets = if form.has_offsets() {
             Multiples {
-                units: units(|block, kind| -kind.steps(block).min),
-                factors: factors(|block, kind| kind.steps(block).min_factors),
+                units: units(|block, kind| -kind.block_scales(block).min),
+                factors: factors(|block, kind| kind.block_scales(block).min_factors),
             }
         } else {
             Multiples::default()

@@ -26,10 +26,10 @@ pub(crate) enum Panels {
 impl PackedMatrix {
     /// Packs `n_out * n_in` values. They are widened a panel at a time: a matrix never stands in memory twice.
     /// The data can be held so.
-    pub(crate) fn pack(pool: &Pool, data: WeightData<'_>, n_out: usize, n_in: usize, hold: WeightType) -> Self {
+    pub(crate) fn pack(pool: &Pool, data: WeightData<'_>, n_out: usize, n_in: usize, weight_type: WeightType) -> Self {
         assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
-        let panels = match hold {
+        let panels = match weight_type {
             WeightType::F32 => Panels::F32(Weights::<[f32; PANEL]>::pack(pool, n_out, n_in, |out, lane, vectors| {
                 for (vector, value) in vectors.zip(row(out)) {
                     vector[lane] = value;

@@ -1,6 +1,6 @@
 //! Top-k, top-p and min-p as one threshold, found by bisection instead of a sort.
 
-use crate::Recipe;
+use crate::ScoreSpec;
 use crate::cpu::isa::simd::Simd;
 use crate::cpu::product::linear::TILE;
 
@@ -13,17 +13,17 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// The cuts of `recipe`, in order: each leaves the weights above some number. None below `least` is kept.
-    pub(crate) fn new(simd: Simd, weights: &[f32], recipe: &Recipe, mut least: f32) -> Self {
-        if let Some(top_k) = recipe.top_k.filter(|top_k| (*top_k as usize) < weights.len()) {
+    /// The cuts of `spec`, in order: each leaves the weights above some number. None below `least` is kept.
+    pub(crate) fn new(simd: Simd, weights: &[f32], spec: &ScoreSpec, mut least: f32) -> Self {
+        if let Some(top_k) = spec.top_k.filter(|top_k| (*top_k as usize) < weights.len()) {
             let count = |floor| weights.chunks(RUN).map(|run| f64::from(simd.count_above(run, floor))).sum::<f64>();
             least = least_within(least, |floor| count(floor) < f64::from(top_k));
         }
-        if let Some(top_p) = recipe.top_p {
+        if let Some(top_p) = spec.top_p {
             let share = f64::from(top_p) * sum_above(simd, weights, below(least));
             least = least_within(least, |floor| sum_above(simd, weights, floor) <= share);
         }
-        if let Some(min_p) = recipe.min_p {
+        if let Some(min_p) = spec.min_p {
             least = least.max(min_p);
         }
         let floor = below(least);
@@ -74,8 +74,8 @@ fn below(least: f32) -> f32 {
 
 /// A number below which top-k keeps no weight: where there are as many tiles, the largest weights of the tiles are so many
 /// tokens already.
-pub(crate) fn least_kept(recipe: &Recipe, tops: &[f32]) -> f32 {
-    let Some(top_k) = recipe.top_k.map(|top_k| top_k as usize).filter(|top_k| (1..=tops.len()).contains(top_k)) else {
+pub(crate) fn least_kept(spec: &ScoreSpec, tops: &[f32]) -> f32 {
+    let Some(top_k) = spec.top_k.map(|top_k| top_k as usize).filter(|top_k| (1..=tops.len()).contains(top_k)) else {
         return 0.0;
     };
     let mut tops = tops.to_vec();

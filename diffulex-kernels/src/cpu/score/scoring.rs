@@ -1,11 +1,11 @@
 //! Scoring on the CPU: a tile of the vocabulary at a time on all threads, straight from the product with the head.
 //!
-//! 1. Each tile of logits is changed as the recipes say and summed up ([`Summary`]) while it is in the caches.
+//! 1. Each tile of logits is changed as the specs say and summed up ([`Summary`]) while it is in the caches.
 //! 2. The summaries of a row are joined. That is all of a greedy row. One that is drawn gets the tile in which its token
 //!    lies from the tiles' sums.
 //! 3. That tile is computed once more for the rows that drew it, and walked to the token.
 //!
-//! The logits of a row are kept only where its recipe cuts the distribution ([`Cut`]), sums up classes or conditions a
+//! The logits of a row are kept only where its spec cuts the distribution ([`Cut`]), sums up classes or conditions a
 //! canvas.
 
 use std::collections::BTreeMap;
@@ -20,15 +20,15 @@ use crate::cpu::score::findings::TileOfRow;
 use crate::cpu::score::summary::{Summary, Wanted};
 use crate::cpu::state::CpuOps;
 use crate::error::StepError;
-use crate::{ClassScore, Classes, Draw, Guidance, Head, Ops, Recipe, Score, Scored, SelfConditioning};
+use crate::{ClassScore, Classes, Draw, Guidance, Head, Ops, RowScore, Score, ScoreSpec, SelfConditioning};
 
 /// Logits that are kept at once, at most, 64 MiB; more rows are scored in parts. At a vocabulary of 152k these are 110 rows,
 /// which are enough for a product to be bound by arithmetic, so that parts cost nothing. Chosen by us.
 const MAX_KEPT_VALUES: usize = 1 << 24;
 
-/// A recipe and where its logits are.
+/// A spec and where its logits are.
 struct Row<'a> {
-    recipe: &'a Recipe,
+    spec: &'a ScoreSpec,
     wanted: Wanted,
     /// Row of the product.
     row: usize,
@@ -58,7 +58,7 @@ impl Kept {
 
 /// A row of which everything is known but, perhaps, the token.
 struct Drawing {
-    scored: Scored,
+    scored: RowScore,
     /// The tile in which the token lies and what has to be found of it, where it is not found yet.
     search: Option<(usize, Search)>,
 }
@@ -77,19 +77,19 @@ pub(crate) fn score(
     ops: &CpuOps,
     x: &Rows,
     head: &Head<'_, CpuOps>,
-    recipes: &[Recipe],
+    specs: &[ScoreSpec],
     mut conditioning: Option<SelfConditioning<'_, CpuOps>>,
-) -> Result<Vec<Option<Scored>>, StepError> {
-    let n_kept = recipes.iter().filter(|recipe| keeps_logits(recipe)).count();
+) -> Result<Vec<Option<RowScore>>, StepError> {
+    let n_kept = specs.iter().filter(|spec| keeps_logits(spec)).count();
     // Parts of like size.
     let n_parts = (n_kept * head.matrix.n_out().next_multiple_of(TILE)).div_ceil(MAX_KEPT_VALUES).max(1);
     let max_kept = n_kept.div_ceil(n_parts);
-    let mut scored = Vec::with_capacity(recipes.len());
-    let mut rest = recipes;
+    let mut scored = Vec::with_capacity(specs.len());
+    let mut rest = specs;
     while !rest.is_empty() {
         let mut n_kept = 0;
-        let end = rest.iter().position(|recipe| {
-            n_kept += usize::from(keeps_logits(recipe));
+        let end = rest.iter().position(|spec| {
+            n_kept += usize::from(keeps_logits(spec));
             n_kept > max_kept
         });
         let (part, behind) = rest.split_at(end.unwrap_or(rest.len()));
@@ -100,11 +100,11 @@ pub(crate) fn score(
 }
 
 /// The row's logits are looked at more than once.
-fn keeps_logits(recipe: &Recipe) -> bool {
-    recipe.is_cut() || recipe.classes.is_some() || recipe.conditions.is_some()
+fn keeps_logits(spec: &ScoreSpec) -> bool {
+    spec.is_cut() || spec.classes.is_some() || spec.conditions.is_some()
 }
 
-/// Recipes that are scored at once.
+/// Specs that are scored at once.
 struct Part<'a> {
     ops: &'a CpuOps,
     matrix: &'a PackedMatrix,
@@ -116,27 +116,27 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    fn new(ops: &'a CpuOps, x: &Rows, head: &Head<'a, CpuOps>, recipes: &'a [Recipe]) -> Result<Self, StepError> {
-        let named = recipes.iter().flat_map(|recipe| {
-            [Some(recipe.row), recipe.guidance.map(|guidance| guidance.unguided_row)].into_iter().flatten()
+    fn new(ops: &'a CpuOps, x: &Rows, head: &Head<'a, CpuOps>, specs: &'a [ScoreSpec]) -> Result<Self, StepError> {
+        let named = specs.iter().flat_map(|spec| {
+            [Some(spec.row), spec.guidance.map(|guidance| guidance.unguided_row)].into_iter().flatten()
         });
         let mut named: Vec<u32> = named.collect();
         named.sort_unstable();
         named.dedup();
         let place = |row: u32| named.partition_point(|other| *other < row);
         let mut n_kept = 0;
-        let rows = recipes.iter().map(|recipe| {
-            let kept = keeps_logits(recipe).then_some(n_kept);
+        let rows = specs.iter().map(|spec| {
+            let kept = keeps_logits(spec).then_some(n_kept);
             n_kept += usize::from(kept.is_some());
             let wanted = Wanted {
-                vocabulary: recipe.vocabulary,
-                n_ranked: recipe.n_ranked(),
-                second: recipe.score == Score::Margin,
-                log_total: recipe.score == Score::NegativeEntropy,
-                factor: recipe.inverse_temperature(),
+                vocabulary: spec.vocabulary,
+                n_ranked: spec.n_ranked(),
+                second: spec.score == Score::Margin,
+                log_total: spec.score == Score::NegativeEntropy,
+                factor: spec.inverse_temperature(),
             };
-            let guidance = recipe.guidance.map(|Guidance { unguided_row, scale }| (place(unguided_row), scale));
-            Row { recipe, wanted, row: place(recipe.row), guidance, kept }
+            let guidance = spec.guidance.map(|Guidance { unguided_row, scale }| (place(unguided_row), scale));
+            Row { spec, wanted, row: place(spec.row), guidance, kept }
         });
         let rows = rows.collect();
         let (norm, eps) = head.norm;
@@ -144,7 +144,10 @@ impl<'a> Part<'a> {
         Ok(Self { ops, matrix: head.matrix, soft_cap: head.soft_cap, normed, rows, n_kept })
     }
 
-    fn score(&self, conditioning: Option<&mut SelfConditioning<'_, CpuOps>>) -> Result<Vec<Option<Scored>>, StepError> {
+    fn score(
+        &self,
+        conditioning: Option<&mut SelfConditioning<'_, CpuOps>>,
+    ) -> Result<Vec<Option<RowScore>>, StepError> {
         let pool = &self.ops.pool;
         let product = TiledProduct::new(pool, self.ops.simd, &self.normed, self.matrix);
         // One piece of memory, which is used again by the next step.
@@ -162,7 +165,7 @@ impl<'a> Part<'a> {
         if let Some(conditioning) = conditioning {
             self.condition(&kept, conditioning)?;
         }
-        let is_number = |scored: &Scored| scored.confidence.is_finite();
+        let is_number = |scored: &RowScore| scored.confidence.is_finite();
         Ok(drawings.into_iter().map(|drawing| drawing.map(|drawing| drawing.scored).filter(is_number)).collect())
     }
 
@@ -173,17 +176,17 @@ impl<'a> Part<'a> {
         let simd = self.ops.simd;
         let mut found = self.ops.findings.take();
         found.extend(self.rows.iter().map(|row| {
-            let Row { recipe, wanted, .. } = row;
+            let Row { spec, wanted, .. } = row;
             let logits = row.changed(&outs, |row| values.row(row), &mut scratch);
             if let Some(place) = row.kept {
                 kept[place * TILE..place * TILE + outs.len()].copy_from_slice(logits);
             }
             let is_here = |(_, token): &(usize, &u32)| outs.contains(&(**token as usize));
-            let asked = recipe.asked.iter().enumerate().filter(is_here);
+            let asked = spec.asked.iter().enumerate().filter(is_here);
             let asked = asked.map(|(place, token)| (place, logits[*token as usize - outs.start])).collect();
             let summarise = |logits: &[f32]| Summary::of_tile(simd, outs.start, logits, *wanted);
-            let whole = recipe.asks_log_probabilities().then(|| Box::new(summarise(logits)));
-            let summary = if recipe.is_greedy() || row.draws_all(&outs) {
+            let whole = spec.asks_log_probabilities().then(|| Box::new(summarise(logits)));
+            let summary = if spec.is_greedy() || row.draws_all(&outs) {
                 summarise(logits)
             } else {
                 let mut drawable = logits.to_vec();
@@ -204,16 +207,16 @@ impl<'a> Part<'a> {
     /// A row of which all tiles are known; `None` where its logits are no numbers or no token may be drawn.
     fn joined(&self, index: usize, tiles: &[Vec<TileOfRow>], kept: &Kept) -> Option<Drawing> {
         let row = &self.rows[index];
-        let recipe = row.recipe;
+        let spec = row.spec;
         let of_tiles = || tiles.iter().map(|tile| &tile[index]);
         let summary = Summary::joined(of_tiles().map(|tile| &tile.summary), row.wanted);
-        let mut drawing = if recipe.is_greedy() {
-            Drawing { scored: greedy(recipe, &summary)?, search: None }
+        let mut drawing = if spec.is_greedy() {
+            Drawing { scored: greedy(spec, &summary)?, search: None }
         } else if summary.largest[0].is_finite() && summary.total.is_finite() {
             let tops: Vec<f32> = of_tiles().map(|tile| tile.summary.largest[0]).collect();
             let mut top_weights = vec![0.0; tops.len()];
             self.ops.simd.exp_into(&tops, summary.largest[0], row.wanted.factor, &mut top_weights);
-            if recipe.is_cut() {
+            if spec.is_cut() {
                 self.drawn_cut(row, kept.tiles(row.kept?), &top_weights, &summary)?
             } else {
                 drawn(row, of_tiles().zip(top_weights), &summary)?
@@ -221,18 +224,18 @@ impl<'a> Part<'a> {
         } else {
             return None;
         };
-        if recipe.asks_log_probabilities() {
+        if spec.asks_log_probabilities() {
             let whole = Summary::joined(of_tiles().filter_map(|tile| tile.whole.as_deref()), row.wanted);
             let (top, log_total) = (whole.largest[0], whole.total.ln());
             if !top.is_finite() || !log_total.is_finite() {
                 return None;
             }
             let scored = &mut drawing.scored;
-            scored.log_probabilities = vec![0.0; recipe.asked.len()];
+            scored.log_probabilities = vec![0.0; spec.asked.len()];
             for (place, logit) in of_tiles().flat_map(|tile| &tile.asked) {
                 scored.log_probabilities[*place] = (logit - top) * row.wanted.factor - log_total;
             }
-            if let (Some(classes), Some(place)) = (&recipe.classes, row.kept) {
+            if let (Some(classes), Some(place)) = (&spec.classes, row.kept) {
                 scored.classes = self.classes(classes, row, kept.tiles(place), &whole);
             }
         }
@@ -247,9 +250,9 @@ impl<'a> Part<'a> {
         top_weights: &[f32],
         summary: &Summary,
     ) -> Option<Drawing> {
-        let (recipe, top, factor) = (row.recipe, summary.largest[0], row.wanted.factor);
+        let (spec, top, factor) = (row.spec, summary.largest[0], row.wanted.factor);
         let simd = self.ops.simd;
-        let least = least_kept(recipe, top_weights);
+        let least = least_kept(spec, top_weights);
         let mut weights = self.normed.scratch(1, self.matrix.n_out());
         for ((weights, logits), largest) in weights.values_mut().chunks_mut(TILE).zip(tiles).zip(top_weights) {
             if *largest < least {
@@ -261,8 +264,8 @@ impl<'a> Part<'a> {
         }
         let n_out = weights.width();
         row.blank(&(0..n_out), weights.values_mut(), 0.0);
-        let cut = Cut::new(simd, weights.values(), recipe, least);
-        let (token, weight) = match recipe.draw {
+        let cut = Cut::new(simd, weights.values(), spec, least);
+        let (token, weight) = match spec.draw {
             Draw::Uniform(uniform) => cut.draw(weights.values(), uniform),
             Draw::Token(token) => (token, cut.kept(weights.values()[token as usize])),
         };
@@ -270,8 +273,8 @@ impl<'a> Part<'a> {
         let ranked = summary.ranked.tokens().iter().map(|(token, _)| (*token, weights.values()[*token as usize]));
         let ranked =
             ranked.filter(|(_, weight)| cut.keeps(*weight)).map(|(token, weight)| (token, probability(weight)));
-        let mut scored = scored(recipe, token, probability(weight), ranked.clone())?;
-        match recipe.score {
+        let mut scored = scored(spec, token, probability(weight), ranked.clone())?;
+        match spec.score {
             Score::Probability => {}
             Score::Margin => scored.score = margin(ranked),
             Score::NegativeEntropy => scored.score = cut.negative_entropy(weights.values()),
@@ -344,7 +347,7 @@ impl<'a> Part<'a> {
             if let Some(drawing) = &mut drawings[index] {
                 let scored = &mut drawing.scored;
                 (scored.token, scored.confidence) = (token, confidence);
-                if self.rows[index].recipe.score == Score::Probability {
+                if self.rows[index].spec.score == Score::Probability {
                     scored.score = confidence;
                 }
             }
@@ -354,7 +357,7 @@ impl<'a> Part<'a> {
     /// Overwrites the rows that canvases are conditioned on.
     fn condition(&self, kept: &Kept, conditioning: &mut SelfConditioning<'_, CpuOps>) -> Result<(), StepError> {
         let places: Vec<(u32, usize)> =
-            self.rows.iter().filter_map(|row| Some((row.recipe.conditions?, row.kept?))).collect();
+            self.rows.iter().filter_map(|row| Some((row.spec.conditions?, row.kept?))).collect();
         let mut logits = self.normed.scratch(places.len(), self.matrix.n_out());
         for (row, (_, place)) in places.iter().enumerate() {
             for (logits, tile) in logits.row_mut(row).chunks_mut(TILE).zip(kept.tiles(*place)) {
@@ -379,14 +382,14 @@ impl Row<'_> {
         [Some(self.row), self.guidance.map(|(unguided, _)| unguided)].into_iter().flatten()
     }
 
-    /// Its logits of the tokens `outs`, changed as the recipe says. `logits` has the head's, by row of the product.
+    /// Its logits of the tokens `outs`, changed as the spec says. `logits` has the head's, by row of the product.
     fn changed<'v>(
         &self,
         outs: &Range<usize>,
         logits: impl Fn(usize) -> &'v [f32],
         scratch: &'v mut Vec<f32>,
     ) -> &'v [f32] {
-        let Recipe { strategy_temperature, changes, .. } = self.recipe;
+        let ScoreSpec { strategy_temperature, changes, .. } = self.spec;
         let first = changes.partition_point(|change| (change.token as usize) < outs.start);
         let changes = changes[first..].iter().take_while(|change| (change.token as usize) < outs.end);
         let own = logits(self.row);
@@ -428,18 +431,18 @@ impl Row<'_> {
 
 /// A row's answer; the score is still to be found.
 fn scored(
-    recipe: &Recipe,
+    spec: &ScoreSpec,
     token: u32,
     confidence: f32,
     mut likeliest: impl Iterator<Item = (u32, f32)>,
-) -> Option<Scored> {
+) -> Option<RowScore> {
     let first = likeliest.next()?;
-    Some(Scored {
+    Some(RowScore {
         token,
         confidence,
         score: confidence,
         likeliest: first,
-        runners_up: likeliest.take(recipe.n_likeliest - 1).collect(),
+        runners_up: likeliest.take(spec.n_likeliest - 1).collect(),
         log_probabilities: Vec::new(),
         classes: Vec::new(),
     })
@@ -452,13 +455,13 @@ fn margin(mut likeliest: impl Iterator<Item = (u32, f32)>) -> f32 {
 }
 
 /// A greedy row.
-fn greedy(recipe: &Recipe, summary: &Summary) -> Option<Scored> {
+fn greedy(spec: &ScoreSpec, summary: &Summary) -> Option<RowScore> {
     let total = summary.log_sum_exp();
     let probability = |logit: f32| (logit - total).exp();
     let (token, logit) = summary.ranked.tokens().first()?;
     let ranked = summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit)));
-    let mut scored = scored(recipe, *token, probability(*logit), ranked)?;
-    match recipe.score {
+    let mut scored = scored(spec, *token, probability(*logit), ranked)?;
+    match spec.score {
         Score::Probability => {}
         // Of all that the head has, the mask included.
         Score::Margin => scored.score = probability(summary.largest[0]) - probability(summary.largest[1]),
@@ -469,7 +472,7 @@ fn greedy(recipe: &Recipe, summary: &Summary) -> Option<Scored> {
 
 /// A row that is drawn from all that may be drawn; `tiles` are its tiles, each with its largest weight.
 fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, summary: &Summary) -> Option<Drawing> {
-    let (recipe, top, factor) = (row.recipe, summary.largest[0], row.wanted.factor);
+    let (spec, top, factor) = (row.spec, summary.largest[0], row.wanted.factor);
     let sum = |(tile, top_weight): (&TileOfRow, f32)| {
         let Summary { largest, total, .. } = tile.summary;
         // Tokens have 32-bit weights: where all of a tile's are 0, the search of its token would find none.
@@ -477,7 +480,7 @@ fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, s
     };
     let sums: Vec<f64> = tiles.map(sum).collect();
     let total: f64 = sums.iter().sum();
-    let search = match recipe.draw {
+    let search = match spec.draw {
         Draw::Uniform(uniform) => {
             let (tile, target) = place(sums.iter().copied(), uniform * total)?;
             (tile, Search::Sum { target, top, total })
@@ -487,8 +490,8 @@ fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, s
     let probability = |logit: f32| (f64::from((logit - top) * factor).exp() / total) as f32;
     let ranked = summary.ranked.tokens().iter().map(|(token, logit)| (*token, probability(*logit)));
     // Token and confidence come with the search.
-    let mut scored = scored(recipe, 0, 0.0, ranked.clone())?;
-    match recipe.score {
+    let mut scored = scored(spec, 0, 0.0, ranked.clone())?;
+    match spec.score {
         Score::Probability => {}
         Score::Margin => scored.score = margin(ranked),
         Score::NegativeEntropy => scored.score = summary.negative_entropy(),

@@ -1,17 +1,17 @@
-//! A row of logits, or a tile of it, in a few numbers: what all recipes but those with cuts are scored from.
+//! A row of logits, or a tile of it, in a few numbers: what all specs but those with cuts are scored from.
 //!
 //! Summaries of tiles are joined in order, so that a row has the same summary whoever found those of its tiles.
 
 use smallvec::SmallVec;
 
-use crate::Vocabulary;
+use crate::SampleableTokens;
 use crate::cpu::isa::simd::Simd;
 
 /// The questions about a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Tokens that may be drawn.
-    pub(crate) vocabulary: Vocabulary,
+    pub(crate) vocabulary: SampleableTokens,
     /// How many of the likeliest tokens, at least 1.
     pub(crate) n_ranked: usize,
     /// The two largest logits.
@@ -168,7 +168,7 @@ mod tests {
             factor in 0.5f32..2.0,
         ) {
             let logits: Vec<f32> = quarters.iter().map(|quarter| *quarter as f32 / 4.0).collect();
-            let vocabulary = Vocabulary { n_sampleable, mask_token_id: mask };
+            let vocabulary = SampleableTokens { n_sampleable, mask_token_id: mask };
             let mut sorted: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
             sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0)));
             let mut tokens = sorted.clone();
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn rows_of_minus_infinity_and_of_no_numbers_do_not_hide() {
         let of = |logits: &[f32]| {
-            let vocabulary = Vocabulary { n_sampleable: logits.len(), mask_token_id: None };
+            let vocabulary = SampleableTokens { n_sampleable: logits.len(), mask_token_id: None };
             let wanted = Wanted { vocabulary, n_ranked: 1, second: false, log_total: true, factor: 1.0 };
             of(Simd::detect(), logits, wanted)
         };

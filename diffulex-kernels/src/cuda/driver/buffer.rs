@@ -90,7 +90,7 @@ impl Device {
         Ok(DeviceError { device: self.name().to_owned(), operation: "allocate", message })
     }
 
-    /// As [`Device::hold`], with zeros.
+    /// As [`Device::weight_type`], with zeros.
     pub(crate) fn hold_zeros(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
         let buffer = self.hold(n_bytes)?;
         // SAFETY: the range is that of the buffer.

@@ -125,7 +125,7 @@ const MAX_STAGED: usize = 64 << 20;
 
 /// Marks an entry that is still waiting, so that it can be amended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub(crate) struct LaunchId {
     list: u64,
     entry: usize,
 }
@@ -162,7 +162,7 @@ impl Queue {
         }
         let needed = Arena::growth(n_bytes);
         let Some(chunk) = Buffer::new(&self.device, needed)? else {
-            // The waiting launches belong to a batch that cannot be computed; no ticket of theirs holds any more.
+            // The waiting launches belong to a batch that cannot be computed; no launch_id of theirs holds any more.
             self.list = List::default();
             self.n_runs += 1;
             let free = self.device.memory()?.free;
@@ -175,20 +175,22 @@ impl Queue {
     }
 
     /// Appends a launch.
-    pub(crate) fn launch(&mut self, kernel: &'static str, extent: Extent, args: &[Arg]) -> Ticket {
+    pub(crate) fn launch(&mut self, kernel: &'static str, extent: Extent, args: &[Arg]) -> LaunchId {
         assert!(args.len() <= MAX_ARGS, "{kernel} has {} arguments", args.len());
         let first_arg = self.list.args.len();
         self.list.args.extend(args.iter().map(|arg| arg.bits()));
         self.list.entries.push(Entry::Launch { kernel, extent, first_arg, n_args: args.len() });
-        Ticket { list: self.n_runs, entry: self.list.entries.len() - 1 }
+        LaunchId { list: self.n_runs, entry: self.list.entries.len() - 1 }
     }
 
     /// Changes arguments of a launch that is still waiting, from the `first` on; false if it has started.
-    pub(crate) fn amend(&mut self, ticket: Ticket, first: usize, args: &[Arg]) -> bool {
-        if ticket.list != self.n_runs {
+    pub(crate) fn amend(&mut self, launch_id: LaunchId, first: usize, args: &[Arg]) -> bool {
+        if launch_id.list != self.n_runs {
             return false;
         }
-        let Some(Entry::Launch { first_arg, n_args, .. }) = self.list.entries.get(ticket.entry) else { return false };
+        let Some(Entry::Launch { first_arg, n_args, .. }) = self.list.entries.get(launch_id.entry) else {
+            return false;
+        };
         assert!(first + args.len() <= *n_args, "{} arguments from {first} of {n_args}", args.len());
         for (index, arg) in args.iter().enumerate() {
             self.list.args[first_arg + first + index] = arg.bits();
@@ -197,10 +199,11 @@ impl Queue {
     }
 
     /// Takes launches back, if they are the last entries, in this order.
-    pub(crate) fn take_back<const N: usize>(&mut self, tickets: [Ticket; N]) -> bool {
+    pub(crate) fn take_back<const N: usize>(&mut self, launch_ids: [LaunchId; N]) -> bool {
         let Some(first) = self.list.entries.len().checked_sub(N) else { return false };
-        let are_last = |(index, ticket): (usize, Ticket)| ticket == Ticket { list: self.n_runs, entry: first + index };
-        if !tickets.into_iter().enumerate().all(are_last) {
+        let are_last =
+            |(index, launch_id): (usize, LaunchId)| launch_id == LaunchId { list: self.n_runs, entry: first + index };
+        if !launch_ids.into_iter().enumerate().all(are_last) {
             return false;
         }
         for entry in self.list.entries.drain(first..).rev() {

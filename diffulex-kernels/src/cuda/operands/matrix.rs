@@ -11,11 +11,11 @@ use crate::cuda::driver::queue::Arg;
 use crate::cuda::operands::tensor::{Form, STRIDE};
 use crate::cuda::state::CudaOps;
 use crate::quantization::{quantize_int4, quantize_int8, scale_int4, scale_int8};
-use crate::{BlockType, HoldError, WeightData, WeightType};
+use crate::{BlockType, WeightData, WeightError, WeightType};
 
 /// A weight `[n_out, n_in]`.
 pub struct Matrix {
-    pub(crate) hold: WeightType,
+    pub(crate) weight_type: WeightType,
     pub(crate) n_out: usize,
     pub(crate) n_in: usize,
     pub(crate) data: Buffer,
@@ -24,7 +24,12 @@ pub struct Matrix {
 impl Matrix {
     /// Arguments of `weight_at` of matrix.h before the place of a weight.
     pub(crate) fn as_args(&self) -> [Arg; 4] {
-        [Arg::I32(Layout::new(self.hold, self.n_in).kind), (&self.data).into(), self.n_out.into(), self.n_in.into()]
+        [
+            Arg::I32(Layout::new(self.weight_type, self.n_in).kind),
+            (&self.data).into(),
+            self.n_out.into(),
+            self.n_in.into(),
+        ]
     }
 }
 
@@ -41,8 +46,8 @@ const WORDS: usize = 4 * OUTPUTS;
 const PIECE: usize = 8 << 20;
 
 /// The inputs that products with such weights take; none where they take 32-bit floats.
-pub(crate) fn form(hold: WeightType) -> Option<Form> {
-    match hold {
+pub(crate) fn form(weight_type: WeightType) -> Option<Form> {
+    match weight_type {
         WeightType::F32 => None,
         WeightType::Bf16 => Some(Form::Bf16),
         WeightType::Int8 | WeightType::Int4 | WeightType::Blocks(_) => Some(Form::Int8),
@@ -65,10 +70,10 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(hold: WeightType, n_in: usize) -> Self {
+    fn new(weight_type: WeightType, n_in: usize) -> Self {
         let n_chunks = n_in.div_ceil(STRIDE);
         let n_shared = n_chunks / CHUNKS_PER_UNIT;
-        let (kind, quants, meta, n_units) = match hold {
+        let (kind, quants, meta, n_units) = match weight_type {
             WeightType::F32 => (0, 0, 0, 0),
             WeightType::Bf16 => (1, 2048, 0, 0),
             WeightType::Int8 => (2, 1024, 0, 1),
@@ -87,9 +92,9 @@ impl Layout {
 }
 
 /// Bytes of `chunk` and `unit` in shared memory that a product of `gpu/product.h` reads for 16 outputs and 64 inputs.
-pub(crate) fn slice_bytes(hold: WeightType) -> usize {
-    let shared = matches!(hold, WeightType::Blocks(BlockType::Q4K | BlockType::Q6K));
-    Layout::new(hold, STRIDE).chunk + if shared { WORDS } else { 0 }
+pub(crate) fn slice_bytes(weight_type: WeightType) -> usize {
+    let shared = matches!(weight_type, WeightType::Blocks(BlockType::Q4K | BlockType::Q6K));
+    Layout::new(weight_type, STRIDE).chunk + if shared { WORDS } else { 0 }
 }
 
 /// A row as it is held: the words of operand A, four bytes for each, and what stands beside them.
@@ -103,8 +108,8 @@ struct Row {
 }
 
 impl Row {
-    fn new(data: WeightData<'_>, hold: WeightType, n_chunks: usize) -> Self {
-        let (bytes, meta, units) = match (hold, data) {
+    fn new(data: WeightData<'_>, weight_type: WeightType, n_chunks: usize) -> Self {
+        let (bytes, meta, units) = match (weight_type, data) {
             (WeightType::Bf16, WeightData::Bf16(bytes)) => (bytes.to_vec(), Vec::new(), Vec::new()),
             (WeightType::Blocks(kind), WeightData::Blocks(_, bytes)) => blocks(kind, bytes),
             (WeightType::Int8, _) => {
@@ -128,7 +133,7 @@ impl Row {
             }
         };
         let mut row = Self { bytes, meta, units };
-        row.bytes.resize(n_chunks * STRIDE * if hold == WeightType::Bf16 { 2 } else { 1 }, 0);
+        row.bytes.resize(n_chunks * STRIDE * if weight_type == WeightType::Bf16 { 2 } else { 1 }, 0);
         row
     }
 }
@@ -141,27 +146,28 @@ fn blocks(kind: BlockType, bytes: &[u8]) -> (Vec<u8>, Vec<[u8; 4]>, Vec<[u8; 4]>
     let mut before = None;
     for block in bytes.chunks_exact(kind.n_bytes()) {
         values.extend(kind.values(block).map(|value| value as u8));
-        let steps = kind.steps(block);
+        let block_scales = kind.block_scales(block);
         match kind {
             // A chunk has two.
             BlockType::Q8_0 => match before.take() {
                 None => {
                     before = Some(meta.len());
-                    let [low, high] = half(steps.scale);
+                    let [low, high] = half(block_scales.scale);
                     meta.push([low, high, 0, 0]);
                 }
-                Some(at) => meta[at][2..].copy_from_slice(&half(steps.scale)),
+                Some(at) => meta[at][2..].copy_from_slice(&half(block_scales.scale)),
             },
             BlockType::Q4K => {
-                let pairs = steps.factors.as_chunks::<2>().0.iter().zip(steps.min_factors.as_chunks::<2>().0);
+                let pairs =
+                    block_scales.factors.as_chunks::<2>().0.iter().zip(block_scales.min_factors.as_chunks::<2>().0);
                 let words = pairs.map(|([a, b], [min_a, min_b])| [*a as u8, *min_a as u8, *b as u8, *min_b as u8]);
                 meta.extend(words.take(CHUNKS_PER_UNIT));
-                let ([a, b], [c, d]) = (half(steps.scale), half(steps.min));
+                let ([a, b], [c, d]) = (half(block_scales.scale), half(block_scales.min));
                 units.push([a, b, c, d]);
             }
             BlockType::Q6K => {
-                meta.extend(steps.factors.as_chunks::<4>().0.iter().map(|four| four.map(|factor| factor as u8)));
-                units.push(steps.scale.to_le_bytes());
+                meta.extend(block_scales.factors.as_chunks::<4>().0.iter().map(|four| four.map(|factor| factor as u8)));
+                units.push(block_scales.scale.to_le_bytes());
             }
         }
     }
@@ -175,12 +181,12 @@ fn place(out: usize, word: usize) -> usize {
 }
 
 /// Writes output `out` of a tile to the tile's chunks and units.
-fn write_row(row: &Row, hold: WeightType, out: usize, layout: Layout, chunks: &mut [u8], units: &mut [u8]) {
+fn write_row(row: &Row, weight_type: WeightType, out: usize, layout: Layout, chunks: &mut [u8], units: &mut [u8]) {
     let row_chunks = row.bytes.chunks_exact(row.bytes.len() / layout.n_chunks);
     for (index, (chunk, bytes)) in chunks.chunks_exact_mut(layout.chunk).zip(row_chunks).enumerate() {
         for (word, bytes) in bytes.as_chunks::<4>().0.iter().enumerate() {
             let (step, at) = (word / 8, place(out, word % 8));
-            match hold {
+            match weight_type {
                 WeightType::Int4 | WeightType::Blocks(BlockType::Q4K) => {
                     for (to, byte) in chunk[at..].iter_mut().zip(bytes) {
                         *to |= (byte & 0xf) << (4 * step);
@@ -235,11 +241,11 @@ impl CudaOps {
         data: WeightData<'_>,
         n_out: usize,
         n_in: usize,
-        hold: WeightType,
-    ) -> Result<Matrix, HoldError> {
+        weight_type: WeightType,
+    ) -> Result<Matrix, WeightError> {
         let data_of = |out: usize| data.slice(out * n_in..(out + 1) * n_in);
-        let layout = Layout::new(hold, n_in);
-        let buffer = if hold == WeightType::F32 {
+        let layout = Layout::new(weight_type, n_in);
+        let buffer = if weight_type == WeightType::F32 {
             let row_bytes = 4 * layout.n_chunks * STRIDE;
             let buffer = self.device.hold(n_out * row_bytes)?;
             for rows in pieces(n_out, row_bytes) {
@@ -263,8 +269,8 @@ impl CudaOps {
                     let (chunks, units) = to.split_at_mut(tile_bytes);
                     let first = (tiles.start + tile) * OUTPUTS;
                     for out in first..n_out.min(first + OUTPUTS) {
-                        let row = Row::new(data_of(out), hold, layout.n_chunks);
-                        write_row(&row, hold, out - first, layout, chunks, units);
+                        let row = Row::new(data_of(out), weight_type, layout.n_chunks);
+                        write_row(&row, weight_type, out - first, layout, chunks, units);
                     }
                 });
                 // Units stand behind all chunks.
@@ -280,7 +286,7 @@ impl CudaOps {
             }
             buffer
         };
-        Ok(Matrix { hold, n_out, n_in, data: buffer })
+        Ok(Matrix { weight_type, n_out, n_in, data: buffer })
     }
 }
 

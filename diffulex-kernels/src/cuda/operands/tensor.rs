@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::Arc;
 
 use crate::cuda::driver::arena::Block;
-use crate::cuda::driver::queue::{Arg, Ticket};
+use crate::cuda::driver::queue::{Arg, LaunchId};
 use crate::cuda::state::CudaOps;
 use crate::error::StepError;
 
@@ -44,7 +44,7 @@ impl RoundedRows {
 /// The launch that made a tensor, if it can write the rounded rows, too: its arguments from `first` on are the form, the rows and
 /// the scales.
 struct Producer {
-    ticket: Ticket,
+    launch_id: LaunchId,
     first: usize,
     /// Taken before the launch, so that nothing the launch reads can lie here.
     room: RoundedRows,
@@ -63,7 +63,7 @@ pub struct Tensor {
     asked: Cell<Option<Form>>,
     prepared: [OnceCell<RoundedRows>; 2],
     /// The launch that added something to this tensor last, and what: a norm that follows takes its place.
-    pub(crate) addition: RefCell<Option<(Ticket, Arc<Block>)>>,
+    pub(crate) addition: RefCell<Option<(LaunchId, Arc<Block>)>>,
 }
 
 impl Tensor {
@@ -85,9 +85,9 @@ impl Tensor {
         self.addition = RefCell::default();
     }
 
-    /// `ticket` made this tensor and can write its rounded rows to `room`.
-    pub(crate) fn made_by(&mut self, ticket: Ticket, first: usize, room: RoundedRows) {
-        self.producer = OnceCell::from(Producer { ticket, first, room });
+    /// `launch_id` made this tensor and can write its rounded rows to `room`.
+    pub(crate) fn made_by(&mut self, launch_id: LaunchId, first: usize, room: RoundedRows) {
+        self.producer = OnceCell::from(Producer { launch_id, first, room });
     }
 }
 
@@ -117,7 +117,7 @@ impl CudaOps {
             let Prepared { rows, scales, .. } = producer.room.of();
             let args = [Arg::I32(form as i32), Arg::Pointer(rows), Arg::Pointer(scales)];
             let is_there = x.asked.get() == Some(form)
-                || x.asked.get().is_none() && self.queue().amend(producer.ticket, producer.first, &args);
+                || x.asked.get().is_none() && self.queue().amend(producer.launch_id, producer.first, &args);
             if is_there {
                 x.asked.set(Some(form));
                 return Ok(producer.room.of());

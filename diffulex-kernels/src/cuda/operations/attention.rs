@@ -13,7 +13,7 @@ use crate::cuda::operands::tiles::{TILE, Tiles, tiles};
 use crate::cuda::operands::words::Words;
 use crate::cuda::state::CudaOps;
 use crate::error::StepError;
-use crate::{Attention, CacheShape, HoldError, KvType};
+use crate::{Attention, CacheShape, KvType, WeightError};
 
 /// Positions whose partial results are computed by themselves. `CHUNK` of attention.h.
 const CHUNK: usize = 256;
@@ -104,13 +104,13 @@ impl Plan {
 }
 
 impl CudaOps {
-    pub(crate) fn hold_cache(&self, layers: &[CacheShape]) -> Result<Cache, HoldError> {
+    pub(crate) fn hold_cache(&self, layers: &[CacheShape]) -> Result<Cache, WeightError> {
         let layer = |shape: &CacheShape| {
             let n_bytes = shape.n_slots * shape.n_kv_heads * stride(shape) * shape.kv_type.n_bytes();
             let (k, v) = (self.device.hold_zeros(n_bytes)?, self.device.hold_zeros(n_bytes)?);
             Ok(LayerCache { shape: *shape, k, v })
         };
-        Ok(Cache { layers: layers.iter().map(layer).collect::<Result<_, HoldError>>()? })
+        Ok(Cache { layers: layers.iter().map(layer).collect::<Result<_, WeightError>>()? })
     }
 
     /// The tiles of a step, made and brought to the device when they are first asked for.

@@ -10,7 +10,7 @@ use crate::cuda::operations::rows::bytes_of;
 use crate::cuda::state::CudaOps;
 use crate::error::StepError;
 use crate::routing::{ExpertBias, ExpertGroups, Routing, Scoring};
-use crate::{GatedMlp, HoldError, WeightType};
+use crate::{GatedMlp, WeightError, WeightType};
 
 /// The experts of a layer.
 pub struct Experts {
@@ -24,7 +24,7 @@ pub struct Experts {
 
 /// Addresses of the experts' matrices that are held in one way, [`PLACES`] for each expert; 0 where one is held otherwise.
 struct Table {
-    hold: WeightType,
+    weight_type: WeightType,
     addresses: Buffer,
 }
 
@@ -44,7 +44,7 @@ struct Pairs {
 }
 
 impl CudaOps {
-    pub(crate) fn stack_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Experts, HoldError> {
+    pub(crate) fn stack_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Experts, WeightError> {
         let bias = match &routing.bias {
             ExpertBias::Absent => None,
             ExpertBias::Choice(bias) | ExpertBias::ChoiceAndWeight(bias) => Some(self.hold(&bytes_of(bias))?),
@@ -58,21 +58,21 @@ impl CudaOps {
     }
 
     /// A table for each way in which the experts' matrices are held.
-    fn tables(&self, experts: &[Vec<&Matrix>]) -> Result<Vec<Table>, HoldError> {
+    fn tables(&self, experts: &[Vec<&Matrix>]) -> Result<Vec<Table>, WeightError> {
         let mut kinds: Vec<WeightType> = Vec::new();
         for matrix in experts.iter().flatten() {
-            if !kinds.contains(&matrix.hold) {
-                kinds.push(matrix.hold);
+            if !kinds.contains(&matrix.weight_type) {
+                kinds.push(matrix.weight_type);
             }
         }
-        let table = |hold: WeightType| {
-            let address = |matrix: &Matrix| if matrix.hold == hold { matrix.data.address() } else { 0 };
+        let table = |weight_type: WeightType| {
+            let address = |matrix: &Matrix| if matrix.weight_type == weight_type { matrix.data.address() } else { 0 };
             let addresses: Vec<u8> = experts
                 .iter()
                 .flat_map(|matrices| (0..PLACES).map(|place| matrices.get(place).map_or(0, |matrix| address(matrix))))
                 .flat_map(u64::to_le_bytes)
                 .collect();
-            Ok(Table { hold, addresses: self.hold(&addresses)? })
+            Ok(Table { weight_type, addresses: self.hold(&addresses)? })
         };
         kinds.into_iter().map(table).collect()
     }
@@ -159,10 +159,10 @@ impl CudaOps {
     ) -> Result<(), StepError> {
         let members: Vec<Member<'_>> =
             results.iter().map(|&result| Member { weight: 0, bias: None, n_out: result.width, result }).collect();
-        for Table { hold, addresses } in tables {
+        for Table { weight_type, addresses } in tables {
             let Pairs { tiles, n_tiles, shape, .. } = pairs;
             let tiles = ExpertTiles { tiles, n_tiles: *n_tiles, rows, table: addresses };
-            self.launch_product(x, *hold, n_in, &members, *shape, Some(&tiles))?;
+            self.launch_product(x, *weight_type, n_in, &members, *shape, Some(&tiles))?;
         }
         Ok(())
     }

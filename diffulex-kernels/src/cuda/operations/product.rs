@@ -1,6 +1,6 @@
 //! Products with weights: one launch for all matrices of a kind that have the same inputs.
 
-use crate::Weighted;
+use crate::MatrixBias;
 use crate::cuda::driver::arena::Block;
 use crate::cuda::driver::buffer::Buffer;
 use crate::cuda::driver::queue::Arg;
@@ -9,11 +9,11 @@ use crate::cuda::operands::tensor::Tensor;
 use crate::cuda::operations::rows::Vector;
 use crate::cuda::state::CudaOps;
 use crate::error::StepError;
-use crate::{BlockType, HoldError, WeightType};
+use crate::{BlockType, WeightError, WeightType};
 
 /// Matrices with the same inputs. They lie where they are: a launch takes up to three.
 pub struct Group<const N: usize> {
-    pub(crate) members: [Weighted<CudaOps>; N],
+    pub(crate) members: [MatrixBias<CudaOps>; N],
 }
 
 /// Most matrices of a launch.
@@ -47,12 +47,12 @@ impl Shape {
     }
 
     /// For the product of so many rows with matrices of so many outputs.
-    fn choose(hold: WeightType, n_rows: usize, n_outs: impl Iterator<Item = usize> + Clone) -> Self {
+    fn choose(weight_type: WeightType, n_rows: usize, n_outs: impl Iterator<Item = usize> + Clone) -> Self {
         let is_busy = |size: usize| {
             n_rows.div_ceil(size) * n_outs.clone().map(|n_out| n_out.div_ceil(size)).sum::<usize>() >= BUSY
         };
         let square = [128, 64].into_iter().find(|size| n_rows > size / 2 && is_busy(*size));
-        match square.filter(|_| hold != WeightType::F32) {
+        match square.filter(|_| weight_type != WeightType::F32) {
             Some(size) => Self::Square(size),
             None => Self::for_rows(n_rows),
         }
@@ -65,8 +65,8 @@ impl Shape {
         }
     }
 
-    fn kernel(self, hold: WeightType) -> &'static str {
-        let names = kernels(hold);
+    fn kernel(self, weight_type: WeightType) -> &'static str {
+        let names = kernels(weight_type);
         match self {
             Self::Rows(n_rows) => names[(n_rows.trailing_zeros() as usize - 3).min(3)],
             Self::Square(64) => names[4],
@@ -75,21 +75,21 @@ impl Shape {
     }
 
     /// Outputs of a block, its threads, and its shared memory in bytes, as product.h and product_f32.cu have them.
-    fn extent(self, hold: WeightType) -> (usize, u32, usize) {
-        let row = if hold == WeightType::Bf16 { 128 } else { 64 };
+    fn extent(self, weight_type: WeightType) -> (usize, u32, usize) {
+        let row = if weight_type == WeightType::Bf16 { 128 } else { 64 };
         let n_rows = self.n_rows();
         let (n_outs, n_threads, stages, sums) = match self {
-            Self::Rows(_) if hold == WeightType::F32 => {
+            Self::Rows(_) if weight_type == WeightType::F32 => {
                 (32, 128, PARTS * (3 * 32 * 36 + 32 * n_rows) * 4, PARTS * n_rows * 32 * 4)
             }
             Self::Rows(_) => {
                 let (n_slices, room) = if n_rows > 16 { (2, 24 << 10) } else { (1, 16 << 10) };
-                let stage = n_slices * slice_bytes(hold) + n_rows * row;
+                let stage = n_slices * slice_bytes(weight_type) + n_rows * row;
                 let n_outs = 16 * n_slices;
                 (n_outs, 128, PARTS * (room / stage).min(8) * stage, PARTS * n_rows * n_outs * 4)
             }
             Self::Square(size) => {
-                let stage = size / 16 * slice_bytes(hold) + size * row;
+                let stage = size / 16 * slice_bytes(weight_type) + size * row;
                 (size, 2 * size as u32, (MAX_STAGES / stage).min(4) * stage, 4 * size * size)
             }
         };
@@ -116,7 +116,7 @@ pub(crate) struct ExpertTiles<'a> {
 }
 
 /// Kernels for tiles of 8, 16, 32 and 64 rows, and for squares of 64 and 128.
-fn kernels(hold: WeightType) -> [&'static str; 6] {
+fn kernels(weight_type: WeightType) -> [&'static str; 6] {
     macro_rules! names {
         ($kind:literal) => {
             [
@@ -129,7 +129,7 @@ fn kernels(hold: WeightType) -> [&'static str; 6] {
             ]
         };
     }
-    match hold {
+    match weight_type {
         // It has no squares.
         WeightType::F32 => names!("f32"),
         WeightType::Bf16 => names!("bf16"),
@@ -142,15 +142,15 @@ fn kernels(hold: WeightType) -> [&'static str; 6] {
 }
 
 impl CudaOps {
-    pub(crate) fn join<const N: usize>(&self, members: [Weighted<Self>; N]) -> Result<Group<N>, HoldError> {
+    pub(crate) fn join<const N: usize>(&self, members: [MatrixBias<Self>; N]) -> Result<Group<N>, WeightError> {
         Ok(Group { members })
     }
 
     pub(crate) fn multiply(&self, x: &Tensor, weight: &Matrix, bias: Option<&Vector>) -> Result<Tensor, StepError> {
         let result = self.tensor_of(x.n_rows, x.n_real, weight.n_out)?;
         let member = Member { weight: weight.data.address(), bias, n_out: weight.n_out, result: &result };
-        let shape = Shape::choose(weight.hold, x.n_rows, std::iter::once(weight.n_out));
-        self.launch_product(x, weight.hold, weight.n_in, &[member], shape, None)?;
+        let shape = Shape::choose(weight.weight_type, x.n_rows, std::iter::once(weight.n_out));
+        self.launch_product(x, weight.weight_type, weight.n_in, &[member], shape, None)?;
         Ok(result)
     }
 
@@ -165,12 +165,13 @@ impl CudaOps {
         }
         let mut kinds: Vec<WeightType> = Vec::new();
         for (weight, _) in &group.members {
-            if !kinds.contains(&weight.hold) {
-                kinds.push(weight.hold);
+            if !kinds.contains(&weight.weight_type) {
+                kinds.push(weight.weight_type);
             }
         }
-        for hold in kinds {
-            let members = group.members.iter().zip(&results).filter(|((weight, _), _)| weight.hold == hold);
+        for weight_type in kinds {
+            let members =
+                group.members.iter().zip(&results).filter(|((weight, _), _)| weight.weight_type == weight_type);
             let members: Vec<Member<'_>> = members
                 .map(|((weight, bias), result)| Member {
                     weight: weight.data.address(),
@@ -181,8 +182,8 @@ impl CudaOps {
                 .collect();
             let n_in = group.members.first().map_or(0, |(weight, _)| weight.n_in);
             for members in members.chunks(MAX_MEMBERS) {
-                let shape = Shape::choose(hold, x.n_rows, members.iter().map(|member| member.n_out));
-                self.launch_product(x, hold, n_in, members, shape, None)?;
+                let shape = Shape::choose(weight_type, x.n_rows, members.iter().map(|member| member.n_out));
+                self.launch_product(x, weight_type, n_in, members, shape, None)?;
             }
         }
         let Ok(results) = results.try_into() else { unreachable!("one result for each member") };
@@ -193,7 +194,7 @@ impl CudaOps {
     pub(crate) fn launch_product(
         &self,
         x: &Tensor,
-        hold: WeightType,
+        weight_type: WeightType,
         n_in: usize,
         members: &[Member<'_>],
         shape: Shape,
@@ -203,15 +204,15 @@ impl CudaOps {
         if n_tiles == 0 {
             return Ok(());
         }
-        let (rows, scales) = match form(hold) {
+        let (rows, scales) = match form(weight_type) {
             None => (x.into(), Arg::NULL),
             Some(form) => {
                 let prepared = self.prepared(x, form)?;
-                let has_scales = hold.is_integer();
+                let has_scales = weight_type.is_integer();
                 (Arg::Pointer(prepared.rows), if has_scales { Arg::Pointer(prepared.scales) } else { Arg::NULL })
             }
         };
-        let (n_outs, n_threads, shared) = shape.extent(hold);
+        let (n_outs, n_threads, shared) = shape.extent(weight_type);
         let of = |arg: &dyn Fn(&Member<'_>) -> Arg, none: Arg| -> [Arg; MAX_MEMBERS] {
             std::array::from_fn(|index| members.get(index).map_or(none, arg))
         };
@@ -228,7 +229,7 @@ impl CudaOps {
             }
         }
         let n_blocks = members.iter().map(|member| member.n_out.div_ceil(n_outs)).sum();
-        self.launch(shape.kernel(hold), [n_blocks, n_tiles, 1], n_threads, shared as u32, &args);
+        self.launch(shape.kernel(weight_type), [n_blocks, n_tiles, 1], n_threads, shared as u32, &args);
         Ok(())
     }
 }

@@ -5,14 +5,14 @@
 use std::cell::RefCell;
 
 use crate::cuda::driver::buffer::Buffer;
-use crate::cuda::driver::queue::{Arg, Ticket};
+use crate::cuda::driver::queue::{Arg, LaunchId};
 use crate::cuda::operands::rotation::Rotation;
 use crate::cuda::operands::step::{DeviceList, Step};
 use crate::cuda::operands::tensor::{Form, Prepared, Tensor};
 use crate::cuda::operations::attention::Cache;
 use crate::cuda::state::CudaOps;
 use crate::error::StepError;
-use crate::{Activation, CacheShape, HeadNorm, HoldError, KvType, RopeTable, WeightData};
+use crate::{Activation, CacheShape, HeadNorm, KvType, RopeTable, WeightData, WeightError};
 
 /// A weight `[width]`.
 pub struct Vector {
@@ -51,11 +51,11 @@ pub(crate) fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 impl CudaOps {
-    pub(crate) fn hold_vector(&self, data: WeightData<'_>) -> Result<Vector, HoldError> {
+    pub(crate) fn hold_vector(&self, data: WeightData<'_>) -> Result<Vector, WeightError> {
         Ok(Vector { data: self.hold(&bytes_of(&data.to_f32()))?, width: data.n_values() })
     }
 
-    pub(crate) fn hold_rope(&self, table: &RopeTable) -> Result<Rope, HoldError> {
+    pub(crate) fn hold_rope(&self, table: &RopeTable) -> Result<Rope, WeightError> {
         let (cos, sin) = (self.hold(&bytes_of(&table.cos))?, self.hold(&bytes_of(&table.sin))?);
         Ok(Rope { cos, sin, half: table.half, head_dim: table.head_dim })
     }
@@ -74,12 +74,12 @@ impl CudaOps {
         let mut out = self.tensor_of(x.n_rows, x.n_real, x.width)?;
         // Kept until the launch is there, so that no memory above is what it reads.
         let addition = x.addition.take();
-        let added = addition.filter(|(ticket, _)| self.queue().take_back([*ticket]));
+        let added = addition.filter(|(launch_id, _)| self.queue().take_back([*launch_id]));
         let y = added.as_ref().map_or(Arg::NULL, |(_, y)| (&**y).into());
         let args = [x.into(), y, (&weight.data).into(), (&out).into(), x.width.into(), eps.into()];
-        let ticket = self.launch_rows("rms_norm", x.n_rows, &[&args[..], &NOT_ROUNDED].concat());
-        if let Some(ticket) = ticket {
-            out.made_by(ticket, args.len(), room);
+        let launch_id = self.launch_rows("rms_norm", x.n_rows, &[&args[..], &NOT_ROUNDED].concat());
+        if let Some(launch_id) = launch_id {
+            out.made_by(launch_id, args.len(), room);
         }
         Ok(out)
     }
@@ -93,12 +93,12 @@ impl CudaOps {
         };
         let args = [(&gate).into(), up.into(), gate.width.into(), Arg::I32(activation)];
         let n_rows = gate.n_rows.min(up.n_rows);
-        let ticket = self.launch_rows("gate", n_rows, &[&args[..], &NOT_ROUNDED].concat());
+        let launch_id = self.launch_rows("gate", n_rows, &[&args[..], &NOT_ROUNDED].concat());
         gate.changes();
         // They may be padded differently.
-        let ticket = ticket.filter(|_| n_rows == gate.n_rows);
-        if let Some(ticket) = ticket {
-            gate.made_by(ticket, args.len(), room);
+        let launch_id = launch_id.filter(|_| n_rows == gate.n_rows);
+        if let Some(launch_id) = launch_id {
+            gate.made_by(launch_id, args.len(), room);
         }
         Ok(gate)
     }
@@ -107,9 +107,9 @@ impl CudaOps {
         assert_eq!((x.n_real, x.width), (y.n_real, y.width), "extents of a sum");
         // They may be padded differently.
         let n_values = x.len().min(y.len());
-        let ticket = self.launch_flat("add", n_values, &[(&*x).into(), y.into(), n_values.into()]);
+        let launch_id = self.launch_flat("add", n_values, &[(&*x).into(), y.into(), n_values.into()]);
         let is_whole = x.n_rows == y.n_rows;
-        x.addition = RefCell::new(ticket.filter(|_| is_whole).map(|ticket| (ticket, y.data.clone())));
+        x.addition = RefCell::new(launch_id.filter(|_| is_whole).map(|launch_id| (launch_id, y.data.clone())));
         Ok(())
     }
 
@@ -148,9 +148,9 @@ impl CudaOps {
         let heads = [(&*x).into(), weight, eps.into()];
         let angles = [(&rope.cos).into(), (&rope.sin).into(), Arg::Pointer(step.positions)];
         let sizes = [x.n_rows.into(), n_heads.into(), rope.head_dim.into(), rope.half.into()];
-        let ticket = self.launch_heads("norm_rope", x.n_rows * n_heads, &[&heads[..], &angles, &sizes].concat());
-        if let Some(ticket) = ticket {
-            let rotation = Rotation { ticket, heads, angles, n_rows: x.n_rows, n_heads, half: rope.half };
+        let launch_id = self.launch_heads("norm_rope", x.n_rows * n_heads, &[&heads[..], &angles, &sizes].concat());
+        if let Some(launch_id) = launch_id {
+            let rotation = Rotation { launch_id, heads, angles, n_rows: x.n_rows, n_heads, half: rope.half };
             let [_, last] = step.rotations.take();
             step.rotations.replace([last, Some(rotation)]);
         }
@@ -175,7 +175,7 @@ impl CudaOps {
             && of_k.heads[0] == k.into()
             && (of_k.n_rows, of_k.n_heads) == (k.n_rows, n_kv_heads)
             && (of_q.angles, of_q.n_rows) == (of_k.angles, of_k.n_rows)
-            && self.queue().take_back([of_q.ticket, of_k.ticket])
+            && self.queue().take_back([of_q.launch_id, of_k.launch_id])
         {
             let sizes = [of_q.n_heads.into(), n_kv_heads.into(), head_dim.into(), of_k.half.into()];
             let cached = [layer.stride().into(), is_bf16];
@@ -190,11 +190,11 @@ impl CudaOps {
     }
 
     /// A block a row; none where there are no rows.
-    fn launch_rows(&self, kernel: &'static str, n_rows: usize, args: &[Arg]) -> Option<Ticket> {
+    fn launch_rows(&self, kernel: &'static str, n_rows: usize, args: &[Arg]) -> Option<LaunchId> {
         (n_rows > 0).then(|| self.launch(kernel, [n_rows, 1, 1], ROW_THREADS, REDUCTION, args))
     }
 
-    fn launch_flat(&self, kernel: &'static str, n_values: usize, args: &[Arg]) -> Option<Ticket> {
+    fn launch_flat(&self, kernel: &'static str, n_values: usize, args: &[Arg]) -> Option<LaunchId> {
         (n_values > 0).then(|| self.launch(kernel, [n_values.div_ceil(FLAT), 1, 1], FLAT_THREADS, 0, args))
     }
 
@@ -205,7 +205,7 @@ impl CudaOps {
         }
     }
 
-    fn launch_heads(&self, kernel: &'static str, n_heads: usize, args: &[Arg]) -> Option<Ticket> {
+    fn launch_heads(&self, kernel: &'static str, n_heads: usize, args: &[Arg]) -> Option<LaunchId> {
         (n_heads > 0).then(|| self.launch(kernel, [n_heads.div_ceil(HEADS), 1, 1], HEAD_THREADS, 0, args))
     }
 }

@@ -1,6 +1,6 @@
-//! Scoring on the device: recipes go up in one copy, records come back in one, and logits stay where they are.
+//! Scoring on the device: specs go up in one copy, records come back in one, and logits stay where they are.
 //!
-//! Recipes are scored in parts of at most [`MAX_ROWS`] rows of logits, so that memory is bounded and the head is read once
+//! Specs are scored in parts of at most [`MAX_ROWS`] rows of logits, so that memory is bounded and the head is read once
 //! per part. gpu/score.cu says what is launched; its structures are written and read here, word by word.
 
 use std::sync::{Arc, PoisonError};
@@ -14,7 +14,7 @@ use crate::cuda::operands::tensor::Tensor;
 use crate::cuda::operands::words::Words;
 use crate::cuda::state::CudaOps;
 use crate::error::{BatchError, StepError};
-use crate::{ClassScore, Classes, Draw, Head, MAX_LIKELIEST, Recipe, Score, Scored, SelfConditioning};
+use crate::{ClassScore, Classes, Draw, Head, MAX_LIKELIEST, RowScore, Score, ScoreSpec, SelfConditioning};
 
 /// Rows of logits at once: as many as a product reads its weights for once. 39 MB at a vocabulary of 152k.
 const MAX_ROWS: usize = 64;
@@ -39,22 +39,22 @@ const TILE_BYTES: usize = 24;
 const RANKED_BYTES: usize = 8 * MAX_LIKELIEST;
 const CUT_BYTES: usize = 16;
 
-/// Words of a recipe, of a change, of a record and of a class's answer.
-const RECIPE_WORDS: usize = 24;
+/// Words of a spec, of a change, of a record and of a class's answer.
+const SPEC_WORDS: usize = 24;
 const CHANGE_WORDS: usize = 5;
 const RECORD_WORDS: usize = 4 + 2 * MAX_LIKELIEST;
 const CLASS_WORDS: usize = 3;
 
-/// Recipes that are scored at once, and where their lists lie.
+/// Specs that are scored at once, and where their lists lie.
 struct Part<'a> {
-    recipes: Vec<&'a Recipe>,
-    /// Recipes, padding included.
+    specs: Vec<&'a ScoreSpec>,
+    /// Specs, padding included.
     n_slots: usize,
-    /// Rows of logits, padding included: those of recipes, then unguided ones.
+    /// Rows of logits, padding included: those of specs, then unguided ones.
     n_rows: usize,
     n_changes: usize,
     /// Offsets in bytes.
-    recipes_at: usize,
+    specs_at: usize,
     rows_at: usize,
     changes_at: usize,
     conditions_at: usize,
@@ -69,7 +69,7 @@ struct Plan<'a> {
     asked_at: usize,
     /// Of the output.
     n_words: usize,
-    /// First word of each recipe's answers in the output.
+    /// First word of each spec's answers in the output.
     answers: Vec<usize>,
     _tables: Vec<Arc<Buffer>>,
 }
@@ -79,29 +79,29 @@ fn padded(n: usize) -> usize {
     if n == 0 { 0 } else { n.next_power_of_two().max(16) }
 }
 
-fn n_rows(recipe: &Recipe) -> usize {
-    1 + usize::from(recipe.guidance.is_some())
+fn n_rows(spec: &ScoreSpec) -> usize {
+    1 + usize::from(spec.guidance.is_some())
 }
 
-fn n_classes(recipe: &Recipe) -> usize {
-    recipe.classes.as_ref().map_or(0, |classes| classes.n_classes)
+fn n_classes(spec: &ScoreSpec) -> usize {
+    spec.classes.as_ref().map_or(0, |classes| classes.n_classes)
 }
 
-/// Splits recipes, given with their places, into parts: those that condition canvases apart from the others.
-fn parts(recipes: &[Recipe]) -> Vec<Vec<(usize, &Recipe)>> {
+/// Splits specs, given with their places, into parts: those that condition canvases apart from the others.
+fn parts(specs: &[ScoreSpec]) -> Vec<Vec<(usize, &ScoreSpec)>> {
     let (conditioning, others): (Vec<_>, Vec<_>) =
-        recipes.iter().enumerate().partition(|(_, recipe)| recipe.conditions.is_some());
+        specs.iter().enumerate().partition(|(_, spec)| spec.conditions.is_some());
     let mut parts = Vec::new();
-    for recipes in [others, conditioning] {
+    for specs in [others, conditioning] {
         let mut n = MAX_ROWS;
-        for (place, recipe) in recipes {
-            n += n_rows(recipe);
+        for (place, spec) in specs {
+            n += n_rows(spec);
             if n > MAX_ROWS {
                 parts.push(Vec::new());
-                n = n_rows(recipe);
+                n = n_rows(spec);
             }
             if let Some(part) = parts.last_mut() {
-                part.push((place, recipe));
+                part.push((place, spec));
             }
         }
     }
@@ -114,13 +114,13 @@ impl CudaOps {
         &self,
         x: &Tensor,
         head: &Head<'_, Self>,
-        recipes: &[Recipe],
+        specs: &[ScoreSpec],
         mut conditioning: Option<SelfConditioning<'_, Self>>,
-    ) -> Result<Vec<Option<Scored>>, StepError> {
-        if recipes.is_empty() {
+    ) -> Result<Vec<Option<RowScore>>, StepError> {
+        if specs.is_empty() {
             return Ok(Vec::new());
         }
-        let plan = self.plan_scores(recipes, head.matrix.n_out)?;
+        let plan = self.plan_scores(specs, head.matrix.n_out)?;
         let lists = self.upload_words(&plan.words)?;
         let output = self.alloc(4 * plan.n_words)?;
         for part in &plan.parts {
@@ -145,43 +145,39 @@ impl CudaOps {
         let output = self.download(&[(&output, 4 * plan.n_words)])?;
         let words: Vec<u32> =
             output.iter().flat_map(|bytes| bytes.as_chunks::<4>().0).map(|four| u32::from_le_bytes(*four)).collect();
-        Ok(recipes
-            .iter()
-            .enumerate()
-            .map(|(place, recipe)| scored(recipe, place, plan.answers[place], &words))
-            .collect())
+        Ok(specs.iter().enumerate().map(|(place, spec)| scored(spec, place, plan.answers[place], &words)).collect())
     }
 
     /// Lays everything out for the device.
-    fn plan_scores<'a>(&self, recipes: &'a [Recipe], n_out: usize) -> Result<Plan<'a>, StepError> {
-        let mut n_words = RECORD_WORDS * bucket(recipes.len());
+    fn plan_scores<'a>(&self, specs: &'a [ScoreSpec], n_out: usize) -> Result<Plan<'a>, StepError> {
+        let mut n_words = RECORD_WORDS * bucket(specs.len());
         let first_answer = n_words;
-        let mut answers = Vec::with_capacity(recipes.len());
+        let mut answers = Vec::with_capacity(specs.len());
         let mut asked: Vec<u32> = Vec::new();
-        let mut first_asked = Vec::with_capacity(recipes.len());
-        for recipe in recipes {
+        let mut first_asked = Vec::with_capacity(specs.len());
+        for spec in specs {
             answers.push(n_words);
             first_asked.push(asked.len());
-            asked.extend(&recipe.asked);
-            n_words += recipe.asked.len() + CLASS_WORDS * n_classes(recipe);
+            asked.extend(&spec.asked);
+            n_words += spec.asked.len() + CLASS_WORDS * n_classes(spec);
         }
         n_words = first_answer + padded(n_words - first_answer);
         let mut words = Words::default();
         let (mut laid_out, mut tables) = (Vec::new(), Vec::new());
-        for part in parts(recipes) {
+        for part in parts(specs) {
             let n_slots = bucket(part.len());
             let (mut records, mut rows, mut unguided) = (Vec::new(), Vec::new(), Vec::new());
             let mut changes: Vec<[u32; CHANGE_WORDS]> = Vec::new();
-            for (slot, (place, recipe)) in (0..).zip(&part) {
-                let table = recipe.classes.as_ref().map(|classes| self.class_table(classes)).transpose()?;
+            for (slot, (place, spec)) in (0..).zip(&part) {
+                let table = spec.classes.as_ref().map(|classes| self.class_table(classes)).transpose()?;
                 let address = table.as_ref().map_or(0, |table| table.address());
                 tables.extend(table);
                 let of_call = [*place, first_asked[*place], answers[*place]].map(|n| n as u32);
-                let unguided_row = recipe.guidance.map_or(NONE, |_| (n_slots + unguided.len()) as u32);
-                records.extend(recipe_words(recipe, of_call, unguided_row, address, n_out));
-                rows.push(recipe.row);
-                unguided.extend(recipe.guidance.map(|guidance| guidance.unguided_row));
-                changes.extend(recipe.changes.iter().map(|change| {
+                let unguided_row = spec.guidance.map_or(NONE, |_| (n_slots + unguided.len()) as u32);
+                records.extend(recipe_words(spec, of_call, unguided_row, address, n_out));
+                rows.push(spec.row);
+                unguided.extend(spec.guidance.map(|guidance| guidance.unguided_row));
+                changes.extend(spec.changes.iter().map(|change| {
                     let [bias, repetition, penalty] =
                         [change.bias, change.repetition, change.penalty].map(f32::to_bits);
                     [slot, change.token, bias, repetition, penalty]
@@ -191,17 +187,17 @@ impl CudaOps {
             rows.resize(n_slots, NONE);
             rows.extend(unguided);
             let n_changes = padded(changes.len());
-            let conditions = part.iter().map(|(_, recipe)| recipe.conditions.unwrap_or(NONE));
+            let conditions = part.iter().map(|(_, spec)| spec.conditions.unwrap_or(NONE));
             laid_out.push(Part {
                 n_slots,
                 n_rows,
                 n_changes,
-                recipes_at: words.push(records, n_slots * RECIPE_WORDS, NONE),
+                specs_at: words.push(records, n_slots * SPEC_WORDS, NONE),
                 rows_at: words.push(rows, n_rows, NONE),
                 changes_at: words.push(changes.into_iter().flatten(), n_changes * CHANGE_WORDS, NONE),
                 conditions_at: words.push(conditions, n_slots, NONE),
-                class_stride: padded(part.iter().map(|(_, recipe)| n_classes(recipe)).max().unwrap_or(0)),
-                recipes: part.into_iter().map(|(_, recipe)| recipe).collect(),
+                class_stride: padded(part.iter().map(|(_, spec)| n_classes(spec)).max().unwrap_or(0)),
+                specs: part.into_iter().map(|(_, spec)| spec).collect(),
             });
         }
         let n_asked = padded(asked.len());
@@ -209,14 +205,14 @@ impl CudaOps {
         Ok(Plan { parts: laid_out, words, asked_at, n_words, answers, _tables: tables })
     }
 
-    /// Changes the logits of a part as its recipes say.
+    /// Changes the logits of a part as its specs say.
     fn settle(&self, part: &Part<'_>, lists: &Block, logits: &Tensor, soft_cap: Option<f32>) {
-        let recipes = Arg::Pointer(lists.address() + part.recipes_at as u64);
+        let specs = Arg::Pointer(lists.address() + part.specs_at as u64);
         let n_out = logits.width;
-        let is_tempered = |recipe: &&Recipe| recipe.strategy_temperature != 1.0 || recipe.guidance.is_some();
-        if soft_cap.is_some() || part.recipes.iter().any(is_tempered) {
+        let is_tempered = |spec: &&ScoreSpec| spec.strategy_temperature != 1.0 || spec.guidance.is_some();
+        if soft_cap.is_some() || part.specs.iter().any(is_tempered) {
             let grid = [n_out.div_ceil(TILE), part.n_slots, 1];
-            let args = [recipes, logits.into(), n_out.into(), soft_cap.unwrap_or(0.0).into()];
+            let args = [specs, logits.into(), n_out.into(), soft_cap.unwrap_or(0.0).into()];
             self.launch("score_settle", grid, THREADS as u32, 0, &args);
         }
         if part.n_changes > 0 {
@@ -239,21 +235,21 @@ impl CudaOps {
         let n_out = logits.width;
         let n_tiles = n_out.div_ceil(TILE);
         let n_all = part.n_slots * n_tiles;
-        let recipes = Arg::Pointer(lists.address() + part.recipes_at as u64);
+        let specs = Arg::Pointer(lists.address() + part.specs_at as u64);
         let by_tile = [n_tiles, part.n_slots, 1];
         let tiles = self.alloc(TILE_BYTES * n_all)?;
         let ranked = self.alloc(RANKED_BYTES * n_all)?;
-        let args = [recipes, logits.into(), n_out.into(), (&tiles).into(), (&ranked).into()];
+        let args = [specs, logits.into(), n_out.into(), (&tiles).into(), (&ranked).into()];
         self.launch("score_tiles", by_tile, THREADS as u32, ROOM, &args);
         let zeros = |n: usize| -> Result<Block, StepError> {
             let block = self.alloc(8 * n)?;
             self.queue().clear(block.address(), 8 * n);
             Ok(block)
         };
-        let cut = if part.recipes.iter().any(|recipe| recipe.is_cut()) {
+        let cut = if part.specs.iter().any(|spec| spec.is_cut()) {
             let ids = self.alloc(4 * part.n_slots * n_out)?;
             let (masses, cuts) = (zeros(n_all)?, self.alloc(CUT_BYTES * part.n_slots)?);
-            let args = [recipes, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into()];
+            let args = [specs, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into()];
             let args = [&args[..], &[(&ids).into(), (&masses).into(), (&cuts).into()]].concat();
             self.launch("score_cut", [part.n_slots, 1, 1], CUT_THREADS, CUT_ROOM, &args);
             Some([masses, cuts])
@@ -264,7 +260,7 @@ impl CudaOps {
             let n = part.n_slots * part.class_stride;
             let (tops, sums) = (zeros(n)?, zeros(n)?);
             for sums in [Arg::NULL, (&sums).into()] {
-                let args = [recipes, logits.into(), n_out.into(), (&tops).into(), sums, part.class_stride.into()];
+                let args = [specs, logits.into(), n_out.into(), (&tops).into(), sums, part.class_stride.into()];
                 self.launch("score_classes", by_tile, THREADS as u32, CLASS_ROOM, &args);
             }
             Some([tops, sums])
@@ -276,7 +272,7 @@ impl CudaOps {
         };
         let asked = Arg::Pointer(lists.address() + asked_at as u64);
         let args = [
-            &[recipes, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into(), (&ranked).into()][..],
+            &[specs, logits.into(), n_out.into(), (&tiles).into(), n_tiles.into(), (&ranked).into()][..],
             &both(&cut),
             &both(&classes),
             &[part.class_stride.into(), asked, output.into()],
@@ -307,23 +303,23 @@ impl CudaOps {
 }
 
 impl Part<'_> {
-    /// Its recipes condition canvases: all or none.
+    /// Its specs condition canvases: all or none.
     fn conditions(&self) -> bool {
-        self.recipes.iter().any(|recipe| recipe.conditions.is_some())
+        self.specs.iter().any(|spec| spec.conditions.is_some())
     }
 }
 
-/// A recipe as the kernels read it. `of_call` are its place among all recipes, the first of its tokens among all that are asked
+/// A spec as the kernels read it. `of_call` are its place among all specs, the first of its tokens among all that are asked
 /// for, and the first word of its answers.
 fn recipe_words(
-    recipe: &Recipe,
+    spec: &ScoreSpec,
     of_call: [u32; 3],
     unguided_row: u32,
     class_of: u64,
     n_out: usize,
-) -> [u32; RECIPE_WORDS] {
+) -> [u32; SPEC_WORDS] {
     let [place, first_asked, first_answer] = of_call;
-    let (uniform, given) = match recipe.draw {
+    let (uniform, given) = match spec.draw {
         // Exact: a multiplication by a power of two.
         Draw::Uniform(uniform) => ((uniform * 2f64.powi(64)) as u64, NONE),
         Draw::Token(token) => (0, token),
@@ -331,7 +327,7 @@ fn recipe_words(
     let halves = |word: u64| [word as u32, (word >> 32) as u32];
     let [class_low, class_high] = halves(class_of);
     let [uniform_low, uniform_high] = halves(uniform);
-    let score = match recipe.score {
+    let score = match spec.score {
         Score::Probability => 0,
         Score::Margin => 1,
         Score::NegativeEntropy => 2,
@@ -342,30 +338,30 @@ fn recipe_words(
         uniform_low,
         uniform_high,
         place,
-        recipe.vocabulary.n_sampleable.min(n_out) as u32,
-        recipe.vocabulary.mask_token_id.unwrap_or(NONE),
-        u32::from(recipe.is_greedy()),
-        recipe.inverse_temperature().to_bits(),
-        recipe.strategy_temperature.to_bits(),
+        spec.vocabulary.n_sampleable.min(n_out) as u32,
+        spec.vocabulary.mask_token_id.unwrap_or(NONE),
+        u32::from(spec.is_greedy()),
+        spec.inverse_temperature().to_bits(),
+        spec.strategy_temperature.to_bits(),
         unguided_row,
-        recipe.guidance.map_or(0.0, |guidance| guidance.scale + 1.0).to_bits(),
+        spec.guidance.map_or(0.0, |guidance| guidance.scale + 1.0).to_bits(),
         score,
-        recipe.n_ranked() as u32,
-        recipe.n_likeliest as u32,
-        u32::from(recipe.is_cut()),
-        recipe.top_k.unwrap_or(0),
-        recipe.top_p.unwrap_or(1.0).to_bits(),
-        recipe.min_p.unwrap_or(0.0).to_bits(),
+        spec.n_ranked() as u32,
+        spec.n_likeliest as u32,
+        u32::from(spec.is_cut()),
+        spec.top_k.unwrap_or(0),
+        spec.top_p.unwrap_or(1.0).to_bits(),
+        spec.min_p.unwrap_or(0.0).to_bits(),
         given,
         first_asked,
-        recipe.asked.len() as u32,
-        n_classes(recipe) as u32,
+        spec.asked.len() as u32,
+        n_classes(spec) as u32,
         first_answer,
     ]
 }
 
-/// The record of a recipe and its answers, from the words of the output.
-fn scored(recipe: &Recipe, place: usize, first_answer: usize, words: &[u32]) -> Option<Scored> {
+/// The record of a spec and its answers, from the words of the output.
+fn scored(spec: &ScoreSpec, place: usize, first_answer: usize, words: &[u32]) -> Option<RowScore> {
     let record = &words[place * RECORD_WORDS..(place + 1) * RECORD_WORDS];
     let (&[is_scored, token, confidence, score], likeliest) = record.split_first_chunk()?;
     if is_scored == 0 {
@@ -373,15 +369,15 @@ fn scored(recipe: &Recipe, place: usize, first_answer: usize, words: &[u32]) -> 
     }
     let (tokens, probabilities) = likeliest.split_at(MAX_LIKELIEST);
     let mut likeliest = tokens.iter().zip(probabilities).map(|(token, p)| (*token, f32::from_bits(*p)));
-    let (asked, classes) = words[first_answer..].split_at(recipe.asked.len());
-    let classes = classes.chunks_exact(CLASS_WORDS).take(n_classes(recipe));
-    Some(Scored {
+    let (asked, classes) = words[first_answer..].split_at(spec.asked.len());
+    let classes = classes.chunks_exact(CLASS_WORDS).take(n_classes(spec));
+    Some(RowScore {
         token,
         confidence: f32::from_bits(confidence),
         score: f32::from_bits(score),
         likeliest: likeliest.next()?,
         // The kernel leaves probability 0 behind the last.
-        runners_up: likeliest.take(recipe.n_likeliest - 1).take_while(|(_, probability)| *probability > 0.0).collect(),
+        runners_up: likeliest.take(spec.n_likeliest - 1).take_while(|(_, probability)| *probability > 0.0).collect(),
         log_probabilities: asked.iter().map(|log| f32::from_bits(*log)).collect(),
         classes: classes
             .map(|class| ClassScore {
@@ -397,28 +393,28 @@ fn scored(recipe: &Recipe, place: usize, first_answer: usize, words: &[u32]) -> 
 mod tests {
     use super::*;
     use crate::tests::every_gpu;
-    use crate::{Guidance, Vocabulary};
+    use crate::{Guidance, SampleableTokens};
 
     #[test]
     fn parts_have_each_recipe_once_and_rows_for_one_product() {
-        let recipe = |row: u32| Recipe {
+        let spec = |row: u32| ScoreSpec {
             guidance: row.is_multiple_of(5).then_some(Guidance { unguided_row: row, scale: 1.0 }),
             conditions: row.is_multiple_of(3).then_some(row),
-            ..Recipe::greedy(row, Vocabulary::default())
+            ..ScoreSpec::greedy(row, SampleableTokens::default())
         };
         for n in [0, 1, 64, 65, 300] {
-            let recipes: Vec<Recipe> = (0..n).map(recipe).collect();
-            let parts = parts(&recipes);
+            let specs: Vec<ScoreSpec> = (0..n).map(spec).collect();
+            let parts = parts(&specs);
             let mut places: Vec<usize> = parts.iter().flatten().map(|(place, _)| *place).collect();
             places.sort_unstable();
-            assert_eq!(places, (0..recipes.len()).collect::<Vec<_>>());
+            assert_eq!(places, (0..specs.len()).collect::<Vec<_>>());
             for part in &parts {
-                assert!((1..=MAX_ROWS).contains(&part.iter().map(|(_, recipe)| n_rows(recipe)).sum()));
-                let conditions = part.iter().filter(|(_, recipe)| recipe.conditions.is_some()).count();
+                assert!((1..=MAX_ROWS).contains(&part.iter().map(|(_, spec)| n_rows(spec)).sum()));
+                let conditions = part.iter().filter(|(_, spec)| spec.conditions.is_some()).count();
                 assert!(conditions == 0 || conditions == part.len());
             }
             // Both kinds have a part that is not full, at most.
-            let n_rows: usize = recipes.iter().map(n_rows).sum();
+            let n_rows: usize = specs.iter().map(n_rows).sum();
             assert!(parts.len() <= n_rows / (MAX_ROWS - 1) + 2, "{} parts of {n_rows} rows", parts.len());
         }
     }

@@ -7,7 +7,7 @@ use crate::routing::{ExpertBias, ExpertGroups, Routing, Scoring};
 use crate::tests::{assert_close, blocks, bytes, every_gpu, product, values};
 use crate::{Activation, GatedMlp, ModelBatch, Ops, WeightData};
 
-const HOLDS: [WeightType; 7] = [
+const WEIGHT_TYPES: [WeightType; 7] = [
     WeightType::F32,
     WeightType::Bf16,
     WeightType::Int8,
@@ -20,29 +20,29 @@ const HOLDS: [WeightType; 7] = [
 /// A weight of any kind, as a checkpoint has it.
 struct Stored {
     bytes: Vec<u8>,
-    hold: WeightType,
+    weight_type: WeightType,
     n_out: usize,
     n_in: usize,
 }
 
 impl Stored {
     /// `n_in` is rounded up to whole blocks.
-    fn new(hold: WeightType, seed: u64, n_out: usize, n_in: usize) -> Self {
-        match hold {
+    fn new(weight_type: WeightType, seed: u64, n_out: usize, n_in: usize) -> Self {
+        match weight_type {
             WeightType::Blocks(kind) => {
                 let n_in = n_in.next_multiple_of(kind.n_values());
-                Self { bytes: blocks(kind, seed, n_out * n_in / kind.n_values()), hold, n_out, n_in }
+                Self { bytes: blocks(kind, seed, n_out * n_in / kind.n_values()), weight_type, n_out, n_in }
             }
-            _ => Self { bytes: bytes(&values(seed, n_out * n_in)), hold, n_out, n_in },
+            _ => Self { bytes: bytes(&values(seed, n_out * n_in)), weight_type, n_out, n_in },
         }
     }
 
     fn matrix<O: Ops>(&self, ops: &O) -> O::Matrix {
-        let data = match self.hold {
+        let data = match self.weight_type {
             WeightType::Blocks(kind) => WeightData::Blocks(kind, &self.bytes),
             _ => WeightData::F32(&self.bytes),
         };
-        ops.matrix(data, self.n_out, self.n_in, self.hold).unwrap()
+        ops.matrix(data, self.n_out, self.n_in, self.weight_type).unwrap()
     }
 }
 
@@ -55,9 +55,9 @@ fn embedded<O: Ops>(ops: &O, table: &O::Matrix, ids: Vec<u32>) -> Vec<f32> {
 #[test]
 fn a_row_is_the_same_in_any_number_of_rows_and_that_of_the_reference() {
     let Some(ops) = every_gpu() else { return };
-    for hold in HOLDS {
+    for weight_type in WEIGHT_TYPES {
         for (n_out, n_in) in [(1, 1), (17, 24), (50, 331)] {
-            let stored = Stored::new(hold, 3, n_out, n_in);
+            let stored = Stored::new(weight_type, 3, n_out, n_in);
             let n_in = stored.n_in;
             let x = values(4, 130 * n_in);
             let weight = stored.matrix(&*ops);
@@ -65,20 +65,20 @@ fn a_row_is_the_same_in_any_number_of_rows_and_that_of_the_reference() {
             assert_close(&all, &product(&ReferenceOps, &x, n_in, &stored.matrix(&ReferenceOps)));
             for n_rows in [1, 2, 8, 9, 16, 17, 33, 64, 65, 129] {
                 let some = product(&*ops, &x[..n_rows * n_in], n_in, &weight);
-                assert_eq!(some, all[..n_rows * n_out], "{hold:?}, {n_out} x {n_in}, {n_rows} rows");
+                assert_eq!(some, all[..n_rows * n_out], "{weight_type:?}, {n_out} x {n_in}, {n_rows} rows");
             }
             // Whatever a block makes.
             for shape in [8, 16, 32, 64].map(Shape::Rows).into_iter().chain([64, 128].map(Shape::Square)) {
-                if hold == WeightType::F32 && matches!(shape, Shape::Square(_)) {
+                if weight_type == WeightType::F32 && matches!(shape, Shape::Square(_)) {
                     continue;
                 }
                 let (x, result) = (ops.tensor(&x, n_in).unwrap(), ops.tensor_of(130, 130, n_out).unwrap());
                 let member = Member { weight: weight.data.address(), bias: None, n_out, result: &result };
-                ops.launch_product(&x, hold, n_in, &[member], shape, None).unwrap();
-                assert_eq!(ops.host(&result).unwrap(), all, "{hold:?}, {n_out} x {n_in}, {shape:?}");
+                ops.launch_product(&x, weight_type, n_in, &[member], shape, None).unwrap();
+                assert_eq!(ops.host(&result).unwrap(), all, "{weight_type:?}, {n_out} x {n_in}, {shape:?}");
             }
             let last = product(&*ops, &x[129 * n_in..], n_in, &weight);
-            assert_eq!(last, all[129 * n_out..], "{hold:?}, {n_out} x {n_in}, the last row");
+            assert_eq!(last, all[129 * n_out..], "{weight_type:?}, {n_out} x {n_in}, the last row");
         }
     }
 }
@@ -100,12 +100,12 @@ fn a_table_holds_what_the_reference_holds() {
     let Some(ops) = every_gpu() else { return };
     // The last ones travel in several pieces.
     let large = [Stored::new(WeightType::F32, 6, 40_000, 1), Stored::new(WeightType::Int8, 6, 130_000, 1)];
-    let small = HOLDS.map(|hold| Stored::new(hold, 5, 37, 331));
+    let small = WEIGHT_TYPES.map(|weight_type| Stored::new(weight_type, 5, 37, 331));
     for stored in small.iter().chain(&large) {
         let n = stored.n_out as u32;
         let ids: Vec<u32> = if n < 100 { (0..n).collect() } else { (0..n).step_by(997).chain([n - 1]).collect() };
         let got = embedded(&*ops, &stored.matrix(&*ops), ids.clone());
-        assert_eq!(got, embedded(&ReferenceOps, &stored.matrix(&ReferenceOps), ids), "{:?}", stored.hold);
+        assert_eq!(got, embedded(&ReferenceOps, &stored.matrix(&ReferenceOps), ids), "{:?}", stored.weight_type);
     }
 }
 
@@ -113,8 +113,8 @@ fn a_table_holds_what_the_reference_holds() {
 fn members_of_a_group_are_multiplied_in_one_launch_with_the_same_results() {
     let Some(ops) = every_gpu() else { return };
     let vector = |n: usize| ops.vector(WeightData::F32(&bytes(&values(8, n)))).unwrap();
-    for hold in HOLDS {
-        let stored = [17, 64, 33].map(|n_out| Stored::new(hold, n_out as u64, n_out, 100));
+    for weight_type in WEIGHT_TYPES {
+        let stored = [17, 64, 33].map(|n_out| Stored::new(weight_type, n_out as u64, n_out, 100));
         let members =
             stored.each_ref().map(|stored| (stored.matrix(&*ops), (stored.n_out > 20).then(|| vector(stored.n_out))));
         let x = ops.tensor(&values(7, 20 * stored[0].n_in), stored[0].n_in).unwrap();
@@ -125,15 +125,15 @@ fn members_of_a_group_are_multiplied_in_one_launch_with_the_same_results() {
             let biases = values(8, plain.len() / 20);
             let added = |i: usize| if bias.is_some() { biases[i % biases.len()] } else { 0.0 };
             let want: Vec<f32> = plain.iter().enumerate().map(|(i, x)| x + added(i)).collect();
-            assert_eq!(*got, want, "{hold:?}");
+            assert_eq!(*got, want, "{weight_type:?}");
         }
         let group = ops.group(members).unwrap();
         diffulex_gpu_emulator::reset_counters();
-        let together = ops.linears(&x, &group).unwrap();
-        assert_eq!(together.map(|product| ops.host(&product).unwrap()), alone, "{hold:?}");
+        let together = ops.linear_group(&x, &group).unwrap();
+        assert_eq!(together.map(|product| ops.host(&product).unwrap()), alone, "{weight_type:?}");
         if let Some(counters) = diffulex_gpu_emulator::counters() {
             // The rows were rounded before.
-            assert_eq!(counters.kernels, 1, "{hold:?}");
+            assert_eq!(counters.kernels, 1, "{weight_type:?}");
         }
     }
 }
@@ -141,8 +141,8 @@ fn members_of_a_group_are_multiplied_in_one_launch_with_the_same_results() {
 #[test]
 fn weights_are_read_once_for_64_rows() {
     let Some(ops) = every_gpu() else { return };
-    for hold in HOLDS {
-        let stored = Stored::new(hold, 1, 64, 512);
+    for weight_type in WEIGHT_TYPES {
+        let stored = Stored::new(weight_type, 1, 64, 512);
         let weight = stored.matrix(&*ops);
         for n_rows in [1, 8, 9, 30, 64, 65, 130] {
             let x = values(2, n_rows * stored.n_in);
@@ -152,13 +152,13 @@ fn weights_are_read_once_for_64_rows() {
             let of_weight = loads.iter().filter(|loads| loads.address == weight.data.address());
             let read: u64 = of_weight.map(|loads| loads.n_bytes).sum();
             let n_weights = stored.n_out * stored.n_in;
-            let once = match hold {
+            let once = match weight_type {
                 WeightType::F32 => 4 * n_weights,
-                _ => n_weights / (16 * 64) * slice_bytes(hold),
+                _ => n_weights / (16 * 64) * slice_bytes(weight_type),
             };
             // The scale of an output is read for every row.
-            let scales = if hold == WeightType::Int8 { 4 * n_rows * stored.n_out } else { 0 };
-            assert_eq!(read as usize, once * n_rows.div_ceil(64) + scales, "{hold:?}, {n_rows} rows");
+            let scales = if weight_type == WeightType::Int8 { 4 * n_rows * stored.n_out } else { 0 };
+            assert_eq!(read as usize, once * n_rows.div_ceil(64) + scales, "{weight_type:?}, {n_rows} rows");
         }
     }
 }
@@ -183,15 +183,15 @@ fn routing(index: usize, n_experts: usize) -> Routing {
 
 /// Every expert holds its matrices otherwise than its neighbours do.
 fn experts<O: Ops>(ops: &O, n_experts: usize, hidden: usize, inner: usize) -> Vec<GatedMlp<O>> {
-    let hold = |index: usize| HOLDS[index % HOLDS.len()];
+    let weight_type = |index: usize| WEIGHT_TYPES[index % WEIGHT_TYPES.len()];
     (0..n_experts)
         .map(|expert| {
             let seed = 3 * expert as u64;
-            let matrix = |hold, seed, n_out, n_in| Stored::new(hold, seed, n_out, n_in).matrix(ops);
-            let gate = matrix(hold(expert), seed, inner, hidden);
-            let up = matrix(hold(expert / 2), seed + 1, inner, hidden);
+            let matrix = |weight_type, seed, n_out, n_in| Stored::new(weight_type, seed, n_out, n_in).matrix(ops);
+            let gate = matrix(weight_type(expert), seed, inner, hidden);
+            let up = matrix(weight_type(expert / 2), seed + 1, inner, hidden);
             let gate_up = ops.group([(gate, None), (up, None)]).unwrap();
-            let down = matrix(hold(expert + 1), seed + 2, hidden, inner);
+            let down = matrix(weight_type(expert + 1), seed + 2, hidden, inner);
             GatedMlp { gate_up, down, activation: Activation::Silu }
         })
         .collect()
@@ -207,10 +207,10 @@ fn experts_are_their_mlps_summed_by_weight_and_a_row_does_not_depend_on_the_rows
         let routing = routing(index, n_experts);
         let x = values(9, n_rows * hidden);
         let logits: Vec<f32> = values(10, n_rows * n_experts).iter().map(|logit| 4.0 * logit).collect();
-        let stacked = ops.experts(experts(&*ops, n_experts, hidden, inner), routing.clone()).unwrap();
+        let stacked = ops.layer_experts(experts(&*ops, n_experts, hidden, inner), routing.clone()).unwrap();
         let run = |x: &[f32], logits: &[f32]| {
             let (x, logits) = (ops.tensor(x, hidden).unwrap(), ops.tensor(logits, n_experts).unwrap());
-            ops.host(&ops.routed(&x, &logits, &stacked).unwrap()).unwrap()
+            ops.host(&ops.experts(&x, &logits, &stacked).unwrap()).unwrap()
         };
         let together = run(&x, &logits);
         // Some rows by themselves, and the MLPs of their experts one by one.
@@ -247,9 +247,9 @@ fn the_choice_of_many_experts_is_that_of_the_host() {
         let n_rows = 9;
         // Coarse, so that there are ties.
         let logits: Vec<f32> = values(11, n_rows * n_experts).iter().map(|logit| (4.0 * logit).round()).collect();
-        let stacked = ops.experts(mlps, routing.clone()).unwrap();
+        let stacked = ops.layer_experts(mlps, routing.clone()).unwrap();
         let (x, on_device) = (ops.tensor(&[1.0; 9], 1).unwrap(), ops.tensor(&logits, n_experts).unwrap());
-        let got = ops.host(&ops.routed(&x, &on_device, &stacked).unwrap()).unwrap();
+        let got = ops.host(&ops.experts(&x, &on_device, &stacked).unwrap()).unwrap();
         let unit = 1.0 / (1.0 + (-1.0f32).exp());
         for (got, logits) in got.iter().zip(logits.chunks(n_experts)) {
             let want: f32 =
