@@ -2,7 +2,7 @@
 //!
 //! Never here: pages, requests.
 
-use crate::kernels::Room;
+use crate::kernels::AvailableMemory;
 
 /// Inputs to the size of the KV pool.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ const DEFAULT_KV_CACHE_BYTES: u64 = 1 << 30;
 
 impl PoolWish {
     /// Number of pages of the pool. Logs the reason. Fails if `--kv-cache-bytes` or one request does not fit.
-    pub(crate) fn n_pages(self, room: Option<&Room>) -> Result<usize, String> {
+    pub(crate) fn n_pages(self, room: Option<&AvailableMemory>) -> Result<usize, String> {
         let Self { page_bytes, pages_per_request, max_num_reqs, kv_cache_bytes } = self;
         let left = room.map_or(u64::MAX, |room| room.free);
         let source = room.map_or("unknown", |room| room.source.as_str());
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn the_pool_is_what_memory_lets_it_be() {
         let wish = PoolWish { page_bytes: 1000, pages_per_request: 10, max_num_reqs: 8, kv_cache_bytes: None };
-        let room = |free| Room { free, total: u64::MAX, source: "S".to_owned(), is_dedicated: false };
+        let room = |free| AvailableMemory { free, total: u64::MAX, source: "S".to_owned(), is_dedicated: false };
         let pages = |wish: PoolWish, n_bytes: u64| wish.n_pages(Some(&room(n_bytes)));
         assert_eq!(wish.n_pages(None), Ok(80), "a full batch");
         assert_eq!(pages(wish, 1 << 40), Ok(80));

@@ -37,20 +37,14 @@ pub enum BatchError {
     #[error("this network denoises no canvases")]
     NoCanvases,
     /// The reference's tensor library refused an operation.
-    #[error(transparent)]
-    Reference(#[from] candle_core::Error),
+    #[error("{0}")]
+    Reference(String),
 }
 
 impl BatchError {
     /// Fails if `id` is not a row of an embedding of `vocab_size` rows.
     pub(crate) fn check_id(id: u32, vocab_size: usize) -> Result<(), Self> {
         if (id as usize) < vocab_size { Ok(()) } else { Err(Self::TokenOutsideVocabulary { id, vocab_size }) }
-    }
-}
-
-impl From<candle_core::Error> for StepError {
-    fn from(error: candle_core::Error) -> Self {
-        Self::Batch(error.into())
     }
 }
 

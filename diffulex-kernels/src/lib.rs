@@ -32,7 +32,7 @@ mod weights;
 
 pub use cache::{CacheShape, KvType};
 pub use error::{BatchError, DeviceError, StepError};
-pub use memory::Room;
+pub use memory::AvailableMemory;
 pub use mlp::{Activation, GatedMlp};
 pub use rope::RopeTable;
 use routing::Routing;
@@ -74,7 +74,7 @@ pub trait Ops: Send + Sync + Sized {
     type Step<'a>;
 
     /// Memory of the device that holds weights and cache; `None` where nothing tells.
-    fn memory(&self) -> Result<Option<Room>, DeviceError>;
+    fn memory(&self) -> Result<Option<AvailableMemory>, DeviceError>;
 
     /// Makes a matrix ready. `data` holds `n_out * n_in` values, row-major; values that `weight_type` has no bits for are rounded to
     /// the nearest, ties to even.

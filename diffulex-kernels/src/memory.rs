@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Memory of a device and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct AvailableMemory {
     /// Available bytes.
     pub free: u64,
     /// Bytes in all, used ones included.
@@ -18,9 +18,9 @@ pub struct Room {
     pub is_dedicated: bool,
 }
 
-impl Room {
+impl AvailableMemory {
     /// Host memory available to this process, or `None` if it is unknown.
-    pub fn left() -> Option<Self> {
+    pub fn of_host() -> Option<Self> {
         Self::under(Path::new("/"))
     }
 
@@ -36,13 +36,13 @@ impl Room {
             })
         });
         let groups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
-        let groups = groups.lines().flat_map(|line| groups_of(root, line));
-        groups.chain(machine).min_by_key(|room| room.free)
+        let groups = groups.lines().flat_map(|line| limits_of_groups(root, line));
+        groups.chain(machine).min_by_key(|memory| memory.free)
     }
 }
 
 /// Available memory of each group in one line of `/proc/self/cgroup`, `ID:CONTROLLERS:PATH` (cgroups(7)), from the top down.
-fn groups_of(root: &Path, line: &str) -> Vec<Room> {
+fn limits_of_groups(root: &Path, line: &str) -> Vec<AvailableMemory> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
     let is_v2 = controllers.is_empty();
@@ -51,17 +51,17 @@ fn groups_of(root: &Path, line: &str) -> Vec<Room> {
     }
     let mount = if is_v2 { "sys/fs/cgroup" } else { "sys/fs/cgroup/memory" };
     let mut folder = root.join(mount);
-    let mut rooms: Vec<Room> = room_of(root, &folder, is_v2).into_iter().collect();
+    let mut limits: Vec<AvailableMemory> = limit_of_group(root, &folder, is_v2).into_iter().collect();
     // In a cgroup namespace the process sees its group as the root; otherwise invisible folders yield nothing.
     for name in path.split('/').filter(|name| !name.is_empty() && *name != "..") {
         folder.push(name);
-        rooms.extend(room_of(root, &folder, is_v2));
+        limits.extend(limit_of_group(root, &folder, is_v2));
     }
-    rooms
+    limits
 }
 
 /// Available memory of one group, if it has a limit.
-fn room_of(root: &Path, group: &Path, is_v2: bool) -> Option<Room> {
+fn limit_of_group(root: &Path, group: &Path, is_v2: bool) -> Option<AvailableMemory> {
     let (limit, usage, cached) = if is_v2 {
         ("memory.max", "memory.current", ["inactive_file ", "active_file "])
     } else {
@@ -75,7 +75,7 @@ fn room_of(root: &Path, group: &Path, is_v2: bool) -> Option<Room> {
     let reclaimable: u64 = cached.iter().filter_map(|name| field(&stat, name)).sum();
     let shown = PathBuf::from("/").join(group.strip_prefix(root).unwrap_or(group)).join(limit);
     let free = most.saturating_sub(used.saturating_sub(reclaimable));
-    Some(Room { free, total: most, source: shown.display().to_string(), is_dedicated: false })
+    Some(AvailableMemory { free, total: most, source: shown.display().to_string(), is_dedicated: false })
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -102,8 +102,8 @@ mod tests {
         root
     }
 
-    fn room(files: &[(&str, &str)]) -> Option<(u64, u64, String)> {
-        Room::under(root(files).path()).map(|room| (room.free, room.total, room.source))
+    fn available(files: &[(&str, &str)]) -> Option<(u64, u64, String)> {
+        AvailableMemory::under(root(files).path()).map(|memory| (memory.free, memory.total, memory.source))
     }
 
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:    8000 kB\n");
@@ -111,10 +111,10 @@ mod tests {
     #[test]
     fn the_machines_free_memory_counts_where_no_group_has_a_limit() {
         let free = Some((8000 * 1024, 9000 * 1024, "MemAvailable of /proc/meminfo".to_owned()));
-        assert_eq!(room(&[MEMINFO]), free);
+        assert_eq!(available(&[MEMINFO]), free);
         let files = [MEMINFO, ("proc/self/cgroup", "0::/a\n"), ("sys/fs/cgroup/a/memory.max", "max\n")];
-        assert_eq!(room(&files), free);
-        assert_eq!(room(&[]), None);
+        assert_eq!(available(&files), free);
+        assert_eq!(available(&[]), None);
     }
 
     #[test]
@@ -129,11 +129,11 @@ mod tests {
             ("sys/fs/cgroup/slice/service/memory.current", "1\n"),
             ("sys/fs/cgroup/slice/service/worker/memory.max", "max\n"),
         ];
-        assert_eq!(room(&files), Some((750_000, 5_000_000, "/sys/fs/cgroup/slice/memory.max".to_owned())));
+        assert_eq!(available(&files), Some((750_000, 5_000_000, "/sys/fs/cgroup/slice/memory.max".to_owned())));
     }
 
     #[test]
-    fn groups_of_the_first_version_count_too() {
+    fn limits_of_groups_the_first_version_count_too() {
         let files = [
             MEMINFO,
             ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n"),
@@ -143,7 +143,7 @@ mod tests {
             ("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", "9223372036854771712\n"),
         ];
         assert_eq!(
-            room(&files),
+            available(&files),
             Some((2_100_000, 3_000_000, "/sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned()))
         );
     }

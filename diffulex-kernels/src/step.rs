@@ -21,8 +21,6 @@ pub struct ModelBatch {
     pub sequences: Vec<SequenceRows>,
     /// How rows are scored.
     pub specs: Vec<ScoreSpec>,
-    /// Rows whose logits are wanted whole.
-    pub logit_rows: Vec<u32>,
     /// Rows whose final states are wanted on the host.
     pub state_rows: Vec<u32>,
     /// Rows of canvases that took a step, ascending.
@@ -39,7 +37,6 @@ impl ModelBatch {
     /// The rows of a list, in its order.
     pub fn rows(&self, list: RowList) -> &[u32] {
         match list {
-            RowList::Logits => &self.logit_rows,
             RowList::States => &self.state_rows,
             RowList::Conditioned => &self.conditioned,
             RowList::Conditioning => &self.conditioning,
@@ -51,8 +48,6 @@ impl ModelBatch {
 /// Names a list of rows that a step holds. No list has a row twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowList {
-    /// [`ModelBatch::logit_rows`].
-    Logits,
     /// [`ModelBatch::state_rows`].
     States,
     /// [`ModelBatch::conditioned`].

@@ -89,12 +89,12 @@ macro_rules! each_device {
 
 /// A batch of nothing but a list of rows.
 fn listed(rows: impl IntoIterator<Item = u32>) -> ModelBatch {
-    ModelBatch { logit_rows: rows.into_iter().collect(), ..ModelBatch::default() }
+    ModelBatch { state_rows: rows.into_iter().collect(), ..ModelBatch::default() }
 }
 
 /// Some rows, by number.
 fn selected<O: Ops>(ops: &O, x: &O::Tensor, rows: impl IntoIterator<Item = u32>) -> O::Tensor {
-    ops.select(x, &ops.begin(&listed(rows)).unwrap(), RowList::Logits).unwrap()
+    ops.select(x, &ops.begin(&listed(rows)).unwrap(), RowList::States).unwrap()
 }
 
 pub(super) fn assert_close(got: &[f32], want: &[f32]) {

@@ -17,12 +17,10 @@ use std::io::BufRead;
 use std::time::Instant;
 
 use diffulex_engine::ModelFiles;
-use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::cuda::CudaOps;
-use diffulex_engine::kernels::{
-    Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightData, WeightType, quantization,
-};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_kernels::cpu::CpuOps;
+use diffulex_kernels::cuda::CudaOps;
+use diffulex_kernels::{Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightData, WeightType, quantization};
 
 /// Forwards of one answer, after one that warms.
 const N_RUNS: usize = 5;

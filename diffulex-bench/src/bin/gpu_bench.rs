@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::kernels::cuda::CudaOps;
-use diffulex_engine::kernels::{BlockType, Ops, WeightData, WeightType};
+use diffulex_kernels::cuda::CudaOps;
+use diffulex_kernels::{BlockType, Ops, WeightData, WeightType};
 
 /// Launches of a round: as a list of that length comes again, it is a graph.
 const N_LAUNCHES: usize = 50;

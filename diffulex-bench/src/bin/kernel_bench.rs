@@ -8,8 +8,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{BlockType, Ops, WeightData, WeightType};
+use diffulex_kernels::cpu::CpuOps;
+use diffulex_kernels::{BlockType, Ops, WeightData, WeightType};
 
 const N_RUNS: usize = 200;
 

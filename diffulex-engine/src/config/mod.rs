@@ -15,7 +15,7 @@ use diffulex_strategies::{
 use crate::alignment::LogitAlignment;
 use crate::block_size::MAX_BLOCK_SIZE;
 use crate::error::RequestError;
-use crate::kernels::{KvType, Room};
+use crate::kernels::{AvailableMemory, KvType};
 use crate::memory::PoolWish;
 use crate::models::families::NetworkKind;
 use crate::models::{AttentionKind, Family, ModelSpec};
@@ -68,7 +68,7 @@ impl EngineConfig {
         spec: &ModelSpec,
         text: &TextModel,
         generation: &GenerationConfig,
-        room: Option<&Room>,
+        room: Option<&AvailableMemory>,
     ) -> Result<Self, String> {
         let setup = setup(options, spec)?;
         let kind = strategy_kind(options, spec, &setup)?;
@@ -339,7 +339,7 @@ fn n_pages(
     kv_type: KvType,
     max_model_len: usize,
     declared: &Declared,
-    room: Option<&Room>,
+    room: Option<&AvailableMemory>,
 ) -> Result<usize, String> {
     let page_size = options.page_size as usize;
     let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();

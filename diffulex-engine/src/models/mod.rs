@@ -137,7 +137,7 @@ pub trait Network<O: Ops>: Send + Sync {
         Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.specs, None)?, states })
     }
 
-    /// A forward and the logits of the batch's `logit_rows`, on the host.
+    /// A forward and the logits of the batch's `state_rows`, on the host.
     fn forward(
         &self,
         ops: &O,
@@ -147,7 +147,7 @@ pub trait Network<O: Ops>: Send + Sync {
     ) -> Result<Vec<f32>, StepError> {
         let step = ops.begin(batch)?;
         let x = self.hidden(ops, &step, adapters, cache, &mut |_| Ok(()))?;
-        ops.host(&self.head().logits(ops, &ops.select(&x, &step, RowList::Logits)?)?)
+        ops.host(&self.head().logits(ops, &ops.select(&x, &step, RowList::States)?)?)
     }
 
     /// The residual stream after the embedding and after each layer, for tests.

@@ -84,7 +84,7 @@ pub(crate) fn whole<O: Ops>(
         positions: (0..n as u32).collect(),
         slots: (0..n).map(|p| pages[p / page_size] * page_size as u32 + (p % page_size) as u32).collect(),
         sequences: vec![SequenceRows { rows: 0..n, visible: visible(&case["attention"], n), pages }],
-        logit_rows: (0..n as u32).collect(),
+        state_rows: (0..n as u32).collect(),
         ids: input,
         ..ModelBatch::default()
     };

@@ -8,6 +8,7 @@ mod isa;
 mod ops;
 mod packing;
 mod pool;
+#[cfg(any(test, feature = "testing"))]
 mod probe;
 mod product;
 mod rows;

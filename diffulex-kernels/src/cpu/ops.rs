@@ -8,7 +8,7 @@ use crate::cpu::rows::Rows;
 use crate::cpu::score::scoring;
 use crate::cpu::state::CpuOps;
 use crate::error::{DeviceError, StepError};
-use crate::memory::Room;
+use crate::memory::AvailableMemory;
 use crate::routing::Routing;
 use crate::step::LEAST_BLEND;
 use crate::{
@@ -26,8 +26,8 @@ impl Ops for CpuOps {
     type Cache = CpuCache;
     type Step<'a> = &'a ModelBatch;
 
-    fn memory(&self) -> Result<Option<Room>, DeviceError> {
-        Ok(Room::left())
+    fn memory(&self) -> Result<Option<AvailableMemory>, DeviceError> {
+        Ok(AvailableMemory::of_host())
     }
 
     fn matrix(

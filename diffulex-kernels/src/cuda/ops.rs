@@ -9,7 +9,7 @@ use crate::cuda::operations::product::Group;
 use crate::cuda::operations::rows::{Rope, Vector, bytes_of};
 use crate::cuda::state::CudaOps;
 use crate::error::{DeviceError, StepError};
-use crate::memory::Room;
+use crate::memory::AvailableMemory;
 use crate::routing::Routing;
 use crate::{
     Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, MatrixBias, ModelBatch, Ops, RopeTable, RowList,
@@ -26,12 +26,12 @@ impl Ops for CudaOps {
     type Cache = Cache;
     type Step<'a> = Step<'a>;
 
-    fn memory(&self) -> Result<Option<Room>, DeviceError> {
-        let room = self.device.memory()?;
-        let share = (room.total as f64 * f64::from(self.memory_share)) as u64;
-        let used = room.total - room.free;
-        let source = format!("{}, --gpu-memory-utilization {}", room.source, self.memory_share);
-        Ok(Some(Room { free: share.saturating_sub(used), source, ..room }))
+    fn memory(&self) -> Result<Option<AvailableMemory>, DeviceError> {
+        let memory = self.device.memory()?;
+        let share = (memory.total as f64 * f64::from(self.memory_share)) as u64;
+        let used = memory.total - memory.free;
+        let source = format!("{}, --gpu-memory-utilization {}", memory.source, self.memory_share);
+        Ok(Some(AvailableMemory { free: share.saturating_sub(used), source, ..memory }))
     }
 
     fn matrix(

@@ -7,7 +7,7 @@ use std::array::from_fn;
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
 use crate::error::{BatchError, DeviceError, StepError};
-use crate::memory::Room;
+use crate::memory::AvailableMemory;
 use crate::quantization::{round_int4, round_int8};
 use crate::routing::Routing;
 use crate::step::LEAST_BLEND;
@@ -15,6 +15,18 @@ use crate::{
     Activation, Attention, CacheShape, GatedMlp, Head, HeadNorm, KvType, MatrixBias, ModelBatch, Ops, RopeTable,
     RowList, RowScore, ScoreSpec, SelfConditioning, WeightData, WeightError, WeightType,
 };
+
+impl From<candle_core::Error> for StepError {
+    fn from(error: candle_core::Error) -> Self {
+        BatchError::Reference(error.to_string()).into()
+    }
+}
+
+impl From<candle_core::Error> for WeightError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Reference(error.to_string())
+    }
+}
 
 /// candle on the CPU.
 #[derive(Debug, Default)]
@@ -93,8 +105,8 @@ impl Ops for ReferenceOps {
     type Cache = ReferenceCache;
     type Step<'a> = &'a ModelBatch;
 
-    fn memory(&self) -> Result<Option<Room>, DeviceError> {
-        Ok(Room::left())
+    fn memory(&self) -> Result<Option<AvailableMemory>, DeviceError> {
+        Ok(AvailableMemory::of_host())
     }
 
     fn matrix(

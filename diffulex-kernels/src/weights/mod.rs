@@ -195,6 +195,6 @@ pub enum WeightError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The reference's tensor library refused an operation.
-    #[error(transparent)]
-    Reference(#[from] candle_core::Error),
+    #[error("{0}")]
+    Reference(String),
 }

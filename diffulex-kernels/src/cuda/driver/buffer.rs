@@ -8,7 +8,7 @@ use crate::cuda::driver::arena::{Arena, Block};
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::holdings::{Holdings, Memory};
 use crate::error::DeviceError;
-use crate::memory::Room;
+use crate::memory::AvailableMemory;
 
 /// Sizes that share allocations: the driver rounds what is above a mebibyte to two (an expert of 3.1 MB would lose a quarter), and
 /// larger ones lose little.
@@ -85,7 +85,7 @@ impl Device {
 
     /// The error of a device without `n_bytes` of free memory.
     fn out_of_memory(&self, n_bytes: usize) -> Result<DeviceError, DeviceError> {
-        let Room { free, total, .. } = self.memory()?;
+        let AvailableMemory { free, total, .. } = self.memory()?;
         let message = format!("out of memory: {n_bytes} bytes are needed, {free} of {total} are free");
         Ok(DeviceError { device: self.name().to_owned(), operation: "allocate", message })
     }

@@ -11,7 +11,7 @@ use crate::cuda::driver::holdings::Holdings;
 use crate::cuda::driver::nvml::BusPlace;
 use crate::cuda::driver::staging::Pinned;
 use crate::error::DeviceError;
-use crate::memory::Room;
+use crate::memory::AvailableMemory;
 
 /// PTX of the kernels, by source file; `scripts/ptx` makes it.
 const MODULES: &[&str] = &[
@@ -95,9 +95,9 @@ impl Device {
     }
 
     /// Its memory.
-    pub(crate) fn memory(&self) -> Result<Room, DeviceError> {
+    pub(crate) fn memory(&self) -> Result<AvailableMemory, DeviceError> {
         let (free, total) = self.check("read free memory", self.context.mem_get_info())?;
-        Ok(Room { free: free as u64, total: total as u64, source: self.name.clone(), is_dedicated: true })
+        Ok(AvailableMemory { free: free as u64, total: total as u64, source: self.name.clone(), is_dedicated: true })
     }
 
     /// Its place on the machine's buses; `None` where the driver does not tell.

@@ -60,8 +60,7 @@ impl CudaOps {
         let slots = words.push(batch.slots.iter().copied(), n_rows, NONE);
         let visible = words.push(batch.sequences.iter().flat_map(|rows| rows.visible.iter().copied()), n_rows, 0);
         let adapters = batch.adapted.keys().map(|id: &AdapterId| RowList::Adapter(*id));
-        let names =
-            [RowList::Logits, RowList::States, RowList::Conditioned, RowList::Conditioning].into_iter().chain(adapters);
+        let names = [RowList::States, RowList::Conditioned, RowList::Conditioning].into_iter().chain(adapters);
         let mut lists = Vec::new();
         for name in names {
             let rows = batch.rows(name);

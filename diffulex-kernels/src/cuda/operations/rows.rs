@@ -362,11 +362,11 @@ mod tests {
         let host = values(1, n_rows * width);
         for n_listed in [0, 1, 3, 5, 9, 11] {
             let listed: Vec<u32> = (0..n_listed).map(|index| (7 * index + 2) % n_rows as u32).collect();
-            let batch = ModelBatch { logit_rows: listed.clone(), ..ModelBatch::default() };
+            let batch = ModelBatch { state_rows: listed.clone(), ..ModelBatch::default() };
             let step = ops.begin(&batch).unwrap();
             let mut x = ops.tensor(&host, width).unwrap();
-            let selected = ops.select(&x, &step, RowList::Logits).unwrap();
-            ops.add_rows(&mut x, &step, RowList::Logits, &selected).unwrap();
+            let selected = ops.select(&x, &step, RowList::States).unwrap();
+            ops.add_rows(&mut x, &step, RowList::States, &selected).unwrap();
             let rows = listed.iter().map(|row| *row as usize);
             let want: Vec<f32> = rows.clone().flat_map(|row| &host[row * width..(row + 1) * width]).copied().collect();
             assert_eq!(ops.host(&selected).unwrap(), want);
