@@ -1,8 +1,8 @@
-//! The extent of the KV cache, and how K and V are held.
+//! Extent and number format of the KV cache.
 
 use serde::Serialize;
 
-/// How K and V are held.
+/// Number format of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum KvType {
     /// 32-bit floats.
@@ -14,7 +14,7 @@ pub enum KvType {
 }
 
 impl KvType {
-    /// Its name for people.
+    /// Name in settings and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -42,6 +42,6 @@ pub struct CacheShape {
     pub n_kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
-    /// How they are held.
+    /// Number format of K and V.
     pub kv_type: KvType,
 }

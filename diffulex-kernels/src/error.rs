@@ -14,15 +14,15 @@ pub enum StepError {
 /// A batch that cannot be computed.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// A row has a token that the embedding does not.
+    /// A token id is not a row of the embedding.
     #[error("token id {id} is outside the vocabulary of {vocab_size}")]
     TokenOutsideVocabulary {
-        /// Of the row.
+        /// Token id of the row.
         id: u32,
-        /// Rows of the embedding.
+        /// Number of rows of the embedding.
         vocab_size: usize,
     },
-    /// Rows have an adapter that is not loaded.
+    /// The batch names an adapter that is not loaded.
     #[error("adapter {0} is not loaded")]
     AdapterNotLoaded(u32),
     /// The device has no memory left for the batch's activations.
@@ -33,8 +33,8 @@ pub enum BatchError {
         /// Bytes.
         free: u64,
     },
-    /// The batch has canvases and the network denoises none.
-    #[error("this network denoises no canvases")]
+    /// The batch has canvases and the network does not support them.
+    #[error("this network does not support canvases")]
     NoCanvases,
     /// The reference's tensor library refused an operation.
     #[error("{0}")]
@@ -52,9 +52,9 @@ impl BatchError {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("device {device} failed in {operation}: {message}")]
 pub struct DeviceError {
-    /// Its name, as `--device` has it.
+    /// Device name as in `--device`: `cpu`, `cuda:0`.
     pub device: String,
-    /// The operation that found out.
+    /// Operation that reported the failure.
     pub operation: &'static str,
     /// The driver's message.
     pub message: String,

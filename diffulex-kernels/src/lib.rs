@@ -1,10 +1,10 @@
 //! The operations a network is written against, and their bodies.
 //!
-//! [`Ops`] states the contract of each operation once. [`mod@reference`] is its slow, plainly right body (candle, f32, CPU);
-//! [`cpu`] is the fast one, [`cuda`] that of NVIDIA GPUs. A network is generic over `Ops` and never asks where it runs; a new device is a new body.
+//! [`Ops`] states the contract of each operation once. [`mod@reference`] is a slow and simple body (candle, f32, CPU);
+//! [`cpu`] is the fast body for CPUs, [`cuda`] the body for NVIDIA GPUs. A network is generic over `Ops` and never asks where it runs; a new device is a new body.
 //!
 //! **Rows.** Every body computes a row of its result from that row's inputs alone, in an order that does not depend on how
-//! many rows there are: what a request is answered must not depend on what else is in the batch. Tile shapes may depend on
+//! many rows there are: an answer must not depend on the other requests of the batch. Tile shapes may depend on
 //! widths, never on the number of rows.
 //!
 //! **Numbers.** Activations are 32-bit floats `[n_rows, width]`, row-major, the residual stream included. They are rounded to
@@ -13,7 +13,7 @@
 //!
 //! **Tolerance.** Where inputs are of size 1, a result differs from the reference's by at most `1e-4 (1 + |result|)`: as much
 //! as sums of a few hundred 32-bit terms differ in another order. Two results of one body are equal bit for bit, whatever the
-//! number of rows, the page size and the threads. What is not a number stays in its own row.
+//! number of rows, the page size and the threads. NaNs never leave their row.
 //!
 //! Never here: requests, blocks, pages' owners, strategies.
 
@@ -44,7 +44,7 @@ pub use step::{AdapterId, Attention, Blend, ModelBatch, RowList, SequenceRows};
 pub use weights::quantization;
 pub use weights::{BlockScales, BlockType, WeightData, WeightError, WeightType};
 
-/// Norm of each head before rotation (qk-norm): its weight `[head_dim]` and epsilon.
+/// Norm of each head before rotation (qk-norm): weight `[head_dim]` and epsilon.
 pub type HeadNorm<'a, O> = Option<(&'a <O as Ops>::Vector, f32)>;
 
 /// A matrix and its bias.
@@ -73,11 +73,11 @@ pub trait Ops: Send + Sync + Sized {
     /// The rows of one forward on this device.
     type Step<'a>;
 
-    /// Memory of the device that holds weights and cache; `None` where nothing tells.
+    /// Memory of the device that holds weights and cache; `None` if unknown.
     fn memory(&self) -> Result<Option<AvailableMemory>, DeviceError>;
 
-    /// Makes a matrix ready. `data` holds `n_out * n_in` values, row-major; values that `weight_type` has no bits for are rounded to
-    /// the nearest, ties to even.
+    /// Makes a matrix ready. `data` holds `n_out * n_in` values, row-major; they are rounded to the nearest value of
+    /// `weight_type`, ties to even.
     fn matrix(
         &self,
         data: WeightData<'_>,
@@ -89,37 +89,37 @@ pub trait Ops: Send + Sync + Sized {
     /// Makes a vector ready, as 32-bit floats.
     fn vector(&self, data: WeightData<'_>) -> Result<Self::Vector, WeightError>;
 
-    /// Makes matrices ready that are multiplied with the same rows. Their `n_in` are equal; they may be held differently.
-    /// A body that gains by it joins them.
+    /// Makes matrices ready that are multiplied with the same rows. Their `n_in` are equal; their weight types may differ.
+    /// A body may join them.
     fn group<const N: usize>(&self, members: [MatrixBias<Self>; N]) -> Result<Self::Group<N>, WeightError>;
 
     /// Makes a table of angles ready, as 32-bit floats.
     fn rope(&self, table: RopeTable) -> Result<Self::Rope, WeightError>;
 
     /// Makes the experts of a layer ready. They have the same shapes and activation; their order is that of the router's
-    /// outputs. A body that gains by it stacks them.
+    /// outputs. A body may stack them.
     fn layer_experts(&self, mlps: Vec<GatedMlp<Self>>, routing: Routing) -> Result<Self::Experts, WeightError>;
 
-    /// An empty cache, given the extent of each layer.
+    /// Allocates an empty cache with these layers.
     fn cache(&self, layers: &[CacheShape]) -> Result<Self::Cache, WeightError>;
 
     /// Brings the rows of a forward to the device: ids, positions, slots, pages, visible lengths, blends and lists of rows.
     fn begin<'a>(&self, batch: &'a ModelBatch) -> Result<Self::Step<'a>, StepError>;
 
-    /// Values from the host, row-major; `width` divides their number.
+    /// Uploads values, row-major; their number is a multiple of `width`.
     fn tensor(&self, values: &[f32], width: usize) -> Result<Self::Tensor, StepError>;
 
-    /// A copy.
+    /// Copies a tensor.
     fn copy(&self, x: &Self::Tensor) -> Result<Self::Tensor, StepError>;
 
-    /// Zeros `[n_rows, width]`.
+    /// A tensor of zeros `[n_rows, width]`.
     fn zeros(&self, n_rows: usize, width: usize) -> Result<Self::Tensor, StepError>;
 
     /// Rows of `table` by the ids of the step, `[n_rows, n_in]`: the values that the table holds, exactly.
     fn embed(&self, table: &Self::Matrix, step: &Self::Step<'_>) -> Result<Self::Tensor, StepError>;
 
-    /// The rows that the step blends become sums of rows of `table`, whatever they were: `sum w_i table[i]` over the parts
-    /// `(i, w_i)` in order; where a blend says so, brought to the length `sum w_i |table[i]|`. Other rows stay.
+    /// Overwrites the blended rows of the step with `sum w_i table[i]` over the parts `(i, w_i)` in order, scaled to the
+    /// length `sum w_i |table[i]|` if [`Blend::keeps_length`] is set. Other rows keep their values.
     fn blend(&self, x: &mut Self::Tensor, table: &Self::Matrix, step: &Self::Step<'_>) -> Result<(), StepError>;
 
     /// `softmax(logits) table` per row: `[n_rows, n_in]`, where `logits` is `[n_rows, n_out]`. The table's values are widened
@@ -187,7 +187,7 @@ pub trait Ops: Send + Sync + Sized {
         step: &Self::Step<'_>,
     ) -> Result<(), StepError>;
 
-    /// `softmax(scale q K^T) V` over the cached positions that each row attends to, of which there is at least one:
+    /// `softmax(scale q K^T) V` over the cached positions that each row attends to, at least one:
     /// `[n_rows, n_heads * head_dim]`, as `q` is. K and V are as the cache holds them; nothing else is rounded.
     fn attend(
         &self,
@@ -222,13 +222,13 @@ pub trait Ops: Send + Sync + Sized {
         conditioning: Option<SelfConditioning<'_, Self>>,
     ) -> Result<Vec<Option<RowScore>>, StepError>;
 
-    /// The rows of a list of the step, in its order.
+    /// The rows of `x` in a list of the step, in its order.
     fn select(&self, x: &Self::Tensor, step: &Self::Step<'_>, rows: RowList) -> Result<Self::Tensor, StepError>;
 
-    /// Appends a copy on the host, row-major.
+    /// Downloads `x` and appends it to `values`, row-major.
     fn host_into(&self, x: &Self::Tensor, values: &mut Vec<f32>) -> Result<(), StepError>;
 
-    /// A copy on the host, row-major.
+    /// Downloads `x`, row-major.
     fn host(&self, x: &Self::Tensor) -> Result<Vec<f32>, StepError> {
         let mut values = Vec::new();
         self.host_into(x, &mut values)?;

@@ -3,7 +3,7 @@
 use super::Ops;
 use crate::error::StepError;
 
-/// The function on the gate of an MLP.
+/// Activation function of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x / (1 + e^-x)`.
@@ -12,13 +12,13 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// `down(activation(gate(x)) * up(x))`, of matrices of a device.
+/// `down(activation(gate(x)) * up(x))`, with matrices on a device.
 pub struct GatedMlp<O: Ops> {
     /// Gate and up, `[intermediate, hidden]` each, without bias.
     pub gate_up: O::Group<2>,
     /// `[hidden, intermediate]`.
     pub down: O::Matrix,
-    /// On the gate.
+    /// Function on the gate.
     pub activation: Activation,
 }
 

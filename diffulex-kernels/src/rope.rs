@@ -46,7 +46,7 @@ impl RopeTable {
         table
     }
 
-    /// Nothing turns.
+    /// A table without frequencies: no channel is rotated.
     pub fn none(head_dim: usize) -> Self {
         Self { cos: Vec::new(), sin: Vec::new(), half: 0, head_dim }
     }

@@ -6,60 +6,60 @@
 //!
 //! Never here: the experts themselves.
 
-/// The function from logits of the router to scores.
+/// Function from the router's logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
-    /// Over all experts.
+    /// Softmax over all experts.
     Softmax,
-    /// Of each expert alone.
+    /// Sigmoid of each logit by itself.
     Sigmoid,
 }
 
 /// A bias per expert, and its effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ExpertBias {
-    /// There is none.
+    /// No bias.
     Absent,
-    /// In the choice only; weights come from the scores without it.
+    /// Added to the scores for the choice; weights are the scores without it.
     Choice(Vec<f32>),
-    /// In the choice and in the weights.
+    /// Added to the scores for the choice and for the weights.
     ChoiceAndWeight(Vec<f32>),
 }
 
-/// Experts in equal groups, of which only the best take part.
+/// Groups of experts; a row uses experts of its best groups only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// Groups of equal size, neighbours together.
+    /// Number of groups of equal size; neighbours are in the same group.
     pub n_groups: usize,
-    /// Groups kept: those whose two best biased scores sum highest.
+    /// Number of groups kept, by the sum of their two best biased scores.
     pub n_kept: usize,
 }
 
-/// A router's rule.
+/// Routing rule of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
-    /// Experts of a row.
+    /// Number of experts per row.
     pub n_chosen: usize,
-    /// Logits to scores.
+    /// Score function.
     pub scoring: Scoring,
-    /// Bias per expert.
+    /// Bias of each expert.
     pub bias: ExpertBias,
-    /// Groups, where there are any.
+    /// Groups; `None`: all experts compete.
     pub groups: Option<ExpertGroups>,
-    /// The weights of a row are made to add up to 1.
+    /// Whether a row's weights are normalised to a sum of 1.
     pub renormalise: bool,
-    /// Factor on the weights at the end.
+    /// Factor on all weights, after normalisation.
     pub scale: f32,
-    /// Factor on each expert's weight at the end, where there is one.
+    /// Factor on each expert's weight, after normalisation.
     pub expert_scale: Option<Vec<f32>>,
 }
 
-/// One expert of a row.
+/// An expert chosen for a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// Which.
+    /// Index of the expert.
     pub expert: usize,
-    /// Factor on its result.
+    /// Factor on its output.
     pub weight: f32,
 }
 

@@ -1,4 +1,4 @@
-//! Scoring: from the hidden states of some rows to a token for each, and what strategies and clients ask about it.
+//! Scoring: samples a token from the hidden state of each row and reports its probability and the likeliest tokens.
 //!
 //! The contract of [`Ops::score`], as plain data. A row's logits go through these steps, in this order:
 //!
@@ -11,13 +11,13 @@
 //! the softmax over the whole vocabulary, as the authors' loops have it. Any other row is drawn from the softmax of
 //! `x / temperature` over the tokens that may be drawn, cut by top-k, top-p and min-p in this order (SDAR's generate.py has
 //! the confidence under what is left, too). Each cut is a threshold on the probability, so that equals stay or go together
-//! and the result depends on no order: what is kept is everything that is at least as likely as some number.
+//! and the result depends on no order: every token that is at least as likely as the threshold is kept.
 //!
 //! The drawn token is the first, by id, at which the sum of the kept probabilities exceeds the uniform number. Bodies may
 //! take sums in any fixed order, so two bodies can draw different tokens where the number lies within rounding of a border;
-//! one body gives the same bits for a row whatever the rows beside it and the number of threads.
+//! one body gives the same bits for a row in any batch and with any number of threads.
 //!
-//! Never here: requests, randomness, how a body does it.
+//! Never here: requests, randomness, implementations.
 
 use std::sync::Arc;
 
@@ -27,36 +27,36 @@ use crate::error::StepError;
 /// Maximum of [`ScoreSpec::n_likeliest`], OpenAI's.
 pub const MAX_LIKELIEST: usize = 20;
 
-/// The score that a row is ranked by.
+/// Score that strategies rank rows by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Score {
-    /// The token's probability.
+    /// Probability of the token.
     #[default]
     Probability,
-    /// The likeliest token's probability less the second's.
+    /// Probability of the likeliest token minus that of the second.
     Margin,
-    /// `sum p ln p` of the distribution: 0 where one token is certain.
+    /// `sum p ln p` of the distribution; 0 if one token is certain.
     NegativeEntropy,
 }
 
-/// The output head: it makes logits of the residual stream.
+/// Output head: the logits of the residual stream.
 pub struct Head<'a, O: Ops> {
-    /// Before the product, with its epsilon.
+    /// Final norm and its epsilon.
     pub norm: (&'a O::Vector, f32),
     /// `[vocab_size, hidden]`.
     pub matrix: &'a O::Matrix,
-    /// On the logits.
+    /// Soft cap of the logits.
     pub soft_cap: Option<f32>,
 }
 
 impl<O: Ops> Head<'_, O> {
-    /// Inputs of the product, of all rows of the residual stream: `[n_rows, hidden]`.
+    /// Normed rows of the residual stream, the inputs of the product: `[n_rows, hidden]`.
     pub fn states(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
         let (norm, eps) = self.norm;
         ops.rms_norm(x, norm, eps)
     }
 
-    /// Logits of all rows of the residual stream, whole: `[n_rows, vocab_size]`.
+    /// Logits of all rows of the residual stream: `[n_rows, vocab_size]`.
     pub fn logits(&self, ops: &O, x: &O::Tensor) -> Result<O::Tensor, StepError> {
         let mut logits = ops.linear(&self.states(ops, x)?, self.matrix, None)?;
         if let Some(cap) = self.soft_cap {
@@ -66,59 +66,59 @@ impl<O: Ops> Head<'_, O> {
     }
 }
 
-/// Which ids may be drawn.
+/// Tokens that may be sampled.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SampleableTokens {
-    /// Ids below this are tokens; the head may have more rows.
+    /// Number of token ids; the head may have more rows.
     pub n_sampleable: usize,
-    /// Never drawn.
+    /// Mask token; never sampled.
     pub mask_token_id: Option<u32>,
 }
 
 impl SampleableTokens {
-    /// It may be drawn.
+    /// Whether token `id` may be sampled.
     pub fn has(self, id: usize) -> bool {
         id < self.n_sampleable && self.mask_token_id.is_none_or(|mask| id != mask as usize)
     }
 }
 
-/// How one row is scored.
+/// Parameters of scoring one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScoreSpec {
-    /// Row of the hidden states. Several specs may name the same.
+    /// Row of the hidden states. Several specs may name the same row.
     pub row: u32,
-    /// Divides the logits before anything else; above 0. 1 but for canvases, whose strategy lowers it from step to step.
+    /// Divisor of the logits, applied first; above 0. 1 except for canvases, where the strategy lowers it from step to step.
     pub strategy_temperature: f32,
-    /// Classifier-free guidance, where the request has it.
+    /// Classifier-free guidance.
     pub guidance: Option<Guidance>,
-    /// Changes of single tokens' logits: each token at most once, ascending, all in the vocabulary.
+    /// Changes of single logits: each token at most once, ascending, all in the vocabulary.
     pub changes: Vec<LogitChange>,
-    /// Tokens that may be drawn.
+    /// Tokens that may be sampled.
     pub vocabulary: SampleableTokens,
-    /// The request's temperature; 0: greedy, and the cuts and the draw are ignored.
+    /// The request's temperature. 0 is greedy: top-k, top-p, min-p and the draw are ignored.
     pub temperature: f32,
-    /// Keep this many of the likeliest tokens, and those as likely as the last of them; at least 1.
+    /// Keep this many of the likeliest tokens, and ties with the last of them; at least 1.
     pub top_k: Option<u32>,
-    /// Keep the tokens before which, by falling probability, no more than this share of what top-k left is taken; 0 to 1.
+    /// Keep the tokens, by falling probability, until their share of the tokens left by top-k exceeds this; 0 to 1.
     pub top_p: Option<f32>,
-    /// Keep tokens at least as likely as this share of the likeliest one; 0 to 1.
+    /// Keep tokens with at least this fraction of the likeliest token's probability; 0 to 1.
     pub min_p: Option<f32>,
-    /// How the token is drawn.
+    /// Source of the token.
     pub draw: Draw,
-    /// The score to rank the row by.
+    /// Score to compute.
     pub score: Score,
-    /// How many of the likeliest tokens are reported, 1 to [`MAX_LIKELIEST`].
+    /// Number of likeliest tokens to report, 1 to [`MAX_LIKELIEST`].
     pub n_likeliest: usize,
-    /// Tokens whose log-probabilities are asked for.
+    /// Tokens to report log-probabilities of.
     pub asked: Vec<u32>,
-    /// Classes of tokens over which the row is summed up.
+    /// Classes of tokens to report sums and maxima of.
     pub classes: Option<Arc<Classes>>,
-    /// Row of [`SelfConditioning::rows`] that is overwritten by the mean embedding under the row's logits.
+    /// Row of [`SelfConditioning::rows`] to overwrite with the mean embedding under the row's logits.
     pub conditions: Option<u32>,
 }
 
 impl ScoreSpec {
-    /// The likeliest token of a row and its probability, and nothing more.
+    /// Greedy scoring: the likeliest token of a row and its probability.
     pub fn greedy(row: u32, vocabulary: SampleableTokens) -> Self {
         Self {
             row,
@@ -139,18 +139,18 @@ impl ScoreSpec {
         }
     }
 
-    /// It takes the likeliest token.
+    /// Whether the likeliest token is taken.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// Something is cut off the distribution. Clients often send a top-p of 1, which cuts nothing.
+    /// Whether top-k, top-p or min-p cuts the distribution. A top-p of 1, which clients often send, does not.
     pub fn is_cut(&self) -> bool {
         let cuts_share = self.top_p.is_some_and(|top_p| top_p < 1.0) || self.min_p.is_some_and(|min_p| min_p > 0.0);
         !self.is_greedy() && (self.top_k.is_some() || cuts_share)
     }
 
-    /// Log-probabilities over the whole vocabulary are asked for.
+    /// Whether log-probabilities over the whole vocabulary are needed.
     pub(crate) fn asks_log_probabilities(&self) -> bool {
         self.classes.is_some() || !self.asked.is_empty()
     }
@@ -160,19 +160,19 @@ impl ScoreSpec {
         if self.is_greedy() { 1.0 } else { self.temperature.recip().min(f32::MAX) }
     }
 
-    /// How many of the likeliest tokens a body has to find.
+    /// Number of likeliest tokens that a body has to find.
     pub(crate) fn n_ranked(&self) -> usize {
         let for_score = if self.score == Score::Margin { 2 } else { 1 };
         self.n_likeliest.clamp(for_score, MAX_LIKELIEST)
     }
 }
 
-/// Logits are moved on from those of another row.
+/// Classifier-free guidance: logits are extrapolated from another row's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guidance {
-    /// The row of the hidden states without the prompt.
+    /// Row of the hidden states that was computed without the prompt.
     pub unguided_row: u32,
-    /// How far: 0 leaves them as they are.
+    /// Guidance scale; 0 changes nothing.
     pub scale: f32,
 }
 
@@ -183,18 +183,18 @@ pub struct Guidance {
 /// the penalty of the edit rule `joint`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitChange {
-    /// Which token.
+    /// Token id.
     pub token: u32,
-    /// Added.
+    /// Added to the logit.
     pub bias: f32,
-    /// Above 0; 1 changes nothing.
+    /// Repetition penalty, above 0; 1 changes nothing.
     pub repetition: f32,
-    /// Subtracted.
+    /// Subtracted from the logit.
     pub penalty: f32,
 }
 
 impl LogitChange {
-    /// `token`, unchanged.
+    /// A change of `token` that changes nothing.
     pub fn none(token: u32) -> Self {
         Self { token, bias: 0.0, repetition: 1.0, penalty: 0.0 }
     }
@@ -206,12 +206,12 @@ impl LogitChange {
     }
 }
 
-/// How a token is drawn.
+/// Source of a row's token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Draw {
-    /// By a uniform number in [0, 1).
+    /// Sampled with this uniform number in [0, 1).
     Uniform(f64),
-    /// It was drawn elsewhere: this token of the vocabulary, whose probability is 0 where it is cut off.
+    /// Given: this token of the vocabulary. Its probability is 0 if the cuts remove it.
     Token(u32),
 }
 
@@ -224,46 +224,46 @@ pub struct Classes {
     pub n_classes: usize,
 }
 
-/// Where canvases' self-conditioning goes, and what it is made of.
+/// Inputs and output buffer of the self-conditioning of canvases.
 pub struct SelfConditioning<'a, O: Ops> {
     /// The embedding, `[vocab_size, hidden]`.
     pub table: &'a O::Matrix,
     /// Factor on the mean embedding.
     pub scale: f32,
-    /// `[n, hidden]`; specs name the rows that are overwritten.
+    /// Output `[n, hidden]`; specs name the rows to overwrite.
     pub rows: &'a mut O::Tensor,
 }
 
 /// The result of scoring a row.
 ///
-/// Probabilities of `confidence`, `score` and `likeliest` are under the row's distribution as it is drawn from. Those of
+/// `confidence`, `score` and `likeliest` are under the distribution that the token is sampled from. Those of
 /// `log_probabilities` and `classes` are under the softmax of `x / temperature` (`x`, where greedy) over the whole
 /// vocabulary, before anything is cut.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowScore {
     /// The token.
     pub token: u32,
-    /// Its probability.
+    /// Probability of the token.
     pub confidence: f32,
-    /// The score that was asked for.
+    /// The requested score.
     pub score: f32,
-    /// The likeliest token that may be drawn, ties to the highest id; in greedy rows the token.
+    /// Likeliest sampleable token and its probability, ties to the highest id; in greedy rows the token.
     pub likeliest: (u32, f32),
-    /// The likeliest after that, in falling order, ties to the highest id first, as far as they are asked for and may be drawn.
+    /// The next likeliest sampleable tokens, in falling order, ties to the highest id first; at most `n_likeliest - 1`.
     pub runners_up: Vec<(u32, f32)>,
-    /// Of the tokens asked for, in that order.
+    /// Log-probabilities of [`ScoreSpec::asked`], in that order.
     pub log_probabilities: Vec<f32>,
-    /// Of each class, where there are classes.
+    /// Scores of the classes; empty without classes.
     pub classes: Vec<ClassScore>,
 }
 
-/// A class of tokens, summed up.
+/// Sum and maximum over a class of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClassScore {
-    /// Its likeliest token, ties to the highest id; 0 in a class without tokens.
+    /// Likeliest token, ties to the highest id; 0 in a class without tokens.
     pub token: u32,
     /// That token's log-probability; minus infinity in a class without tokens.
     pub log_max: f32,
-    /// Logarithm of the probabilities' sum.
+    /// Logarithm of the sum of probabilities.
     pub log_sum: f32,
 }

@@ -9,10 +9,10 @@ use super::reference::ReferenceOps;
 use super::tests::{every_gpu, gpu};
 use super::*;
 
-/// Of probabilities and of sums over them: sums of 32-bit numbers in tiles.
+/// Tolerance of probabilities and of sums over them: sums of 32-bit numbers in tiles.
 const TOLERANCE: f64 = 2e-5;
 
-/// How near to a border a number may be that decides whether a token is kept: those that are nearer are not tried.
+/// Distance to a threshold below which a case is not tried, because rounding could decide whether a token is kept.
 const BORDER: f64 = 1e-4;
 
 /// Hidden states are one-hot rows of this width, of which the norm makes twice as much: the head's columns, doubled, are the
@@ -52,7 +52,7 @@ fn scored<O: Ops>(ops: &O, case: &Case) -> (Vec<Option<RowScore>>, Vec<f32>) {
     })
 }
 
-/// A softmax of some logits, and of which tokens it is.
+/// A softmax over some tokens.
 struct Plain {
     probabilities: Vec<f64>,
 }
@@ -378,7 +378,7 @@ fn agrees((got, rows): (Vec<Option<RowScore>>, Vec<f32>), case: &Case, is_clear:
 
 /// Scores and conditioned rows by one body are those by the other, which has each row alone, bit for bit.
 fn scores_rows_alike<O: Ops>(ops: &O, other: &O, case: &Case) {
-    // Bits, so that what is no number equals itself.
+    // Bits, so that NaN equals itself.
     let bits = |(scored, rows): (Vec<Option<RowScore>>, Vec<f32>)| (format!("{scored:?}"), format!("{rows:?}"));
     let together = scored(ops, case);
     for (row, spec) in case.specs.iter().enumerate() {

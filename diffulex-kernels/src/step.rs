@@ -1,4 +1,4 @@
-//! The rows of one forward: what every operation of a step shares.
+//! The rows of one forward, shared by all operations of a step.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,19 +17,19 @@ pub struct ModelBatch {
     pub positions: Vec<u32>,
     /// Cache slot each row's K/V goes to; no two rows have the same.
     pub slots: Vec<u32>,
-    /// Which rows belong together and what they attend to; in order of rows, without gaps.
+    /// Rows of each sequence and the positions they attend to; in order of rows, without gaps.
     pub sequences: Vec<SequenceRows>,
-    /// How rows are scored.
+    /// Rows to score.
     pub specs: Vec<ScoreSpec>,
-    /// Rows whose final states are wanted on the host.
+    /// Rows to return the final hidden states of.
     pub state_rows: Vec<u32>,
-    /// Rows of canvases that took a step, ascending.
+    /// Canvas rows with self-conditioning, ascending.
     pub conditioned: Vec<u32>,
-    /// For each of them, the row of the conditioning buffer that the step wrote.
+    /// Row of the conditioning buffer for each row of `conditioned`.
     pub conditioning: Vec<u32>,
-    /// Rows that have an adapter.
+    /// Rows of each adapter.
     pub adapted: BTreeMap<AdapterId, Vec<u32>>,
-    /// Rows that are not the embedding of their token alone.
+    /// Rows with a blended embedding.
     pub blends: Vec<Blend>,
 }
 
@@ -45,7 +45,7 @@ impl ModelBatch {
     }
 }
 
-/// Names a list of rows that a step holds. No list has a row twice.
+/// Names a list of rows of a step. No list has a row twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowList {
     /// [`ModelBatch::state_rows`].
@@ -54,33 +54,33 @@ pub enum RowList {
     Conditioned,
     /// [`ModelBatch::conditioning`], rows of another tensor.
     Conditioning,
-    /// Those of an adapter in [`ModelBatch::adapted`]; empty where it has none.
+    /// Rows of this adapter in [`ModelBatch::adapted`]; empty if it is not there.
     Adapter(AdapterId),
 }
 
-/// The rows of one sequence in a batch, and what they attend to.
+/// The rows of one sequence in a batch and the positions they attend to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SequenceRows {
     /// Rows of the batch.
     pub rows: Range<usize>,
     /// Pages that hold the sequence's K/V: position `p` lies in slot `pages[p / page_size] * page_size + p % page_size`.
     pub pages: Vec<u32>,
-    /// One per row: it attends to positions `0..visible`.
+    /// For each row, the number of positions it attends to: `0..visible`.
     pub visible: Vec<u32>,
 }
 
-/// A row that is a sum of embeddings by weight; see [`super::Ops::blend`].
+/// A row with a weighted sum of embeddings; see [`super::Ops::blend`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blend {
-    /// Which row.
+    /// Row of the batch.
     pub row: u32,
     /// Tokens and their weights.
     pub parts: Vec<(u32, f32)>,
-    /// The sum is brought to the length that the embeddings' lengths sum up to by the same weights.
+    /// Whether the sum is scaled to the weighted sum of the embeddings' lengths.
     pub keeps_length: bool,
 }
 
-/// A blend that is shorter than this is left as it is: it points nowhere. DMax adds it to the length instead.
+/// Smallest length that a blend is divided by. DMax adds it to the length instead.
 pub(super) const LEAST_BLEND: f32 = 1e-6;
 
 /// Attention's parameters in one layer.
@@ -88,14 +88,14 @@ pub(super) const LEAST_BLEND: f32 = 1e-6;
 pub struct Attention {
     /// Query heads; head `h` reads K/V head `h / (n_heads / n_kv_heads)`.
     pub n_heads: usize,
-    /// Positions a row attends to at most, counted back from the last visible one; `None`: all of them.
+    /// Size of the sliding window, counted back from the last visible position; `None`: no window.
     pub reach: Option<usize>,
-    /// Factor on `q K^T`, as a rule `1 / sqrt(head_dim)`.
+    /// Factor on `q K^T`, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
 }
 
 impl Attention {
-    /// The first position that a row attends to which may attend to `0..visible`.
+    /// First position that a row with `visible` positions attends to.
     pub fn first(&self, visible: usize) -> usize {
         self.reach.map_or(0, |reach| visible.saturating_sub(reach))
     }

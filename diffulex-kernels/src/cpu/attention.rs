@@ -28,7 +28,7 @@ const CHUNK: usize = 64;
 /// Bytes that come from memory together, on every processor there are kernels for.
 const CACHE_LINE: usize = 64;
 
-/// Positions whose keys and values are stored together: a vector of them, or a page where that is less.
+/// Positions stored together: a vector of them, or a page if that is smaller.
 pub(crate) fn group_len(page_size: usize) -> usize {
     page_size.min(LANES)
 }
@@ -113,7 +113,7 @@ impl<E: Element> KeysValues<E> {
     }
 }
 
-/// Where the group of a slot begins, and the slot's place in it.
+/// First slot of a slot's group, and the slot's index in the group.
 fn place_of(slot: u32, shape: CacheShape) -> (usize, usize) {
     let (slot, group) = (slot as usize, group_len(shape.page_size));
     (slot / group * group * shape.n_kv_heads * shape.head_dim, slot % group)
@@ -249,7 +249,7 @@ impl View<'_> {
         })
     }
 
-    /// Where the keys, and likewise the values, of the group of positions that begins at `position` lie.
+    /// Offset of the keys, and of the values, of the group of positions that begins at `position`.
     #[inline(always)]
     fn group(&self, position: usize) -> Range<usize> {
         let CacheShape { page_size, n_kv_heads, head_dim, .. } = self.shape;
@@ -338,7 +338,7 @@ struct Running {
 
 /// Some positions.
 struct Chunk {
-    /// Where it begins, a multiple of [`CHUNK`].
+    /// First position, a multiple of [`CHUNK`].
     start: usize,
     /// Those that are seen.
     seen: Range<usize>,
@@ -361,7 +361,7 @@ unsafe fn attend_tile<V: Vector, E: Element, const Q: usize>(
     for ((scores, running), output) in scores.iter_mut().zip(running).zip(output.chunks_exact_mut(head_dim)) {
         let scores = &mut scores[chunk.seen.start - chunk.start..chunk.seen.end - chunk.start];
         let top = running.top.max(view.simd.max(scores));
-        // What came before was relative to a top that may have been lower.
+        // Earlier sums are relative to a maximum that may have been lower.
         let kept = (running.top - top).exp();
         if kept != 1.0 {
             output.iter_mut().for_each(|value| *value *= kept);

@@ -156,7 +156,7 @@ fn least_seconds(pool: &Pool, n_threads: usize, work: impl Fn(usize) + Sync) -> 
 
 impl CpuOps {
     /// Operations a second, on all threads, of the instruction that multiplies weights of this type and adds the products: two
-    /// for each product. Where products are made of several instructions, of all of these.
+    /// for each product. If a product takes several instructions, the rate of the whole sequence.
     pub fn probe_products(&self, weight_type: WeightType) -> f64 {
         let n_threads = self.pool.n_threads();
         let n = multiply(self.simd, weight_type) * n_threads;

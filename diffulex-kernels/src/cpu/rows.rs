@@ -24,7 +24,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// `len` values, whatever they are.
+    /// `len` values with arbitrary content.
     fn take(&self, len: usize) -> Vec<f32> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         // The smallest that holds them, so that a small tensor does not take a large one's place.
@@ -97,7 +97,7 @@ impl Rows {
         Self::new(&self.buffers, n_rows, width)
     }
 
-    /// How many rows.
+    /// Number of rows.
     pub fn n_rows(&self) -> usize {
         self.values.len() / self.width
     }
@@ -122,7 +122,7 @@ impl Rows {
         &self.values
     }
 
-    /// Enough that work on them is worth sharing.
+    /// Whether there are enough values to share the work between threads.
     pub(crate) fn are_many(&self) -> bool {
         self.values.len() >= PARALLEL_VALUES
     }

@@ -1,4 +1,4 @@
-//! What the operations of the CPU share: threads, vector instructions, buffers that the next step uses again.
+//! State shared by the CPU's operations: threads, instruction set, buffers to reuse.
 
 use std::io;
 
@@ -39,7 +39,7 @@ impl CpuOps {
         self.simd.name()
     }
 
-    /// Rows of `table` by id.
+    /// The rows `ids` of `table`.
     pub(crate) fn rows_of(
         &self,
         table: &PackedMatrix,

@@ -16,21 +16,21 @@ pub struct CudaOps {
     /// Share of the memory that weights and the KV pool may take.
     pub(crate) memory_share: f32,
     pub(crate) queue: Mutex<Queue>,
-    /// Tables of classes, which stay on the device as long as somebody has the classes.
+    /// Device copies of [`Classes`], dropped with the classes.
     pub(crate) class_tables: Mutex<Vec<(Weak<Classes>, Arc<Buffer>)>>,
 }
 
-/// How a device is used, by all programs.
+/// Memory and load of a device, by all programs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceUse {
-    /// Bytes of its memory that nothing has taken.
+    /// Free device memory in bytes.
     pub free_bytes: u64,
-    /// Share of the last moments in which a kernel ran, 0 to 1; `None` where nothing tells.
+    /// Recent share of time with a kernel running, 0 to 1; `None` if unknown.
     pub busy: Option<f32>,
 }
 
 impl CudaOps {
-    /// Number of CUDA devices; none where there is no driver.
+    /// Number of CUDA devices; 0 without a driver.
     pub fn n_devices() -> usize {
         device::n_devices()
     }
@@ -42,17 +42,17 @@ impl CudaOps {
         Ok(Self { device, memory_share, queue, class_tables: Mutex::default() })
     }
 
-    /// Name, card and compute capability, for people.
+    /// Name, card and compute capability, for messages.
     pub fn describe(&self) -> Result<String, DeviceError> {
         self.device.describe()
     }
 
-    /// Reads how the device is used, from any thread and at any time; `None` where it does not tell.
+    /// Returns a function that reads [`DeviceUse`] from any thread at any time; it returns `None` if the device does not report it.
     pub fn monitor(&self) -> impl Fn() -> Option<DeviceUse> + Send + use<> {
         let device = Arc::clone(&self.device);
         let nvml = device.place().and_then(Nvml::open);
         move || {
-            // A device that fails ends the worker where it is needed; here, it only does not tell.
+            // A failed device is not an error here: the next step reports it.
             let free_bytes = device.memory().ok()?.free;
             Some(DeviceUse { free_bytes, busy: nvml.as_ref().and_then(Nvml::utilization) })
         }
@@ -62,7 +62,7 @@ impl CudaOps {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a launch of `kernel` with its arguments, in its order.
+    /// Appends a launch of `kernel` with its arguments in order.
     pub(crate) fn launch(
         &self,
         kernel: &'static str,
@@ -90,13 +90,13 @@ impl CudaOps {
         Ok(block)
     }
 
-    /// Runs everything that waits and returns the first bytes of some blocks.
+    /// Runs all pending work and returns the first bytes of some blocks.
     pub(crate) fn download(&self, blocks: &[(&Block, usize)]) -> Result<Vec<Vec<u8>>, StepError> {
         let ranges: Vec<(u64, usize)> = blocks.iter().map(|(block, n_bytes)| (block.address(), *n_bytes)).collect();
         self.queue().download(&ranges)
     }
 
-    /// Memory that stays, with these bytes.
+    /// Allocates a buffer that outlives the step and fills it with `bytes`.
     pub(crate) fn hold(&self, bytes: &[u8]) -> Result<Buffer, WeightError> {
         let buffer = self.device.hold(bytes.len())?;
         buffer.write(0, bytes)?;

@@ -1,4 +1,4 @@
-//! The slow, plainly right body of every operation: candle tensors, f32, CPU.
+//! Reference body: slow and simple, with candle tensors in f32 on the CPU.
 
 mod score;
 
@@ -28,7 +28,7 @@ impl From<candle_core::Error> for WeightError {
     }
 }
 
-/// candle on the CPU.
+/// The reference body.
 #[derive(Debug, Default)]
 pub struct ReferenceOps;
 
@@ -60,14 +60,14 @@ pub struct ReferenceMatrix {
     weight_type: WeightType,
 }
 
-/// `x` with every row replaced by what `round` makes of it.
+/// `x` with `round` applied to every row.
 fn by_rows(x: &Tensor, round: impl Fn(&[f32]) -> Vec<f32>) -> candle_core::Result<Tensor> {
     let (n_rows, width) = x.dims2()?;
     let values: Vec<f32> = x.flatten_all()?.to_vec1()?;
     Tensor::from_vec(values.chunks(width).flat_map(round).collect(), (n_rows, width), &Device::Cpu)
 }
 
-/// A weight as near as `weight_type` has it.
+/// A weight rounded to `weight_type`.
 fn rounded_weight(weight: &Tensor, weight_type: WeightType) -> candle_core::Result<Tensor> {
     match weight_type {
         WeightType::F32 | WeightType::Blocks(_) => Ok(weight.clone()),
@@ -77,7 +77,7 @@ fn rounded_weight(weight: &Tensor, weight_type: WeightType) -> candle_core::Resu
     }
 }
 
-/// The input, rounded as a weight of this type is multiplied with.
+/// The input of a product with a weight of this type, rounded.
 fn rounded_input(x: &Tensor, weight_type: WeightType) -> candle_core::Result<Tensor> {
     rounded_weight(x, if weight_type.is_integer() { WeightType::Int8 } else { weight_type })
 }
@@ -88,7 +88,7 @@ pub struct ReferenceExperts {
     routing: Routing,
 }
 
-/// Rows of `table` by id.
+/// The rows `ids` of `table`.
 fn rows_of(table: &ReferenceMatrix, ids: &[u32]) -> Result<Tensor, StepError> {
     let vocab_size = table.weight.dim(0)?;
     ids.iter().try_for_each(|id| BatchError::check_id(*id, vocab_size))?;

@@ -11,7 +11,7 @@ struct Distribution {
 }
 
 impl Distribution {
-    /// Of the tokens that `has`; `None` where their logits are no numbers.
+    /// Softmax over the tokens for which `has` is true; `None` if a logit is NaN or none is finite.
     fn new(logits: &[f32], temperature: f32, has: impl Fn(usize) -> bool) -> Option<Self> {
         let temperature = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
         let taken = logits.iter().enumerate().filter(|(id, _)| has(*id)).map(|(_, logit)| *logit);
@@ -29,7 +29,7 @@ impl Distribution {
         Some(Self { probabilities: log_probabilities.iter().map(|log| log.exp()).collect(), log_probabilities })
     }
 
-    /// Leaves the tokens whose probabilities `keeps` and brings their sum to 1 again.
+    /// Removes the tokens for which `keeps` is false and normalises the rest.
     fn keep(&mut self, keeps: impl Fn(f64) -> bool) {
         let total: f64 = self.probabilities.iter().filter(|p| keeps(**p)).sum();
         for (p, log) in self.probabilities.iter_mut().zip(&mut self.log_probabilities) {
@@ -74,7 +74,7 @@ impl Distribution {
             left -= p;
             left < 0.0
         });
-        // Rounding can leave a hair over: then it is the last one.
+        // If rounding keeps the sum below the number, the last token is drawn.
         drawn.or_else(|| self.probabilities.iter().rposition(|p| *p > 0.0))
     }
 
@@ -102,7 +102,7 @@ impl Distribution {
     }
 }
 
-/// A row of the head's logits, changed as the spec says.
+/// A row of the head's logits with the changes of the spec.
 pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, spec: &ScoreSpec) -> Vec<f32> {
     let temper = |logit: &f32| logit / spec.strategy_temperature;
     let mut logits: Vec<f32> = logits.iter().map(temper).collect();
@@ -118,7 +118,7 @@ pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, spec: &ScoreSpec
     logits
 }
 
-/// Scores of a row of changed logits; `None` if they are not numbers or no token may be drawn.
+/// Scores a row of changed logits; `None` if they are NaN or infinite, or no token may be sampled.
 pub(super) fn scored(logits: &[f32], spec: &ScoreSpec) -> Option<RowScore> {
     let vocabulary = spec.vocabulary;
     let mut distribution = if spec.is_greedy() {

@@ -3,7 +3,7 @@
 //! A row of a matrix is a whole number of blocks, and a block consists of groups of integers. Layouts are those of llama.cpp
 //! (ggml-common.h and ggml-quants.c).
 
-/// A kind of block, by llama.cpp's name.
+/// Block type, by llama.cpp's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockType {
     /// 32 integers of 8 bits and a scale.
@@ -31,7 +31,7 @@ pub struct BlockScales {
 }
 
 impl BlockType {
-    /// Every kind.
+    /// All types.
     pub const ALL: [Self; 3] = [Self::Q8_0, Self::Q4K, Self::Q6K];
 
     /// Maximum number of groups in a block.

@@ -1,4 +1,4 @@
-//! Weights as checkpoints store them, and how a device holds them.
+//! Weights: formats in checkpoints, and formats on a device.
 
 use std::ops::Range;
 
@@ -18,14 +18,14 @@ pub enum WeightData<'a> {
     F32(&'a [u8]),
     /// bfloat16, little-endian bytes.
     Bf16(&'a [u8]),
-    /// IEEE half, little-endian bytes.
+    /// IEEE half floats, little-endian bytes.
     F16(&'a [u8]),
-    /// Whole blocks of integers, as GGUF has them.
+    /// Whole GGUF blocks.
     Blocks(BlockType, &'a [u8]),
 }
 
 impl WeightData<'_> {
-    /// How many values there are.
+    /// Number of values.
     pub fn n_values(&self) -> usize {
         match self {
             Self::F32(bytes) => bytes.len() / 4,
@@ -34,7 +34,10 @@ impl WeightData<'_> {
         }
     }
 
-    /// Some of the values, in order; whole blocks, where there are blocks.
+    /// A range of the values.
+    ///
+    /// # Panics
+    /// If the range does not start and end at a block boundary.
     pub fn slice(&self, values: Range<usize>) -> Self {
         match self {
             Self::F32(bytes) => Self::F32(&bytes[4 * values.start..4 * values.end]),
@@ -42,7 +45,11 @@ impl WeightData<'_> {
             Self::F16(bytes) => Self::F16(&bytes[2 * values.start..2 * values.end]),
             Self::Blocks(kind, bytes) => {
                 let [start, end] = [values.start, values.end].map(|value| {
-                    assert!(value.is_multiple_of(kind.n_values()), "{value} cuts a block of {}", kind.name());
+                    assert!(
+                        value.is_multiple_of(kind.n_values()),
+                        "{value} is not a multiple of the {} block size",
+                        kind.name()
+                    );
                     value / kind.n_values() * kind.n_bytes()
                 });
                 Self::Blocks(*kind, &bytes[start..end])
@@ -87,7 +94,7 @@ impl WeightData<'_> {
         }
     }
 
-    /// As 32-bit floats, in order.
+    /// Converts to 32-bit floats, in order.
     pub fn to_f32(self) -> Vec<f32> {
         fn pairs(bytes: &[u8]) -> impl Iterator<Item = [u8; 2]> + '_ {
             bytes.as_chunks::<2>().0.iter().copied()
@@ -100,7 +107,7 @@ impl WeightData<'_> {
         }
     }
 
-    /// The type that holds exactly these values; f16 is held as 32-bit floats.
+    /// The weight type that represents these values exactly; [`WeightType::F32`] for f16.
     pub fn weight_type(&self) -> WeightType {
         match self {
             Self::F32(_) | Self::F16(_) => WeightType::F32,
@@ -110,25 +117,23 @@ impl WeightData<'_> {
     }
 }
 
-/// How a matrix is held after loading.
+/// Format of a matrix on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightType {
     /// 32-bit floats.
     F32,
-    /// bfloat16; what it is multiplied with is rounded to bfloat16 too, sums are 32-bit.
+    /// bfloat16. Products round their inputs to bfloat16; sums are 32-bit.
     Bf16,
-    /// 8-bit integers with a scale per output; inputs are rounded to 8 bits, too. See
-    /// [`quantization`](super::quantization).
+    /// 8-bit integers with a scale per output. Products round their inputs to 8 bits; see [`quantization`].
     Int8,
-    /// 4-bit integers with a scale per output and [`GROUP`](super::quantization::GROUP) inputs; inputs are rounded to 8 bits.
+    /// 4-bit integers with a scale per output and [`GROUP`](quantization::GROUP) inputs. Products round their inputs to 8 bits.
     Int4,
-    /// The integers and scales of such blocks, which is what the weight must be stored as; what they are multiplied with is
-    /// rounded to 8 bits.
+    /// GGUF blocks, unchanged: the checkpoint must store the weight in this format. Products round their inputs to 8 bits.
     Blocks(BlockType),
 }
 
 impl WeightType {
-    /// Products are of integers.
+    /// Whether products multiply integers.
     pub fn is_integer(self) -> bool {
         matches!(self, Self::Int8 | Self::Int4 | Self::Blocks(_))
     }
@@ -142,7 +147,7 @@ impl WeightType {
         }
     }
 
-    /// Its name for people.
+    /// Name in settings and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -153,7 +158,7 @@ impl WeightType {
         }
     }
 
-    /// Whether a weight of `n_in` inputs can be held so.
+    /// Checks that a weight of `n_in` inputs can be stored in this format.
     pub(crate) fn check(self, data: WeightData<'_>, n_in: usize) -> Result<(), WeightError> {
         match self {
             Self::Int8 | Self::Int4 if n_in > MAX_INPUTS => Err(WeightError::TooManyInputs { n_in }),
@@ -166,29 +171,29 @@ impl WeightType {
     }
 }
 
-/// A weight, a table or a cache that a device cannot hold.
+/// A weight, a table or a cache that cannot be stored on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightError {
-    /// A sum over so many inputs may overflow.
-    #[error("{n_in} inputs are more than the {MAX_INPUTS} that sums of 32 bits hold")]
+    /// The matrix has more inputs than a 32-bit sum of products can hold.
+    #[error("{n_in} inputs exceed the limit of {MAX_INPUTS} for integer weights")]
     TooManyInputs {
-        /// Of the weight.
+        /// Number of inputs.
         n_in: usize,
     },
-    /// Blocks are held as they are stored, or not at all.
-    #[error("is {}, which is not held as {}", stored.name(), kind.name())]
+    /// The weight type is a block type and the checkpoint stores another type.
+    #[error("is {}, which cannot be converted to {}", stored.name(), kind.name())]
     StoredOtherwise {
         /// The weight's type in the checkpoint.
         stored: WeightType,
-        /// The type asked for.
+        /// The requested type.
         kind: BlockType,
     },
-    /// A row ends inside a block.
-    #[error("{n_in} inputs are no whole blocks of {}", kind.name())]
+    /// The row length is not a multiple of the block size.
+    #[error("{n_in} inputs is not a multiple of the {} block size ({})", kind.name(), kind.n_values())]
     CutsBlocks {
-        /// Of the weight.
+        /// Number of inputs.
         n_in: usize,
-        /// The kind of block.
+        /// The block type.
         kind: BlockType,
     },
     /// The device failed or has no memory left.

@@ -20,7 +20,7 @@ pub const ZERO_INT4: i32 = 8;
 /// Maximum inputs of a 32-bit sum without overflow: each product is at most 255 x 127.
 pub const MAX_INPUTS: usize = (i32::MAX / (255 * 127)) as usize;
 
-/// Lanes of the search for the largest magnitude, so that it vectorises.
+/// Lanes of the search for the largest magnitude; a vector's, so that the loop is vectorised.
 const LANES: usize = 16;
 
 /// 1.5 * 2^23: adding it rounds to the nearest integer, ties to even, in the low bits.
@@ -46,7 +46,7 @@ pub fn scale_int8(values: &[f32]) -> f32 {
     scale_of_magnitudes(rest.iter().map(|value| value.abs().to_bits()).chain(lanes))
 }
 
-/// The int8 scale of values whose magnitudes have these bits.
+/// The int8 scale of values, given the bits of their magnitudes.
 #[inline(always)]
 pub fn scale_of_magnitudes(bits: impl Iterator<Item = u32>) -> f32 {
     f32::from_bits(bits.fold(0, u32::max)) / MAX_INT8

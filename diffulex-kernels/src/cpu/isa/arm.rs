@@ -69,10 +69,10 @@ instruction!(sdot, "dotprod", "sdot {sum:v}.4s, {left:v}.16b, {right:v}.16b", (i
 instruction!(usdot, "i8mm", "usdot {sum:v}.4s, {left:v}.16b, {right:v}.16b", (int32x4_t, uint8x16_t, int8x16_t));
 instruction!(bfdot, "bf16", "bfdot {sum:v}.4s, {left:v}.8h, {right:v}.8h", (float32x4_t, uint32x4_t, uint32x4_t));
 
-/// How quads of bytes and pairs of bfloat16 are multiplied.
+/// Multiplication of quads of bytes and of pairs of bfloat16.
 ///
 /// # Safety
-/// Of every method: the machine has the implementation's instructions.
+/// For every method: the machine has the implementation's instructions.
 pub(crate) trait Products: Copy {
     /// A quad's bytes are taken as signed.
     const ARE_SIGNED: bool;
@@ -86,7 +86,7 @@ pub(crate) trait Products: Copy {
     unsafe fn add_pairs(sum: Neon<Self>, words: &[f32], pairs: Self::Pairs) -> Neon<Self>;
 }
 
-/// Of Armv8.2 with `dotprod`, which multiplies no bfloat16.
+/// Armv8.2 with `dotprod`, without bfloat16 products.
 #[derive(Clone, Copy)]
 pub(crate) struct Dotprod;
 
@@ -115,7 +115,7 @@ impl Products for Dotprod {
     }
 }
 
-/// Of Armv8.6, which has `bf16` and `i8mm`.
+/// Armv8.6: `bf16` and `i8mm`.
 #[derive(Clone, Copy)]
 pub(crate) struct Bf16;
 
@@ -258,7 +258,7 @@ impl<P: Products> Vector for Neon<P> {
     }
     #[inline(always)]
     unsafe fn prefetch(place: *const u8) {
-        // SAFETY: asking for memory that is nobody's does nothing.
+        // SAFETY: prefetching unmapped memory does nothing.
         unsafe { asm!("prfm pldl1keep, [{}]", in(reg) place, options(readonly, nostack, preserves_flags)) };
     }
 }

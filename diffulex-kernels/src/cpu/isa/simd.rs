@@ -99,7 +99,7 @@ impl Simd {
         sets.pop().unwrap_or(Self::Portable)
     }
 
-    /// Every set this machine has, each faster than those before it but for what `is_intel` says.
+    /// All sets of this machine, the slowest first, except for bfloat16 on Intel (see `is_intel`).
     pub(crate) fn all() -> Vec<Self> {
         let mut all = vec![
             Self::Portable,
@@ -125,7 +125,7 @@ impl Simd {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 => Self::Avx512.is_present() && is_x86_feature_detected!("avx512bf16"),
-            // What AVX-512 came to have by Cascade Lake and Zen 4; processors before go with AVX2.
+            // Cascade Lake, Zen 4 and newer; older processors with AVX-512 use AVX2.
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -478,7 +478,7 @@ fn fold_wide(lanes: [f32; WIDE]) -> f32 {
     fold(sums)
 }
 
-/// Below this, `exp` comes to nothing in 32 bits, or nearly so.
+/// Below this, `exp` underflows in 32 bits, or nearly.
 const LEAST_EXPONENT: f32 = -87.0;
 
 /// `d`, but no less than [`LEAST_EXPONENT`]; a NaN stays a NaN.

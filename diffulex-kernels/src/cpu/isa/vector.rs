@@ -15,9 +15,9 @@ pub(crate) const LANES: usize = 16;
 /// Sixteen lanes.
 ///
 /// # Safety
-/// Of every method: the machine has the implementation's instructions.
+/// For every method: the machine has the implementation's instructions.
 pub(crate) trait Vector: Copy {
-    /// There are 32 registers of sixteen lanes each: enough for sixteen sums and what they are made of.
+    /// There are 32 registers of sixteen lanes each: enough for sixteen sums and their factors.
     const HAS_32_REGISTERS: bool;
     /// Sixteen pairs of bfloat16, ready to multiply.
     type Pairs: Copy;
@@ -61,7 +61,7 @@ pub(crate) trait Vector: Copy {
     unsafe fn load_halves(bytes: &[u8; 4 * LANES]) -> [Self::Quads; 2];
     /// `sum` and the four products of each quad with the signed bytes that `input` has in its bits.
     unsafe fn add_quads(sum: Self::Ints, quads: Self::Quads, input: f32) -> Self::Ints;
-    /// Asks for the memory at `place`, which need not be anybody's. On x86 it comes to the second cache only: the first one can
+    /// Asks for the memory at `place`, which may be unmapped. On x86 it is fetched to the L2 cache only: the L1 cache can
     /// wait for few lines at a time, and the multiplies' own loads need them.
     unsafe fn prefetch(place: *const u8);
     /// The bits of the larger magnitudes: of `largest`, or of the values.

@@ -20,10 +20,10 @@ pub(crate) type AvxVnni = Ymm<Vpdpbusd>;
 #[derive(Clone, Copy)]
 pub(crate) struct Zmm<P>(__m512, PhantomData<P>);
 
-/// How pairs of bfloat16 are multiplied in a [`Zmm`].
+/// Multiplication of pairs of bfloat16 in a [`Zmm`].
 ///
 /// # Safety
-/// Of every method: the machine has what `Avx512` needs, and the implementation's instruction.
+/// For every method: the machine has what `Avx512` needs, and the implementation's instruction.
 pub(crate) trait PairProducts: Copy {
     type Pairs: Copy;
     const WORDS: usize;
@@ -154,7 +154,7 @@ impl<P: PairProducts> Vector for Zmm<P> {
     }
     #[inline(always)]
     unsafe fn prefetch(place: *const u8) {
-        // SAFETY: see above; asking for memory that is nobody's does nothing.
+        // SAFETY: see above; prefetching unmapped memory does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
     }
     #[inline(always)]
@@ -186,10 +186,10 @@ impl<P: PairProducts> Vector for Zmm<P> {
 #[derive(Clone, Copy)]
 pub(crate) struct Ymm<Q>([__m256; 2], PhantomData<Q>);
 
-/// How bytes are multiplied in each register of a [`Ymm`].
+/// Multiplication of bytes in each register of a [`Ymm`].
 ///
 /// # Safety
-/// Of every method: the machine has avx2, and the implementation's instruction.
+/// For every method: the machine has avx2, and the implementation's instruction.
 pub(crate) trait QuadProducts: Copy {
     /// Eight quads of unsigned bytes, ready to multiply.
     type Quads: Copy;
@@ -350,7 +350,7 @@ impl<Q: QuadProducts> Vector for Ymm<Q> {
     }
     #[inline(always)]
     unsafe fn prefetch(place: *const u8) {
-        // SAFETY: see above; asking for memory that is nobody's does nothing.
+        // SAFETY: see above; prefetching unmapped memory does nothing.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(place.cast()) };
     }
     #[inline(always)]

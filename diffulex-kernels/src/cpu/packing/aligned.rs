@@ -19,7 +19,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// `len` values.
 pub(crate) struct Aligned<T> {
     bytes: Bytes,
-    /// Of the first value in `bytes`.
+    /// Offset of the first value in `bytes`.
     start: usize,
     len: usize,
     values: PhantomData<T>,
@@ -67,7 +67,7 @@ fn allocate(n_bytes: usize) -> (Bytes, usize) {
 }
 
 impl<T: Pod> Aligned<T> {
-    /// `len` values whose bytes are 0.
+    /// `len` values of zero bytes.
     pub(crate) fn zeroed(len: usize) -> Self {
         let n_bytes = len * size_of::<T>();
         let mapped = (n_bytes >= HUGE_PAGE).then(|| map(n_bytes).ok()).flatten();

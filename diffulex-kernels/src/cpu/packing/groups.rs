@@ -11,7 +11,7 @@ use crate::cpu::pool::threads::Pool;
 use crate::quantization::{GROUP, ZERO_INT4, ZERO_INT8, quantize_int4, quantize_int8, scale_int4, scale_int8};
 use crate::{BlockType, WeightData};
 
-/// A way to hold weights as integers.
+/// Format of integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// 8 bits, one group to a row.
@@ -46,7 +46,7 @@ impl Form {
         }
     }
 
-    /// Groups that share a number of which their scales are factors; 1 where each has its own.
+    /// Groups per unit, the number that their scales are multiples of; 1 if each group has its own.
     pub(crate) const fn groups_per_unit(self) -> usize {
         match self {
             Self::Int8 | Self::Int4 => 1,
@@ -54,7 +54,7 @@ impl Form {
         }
     }
 
-    /// The byte that stands for 0.
+    /// The byte that represents 0.
     pub(crate) const fn zero(self) -> i32 {
         match self {
             Self::Int8 | Self::Blocks(BlockType::Q8_0 | BlockType::Q6K) => ZERO_INT8,

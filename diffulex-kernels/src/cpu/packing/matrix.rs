@@ -24,8 +24,8 @@ pub(crate) enum Panels {
 }
 
 impl PackedMatrix {
-    /// Packs `n_out * n_in` values. They are widened a panel at a time: a matrix never stands in memory twice.
-    /// The data can be held so.
+    /// Packs `n_out * n_in` values, which [`WeightType::check`] has accepted. They are widened a panel at a time, so that a
+    /// matrix is never in memory twice.
     pub(crate) fn pack(pool: &Pool, data: WeightData<'_>, n_out: usize, n_in: usize, weight_type: WeightType) -> Self {
         assert_eq!(data.n_values(), n_out * n_in, "a matrix of {n_out} x {n_in}");
         let row = |out: usize| data.slice(out * n_in..(out + 1) * n_in).to_f32();
@@ -48,7 +48,7 @@ impl PackedMatrix {
                 WeightData::Blocks(stored, bytes) if stored == kind => {
                     Panels::Integers(Integers::blocks(pool, kind, bytes, n_out, n_in))
                 }
-                other => panic!("{} held as {}", other.weight_type().name(), kind.name()),
+                other => panic!("{} cannot be packed as {}", other.weight_type().name(), kind.name()),
             },
         };
         Self { n_out, n_in, panels }

@@ -12,7 +12,7 @@ use crate::cpu::pool::threads::Pool;
 /// Outputs of a panel: one vector.
 pub(crate) const PANEL: usize = LANES;
 
-/// Neighbouring panels that stand together.
+/// Panels with interleaved vectors.
 pub(crate) const PAIR: usize = 2;
 
 /// Bytes of a vector of integers.
@@ -21,7 +21,7 @@ pub(crate) const BYTES: usize = 4 * PANEL;
 /// Inputs to a word of int8 weights.
 pub(crate) const QUAD: usize = 4;
 
-/// Panels of `n_words` vectors, one after another, whose bytes are 0 at first. `write` sets one output's lane of the vectors of its
+/// Panels of `n_words` vectors, one after another, initially zero. `write` sets one output's lane of the vectors of its
 /// panel.
 pub(crate) fn pack_rows<W: Pod + Send + Sync>(
     pool: &Pool,
@@ -55,7 +55,7 @@ pub(crate) struct Weights<W> {
 }
 
 impl<W: Pod + Send + Sync> Weights<W> {
-    /// Packs `n_out` outputs in panels of `n_vectors` vectors, whose bytes are 0 at first. `write` sets one output's lane of the vectors
+    /// Packs `n_out` outputs in panels of `n_vectors` vectors, initially zero. `write` sets one output's lane of the vectors
     /// of its panel.
     pub(crate) fn pack(
         pool: &Pool,

@@ -83,7 +83,7 @@ fn n_inside(gate: u64) -> u64 {
     gate % TURN
 }
 
-/// Whether a job is open in this turn.
+/// Flag: a job is open in this turn.
 fn is_open(turn: u64) -> bool {
     turn % 2 == 1
 }

@@ -36,7 +36,7 @@ impl IntegerRows {
         Self { lines, n_quads, n_groups, form }
     }
 
-    /// The word of a row that is for a group: where its integer sums begin, or what its offsets are multiplied with.
+    /// A row's word for a group: the start of its integer sums, or the factor of its offsets.
     #[inline(always)]
     fn start(&self, group: usize) -> usize {
         self.n_quads.next_multiple_of(LINE) + group
@@ -64,7 +64,7 @@ unsafe fn quantize_body<V: Vector>(row: &[f32], mut lines: RowLines<'_>, n_quads
     let inverse = inverse(scale);
     let quads_per_group = form.quads_per_group(n_quads);
     let mut ends = Words { line: n_quads.div_ceil(LINE), words: [0.0; LINE], n_words: 0 };
-    // Neither what is no number nor infinity is an integer; nor is what a scale too small to be inverted would make.
+    // NaN and infinity have no integer; neither have values with a scale that is too small to be inverted.
     if !inverse.is_finite() || !scale.is_finite() {
         (0..ends.line).for_each(|line| lines.set(line, [0.0; LINE]));
         (0..n_quads.div_ceil(quads_per_group)).for_each(|_| ends.push(&mut lines, 0.0));
@@ -300,7 +300,7 @@ impl<U> Products<'_, U> {
     }
 }
 
-/// A product whose rows of weights are one group each: sums stay integers to their end.
+/// Product with one group per row of weights: sums are integers to the end.
 struct Whole<'a, U>(Products<'a, U>);
 
 impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
@@ -342,7 +342,7 @@ impl<V: Vector, U: Unpack<V>> Tiles<V> for Whole<'_, U> {
     }
 }
 
-/// A product whose rows of weights are groups: each group's sum of integers is scaled before the next one begins.
+/// Product with several groups per row of weights: each group's integer sum is scaled before the next group.
 struct Grouped<'a, U>(Products<'a, U>);
 
 impl<V: Vector, U: Unpack<V>> Tiles<V> for Grouped<'_, U> {

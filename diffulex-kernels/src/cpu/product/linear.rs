@@ -141,7 +141,7 @@ pub(crate) fn linears<const N: usize>(
     products
 }
 
-/// `x W^T`, of which no more than some tiles of [`TILE`] outputs ever stand in memory.
+/// `x W^T`, computed in tiles of [`TILE`] outputs, of which only a few are in memory at a time.
 pub(crate) struct TiledProduct<'a> {
     simd: Simd,
     x: &'a Rows,
@@ -194,7 +194,7 @@ impl Inputs {
         }
     }
 
-    /// They are what products with `weight` take, too.
+    /// Whether the rows are also prepared for products with `weight`.
     fn fit(&self, weight: &PackedMatrix) -> bool {
         match (self, &weight.panels) {
             (Self::F32(_), Panels::F32(_)) | (Self::Pairs(_), Panels::Bf16(_)) => true,
@@ -215,12 +215,12 @@ impl Inputs {
             (Self::Integers(rows), Panels::Integers(integers)) => {
                 integer::product(simd, rows, integers, start, end, output);
             }
-            _ => panic!("rows made ready for another matrix"),
+            _ => panic!("rows were prepared for another weight type"),
         }
     }
 }
 
-/// How a panel's words and a row's words make a sum.
+/// Product of a panel's words and a row's words.
 trait Format<V: Vector> {
     type Weight: Pod;
     type Loaded: Copy;

@@ -1,6 +1,6 @@
 //! Inputs of a product, in the order in which its tiles read them.
 //!
-//! Rows stand in blocks of [`ROWS`]. Of a block there is a line of its first row, one of its second and so on, then the next
+//! Rows are stored in blocks of [`ROWS`]: a line of the first row, a line of the second and so on, then the next
 //! line of each. So a tile reads neighbouring lines at distances known to the compiler, and walks through memory in order.
 
 use crate::cpu::pool::shared::Shared;
@@ -19,7 +19,7 @@ pub(crate) struct Lines {
     places: Places,
 }
 
-/// Where lines stand.
+/// Positions of lines.
 #[derive(Clone, Copy)]
 struct Places {
     n_rows: usize,
@@ -54,7 +54,7 @@ impl RowLines<'_> {
 }
 
 impl Lines {
-    /// `n_lines` lines for each row of `x`, written by `fill`, which is told the row.
+    /// `n_lines` lines for each row of `x`, written by `fill(row)`.
     pub(crate) fn of(pool: &Pool, x: &Rows, n_lines: usize, fill: impl Fn(&[f32], RowLines<'_>) + Sync) -> Self {
         let n_rows = x.n_rows();
         let places = Places { n_rows, n_lines };

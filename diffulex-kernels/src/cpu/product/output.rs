@@ -1,11 +1,11 @@
-//! Where the tasks of a product write.
+//! Output of a product, written by many tasks.
 
 use std::ops::Range;
 
 use crate::cpu::packing::panels::PANEL;
 use crate::cpu::pool::shared::Shared;
 
-/// Where results go: row `r`, output `o` of those held at `r * outs.len() + o - outs.start`.
+/// Output buffer: row `r`, output `o` is at `r * outs.len() + o - outs.start`.
 pub(crate) struct Output<'a> {
     pub(crate) values: Shared<'a, f32>,
     pub(crate) n_rows: usize,

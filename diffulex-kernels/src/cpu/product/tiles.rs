@@ -1,4 +1,4 @@
-//! The loop of a product over rows, panels and inputs, in tiles whose sums fit the registers.
+//! The loop of a product over rows, panels and inputs, in tiles with sums that fit the registers.
 //!
 //! In every tile, a sum adds its inputs in ascending order.
 

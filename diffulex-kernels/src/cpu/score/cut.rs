@@ -13,7 +13,7 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// The cuts of `spec`, in order: each leaves the weights above some number. None below `least` is kept.
+    /// Applies the cuts of `spec` in order; each raises the threshold. Weights below `least` are never kept.
     pub(crate) fn new(simd: Simd, weights: &[f32], spec: &ScoreSpec, mut least: f32) -> Self {
         if let Some(top_k) = spec.top_k.filter(|top_k| (*top_k as usize) < weights.len()) {
             let count = |floor| weights.chunks(RUN).map(|run| f64::from(simd.count_above(run, floor))).sum::<f64>();
@@ -32,12 +32,12 @@ impl Cut {
         Self { floor, sums, total }
     }
 
-    /// Sum of what is kept; at least 1.
+    /// Sum of the kept weights; at least 1.
     pub(crate) fn total(&self) -> f64 {
         self.total
     }
 
-    /// A weight that is kept.
+    /// Whether a weight is kept.
     pub(crate) fn keeps(&self, weight: f32) -> bool {
         weight > self.floor
     }
@@ -47,7 +47,7 @@ impl Cut {
         if self.keeps(weight) { weight } else { 0.0 }
     }
 
-    /// The token at which the sum of what is kept exceeds `uniform` of all of it, and its weight.
+    /// The first token at which the sum of kept weights exceeds `uniform * total`, and its weight.
     pub(crate) fn draw(&self, weights: &[f32], uniform: f64) -> (u32, f32) {
         let (tile, target) = place(self.sums.iter().copied(), uniform * self.total).unwrap_or_default();
         let tokens = &weights[tile * TILE..weights.len().min((tile + 1) * TILE)];
@@ -55,7 +55,7 @@ impl Cut {
         ((tile * TILE + token) as u32, self.kept(tokens[token]))
     }
 
-    /// Sum of `p ln p` of what is kept.
+    /// `sum p ln p` of the kept tokens.
     pub(crate) fn negative_entropy(&self, weights: &[f32]) -> f32 {
         let kept = weights.iter().filter(|weight| self.keeps(**weight) && **weight > 0.0);
         let log_total: f64 = kept.map(|weight| f64::from(*weight) * f64::from(*weight).ln()).sum();
@@ -67,13 +67,12 @@ fn sum_above(simd: Simd, weights: &[f32], floor: f32) -> f64 {
     weights.chunks(RUN).map(|run| f64::from(simd.sum_above(run, floor))).sum()
 }
 
-/// Numbers of at least `least` are above this; all are if `least` is 0.
+/// The largest number below `least`; -1 if `least` is 0.
 fn below(least: f32) -> f32 {
     if least > 0.0 { least.next_down() } else { -1.0 }
 }
 
-/// A number below which top-k keeps no weight: where there are as many tiles, the largest weights of the tiles are so many
-/// tokens already.
+/// A lower bound of top-k's threshold: the `top_k`-th largest of the tiles' largest weights, or 0 with fewer tiles.
 pub(crate) fn least_kept(spec: &ScoreSpec, tops: &[f32]) -> f32 {
     let Some(top_k) = spec.top_k.map(|top_k| top_k as usize).filter(|top_k| (1..=tops.len()).contains(top_k)) else {
         return 0.0;
@@ -82,12 +81,12 @@ pub(crate) fn least_kept(spec: &ScoreSpec, tops: &[f32]) -> f32 {
     *tops.select_nth_unstable_by(top_k - 1, |a, b| b.total_cmp(a)).1
 }
 
-/// Weights of which one sum in 32 bits is made while a threshold is looked for: few enough that 64 lanes of them are exact to
-/// about a millionth.
+/// Weights per 32-bit partial sum in the search for a threshold: few enough that sums over 64 lanes are exact to about one
+/// part in a million.
 const RUN: usize = 8 * TILE;
 
-/// The least number from `least` to 1 that `is_within`, which holds of 1 and of all above one for which it holds. Bits of
-/// numbers that are not negative are in the numbers' order, so 30 steps find it.
+/// The least number from `least` to 1 for which `is_within` is true. `is_within` is monotonic and true for 1. Non-negative
+/// floats are ordered as their bits are, so 30 steps of bisection find it.
 fn least_within(least: f32, is_within: impl Fn(f32) -> bool) -> f32 {
     let (mut low, mut high) = (least.to_bits(), 1.0f32.to_bits());
     while low < high {
@@ -97,8 +96,8 @@ fn least_within(least: f32, is_within: impl Fn(f32) -> bool) -> f32 {
     f32::from_bits(low)
 }
 
-/// The first of some sums at which all up to it exceed `target`, and what is left of the target before it. Rounding can
-/// leave a hair over: then it is the last one above 0. `None` where there is none.
+/// Index of the first element at which the running sum exceeds `target`, and the target minus the sum before it. If rounding
+/// keeps the sum below the target, the last element above 0. `None` if no element is above 0.
 pub(crate) fn place(sums: impl Iterator<Item = f64>, target: f64) -> Option<(usize, f64)> {
     let mut left = target;
     let mut last = None;

@@ -1,21 +1,21 @@
-//! Findings about rows in the tiles of the vocabulary.
+//! Intermediate results of rows in tiles of the vocabulary.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::cpu::score::summary::Summary;
 
-/// Findings about a row in one tile.
+/// Intermediate results of a row in one tile.
 pub(crate) struct TileOfRow {
-    /// Of what the token comes from: without what may not be drawn, unless the row is greedy.
+    /// Summary of the distribution that the token is taken from: the sampleable tokens, or all tokens in a greedy row.
     pub(crate) summary: Summary,
-    /// Of everything, where log-probabilities are asked for.
+    /// Summary of all tokens, if log-probabilities are requested.
     pub(crate) whole: Option<Box<Summary>>,
-    /// Logits of the tokens asked for that lie in the tile, by their place among them.
+    /// Logits of the requested tokens that lie in the tile, by their index in [`ScoreSpec::asked`](crate::ScoreSpec::asked).
     pub(crate) asked: Vec<(usize, f32)>,
 }
 
-/// Memory of findings that the next step uses again: with hundreds of rows, what the system takes back after each step costs
-/// more to map anew than to fill.
+/// Lists of findings, kept for the next step: with hundreds of rows, mapping new memory for them in each step costs more
+/// than filling it.
 #[derive(Default)]
 pub(crate) struct Findings(Mutex<Vec<Vec<TileOfRow>>>);
 

@@ -1,12 +1,11 @@
 //! Scoring on the CPU: a tile of the vocabulary at a time on all threads, straight from the product with the head.
 //!
-//! 1. Each tile of logits is changed as the specs say and summed up ([`Summary`]) while it is in the caches.
-//! 2. The summaries of a row are joined. That is all of a greedy row. One that is drawn gets the tile in which its token
-//!    lies from the tiles' sums.
-//! 3. That tile is computed once more for the rows that drew it, and walked to the token.
+//! 1. The specs' changes are applied to each tile of logits and the tile is summarised ([`Summary`]) while it is in the caches.
+//! 2. The summaries of a row are joined. This completes a greedy row. For a sampled row the tiles' sums yield the tile of
+//!    its token.
+//! 3. This tile is computed again for the rows that need it, and searched for the token.
 //!
-//! The logits of a row are kept only where its spec cuts the distribution ([`Cut`]), sums up classes or conditions a
-//! canvas.
+//! The logits of a row are kept only if its spec cuts the distribution ([`Cut`]), has classes or conditions a canvas.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,11 +21,11 @@ use crate::cpu::state::CpuOps;
 use crate::error::StepError;
 use crate::{ClassScore, Classes, Draw, Guidance, Head, Ops, RowScore, Score, ScoreSpec, SelfConditioning};
 
-/// Logits that are kept at once, at most, 64 MiB; more rows are scored in parts. At a vocabulary of 152k these are 110 rows,
-/// which are enough for a product to be bound by arithmetic, so that parts cost nothing. Chosen by us.
+/// Maximum number of logits kept at once, 64 MiB; more rows are scored in parts. With a vocabulary of 152k this is 110 rows,
+/// enough for a product to be bound by arithmetic, so parts cost nothing. Chosen by us.
 const MAX_KEPT_VALUES: usize = 1 << 24;
 
-/// A spec and where its logits are.
+/// A spec and the location of its logits.
 struct Row<'a> {
     spec: &'a ScoreSpec,
     wanted: Wanted,
@@ -56,23 +55,23 @@ impl Kept {
     }
 }
 
-/// A row of which everything is known but, perhaps, the token.
+/// Result of a row; its token may still have to be searched.
 struct Drawing {
     scored: RowScore,
-    /// The tile in which the token lies and what has to be found of it, where it is not found yet.
+    /// The tile that contains the token and the search in it; `None` if the token is known.
     search: Option<(usize, Search)>,
 }
 
-/// A token to be found in a tile.
+/// Search for a token in a tile.
 #[derive(Clone, Copy)]
 enum Search {
-    /// The first at which the sum of weights exceeds this, relative to a weight of 1 at the largest logit.
+    /// The first token at which the sum of weights exceeds `target`; the largest logit has weight 1.
     Sum { target: f64, top: f32, total: f64 },
-    /// This one.
+    /// This token.
     Token { token: u32, top: f32, total: f64 },
 }
 
-/// `ops.score`.
+/// [`Ops::score`].
 pub(crate) fn score(
     ops: &CpuOps,
     x: &Rows,
@@ -81,7 +80,7 @@ pub(crate) fn score(
     mut conditioning: Option<SelfConditioning<'_, CpuOps>>,
 ) -> Result<Vec<Option<RowScore>>, StepError> {
     let n_kept = specs.iter().filter(|spec| keeps_logits(spec)).count();
-    // Parts of like size.
+    // Parts of similar size.
     let n_parts = (n_kept * head.matrix.n_out().next_multiple_of(TILE)).div_ceil(MAX_KEPT_VALUES).max(1);
     let max_kept = n_kept.div_ceil(n_parts);
     let mut scored = Vec::with_capacity(specs.len());
@@ -99,7 +98,7 @@ pub(crate) fn score(
     Ok(scored)
 }
 
-/// The row's logits are looked at more than once.
+/// Whether the row's logits are read more than once and have to be kept.
 fn keeps_logits(spec: &ScoreSpec) -> bool {
     spec.is_cut() || spec.classes.is_some() || spec.conditions.is_some()
 }
@@ -109,7 +108,7 @@ struct Part<'a> {
     ops: &'a CpuOps,
     matrix: &'a PackedMatrix,
     soft_cap: Option<f32>,
-    /// Hidden states behind the norm, each row once.
+    /// Hidden states after the norm, each row once.
     normed: Rows,
     rows: Vec<Row<'a>>,
     n_kept: usize,
@@ -204,7 +203,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// A row of which all tiles are known; `None` where its logits are no numbers or no token may be drawn.
+    /// Joins the tiles of a row; `None` if its logits are NaN or infinite, or no token may be sampled.
     fn joined(&self, index: usize, tiles: &[Vec<TileOfRow>], kept: &Kept) -> Option<Drawing> {
         let row = &self.rows[index];
         let spec = row.spec;
@@ -242,7 +241,7 @@ impl<'a> Part<'a> {
         Some(drawing)
     }
 
-    /// A row that is drawn from what its cuts leave. `top_weights` are the largest weights of its tiles.
+    /// Samples a row with cuts. `top_weights` are the largest weights of its tiles.
     fn drawn_cut<'t>(
         &self,
         row: &Row<'_>,
@@ -282,7 +281,7 @@ impl<'a> Part<'a> {
         Some(Drawing { scored, search: None })
     }
 
-    /// Sums and maxima over classes, of a row that comes in tiles.
+    /// Sums and maxima over classes; `tiles` are the row's logits.
     fn classes<'t>(
         &self,
         classes: &Classes,
@@ -312,7 +311,7 @@ impl<'a> Part<'a> {
         found.into_iter().map(class).collect()
     }
 
-    /// Finds the tokens of the rows that know no more than the tile.
+    /// Finds the tokens of the rows with a search.
     fn find_tokens(&self, drawings: &mut [Option<Drawing>]) {
         let mut by_tile: BTreeMap<usize, Vec<(usize, Search)>> = BTreeMap::new();
         for (index, drawing) in drawings.iter().enumerate() {
@@ -354,7 +353,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Overwrites the rows that canvases are conditioned on.
+    /// Writes the self-conditioning rows.
     fn condition(&self, kept: &Kept, conditioning: &mut SelfConditioning<'_, CpuOps>) -> Result<(), StepError> {
         let places: Vec<(u32, usize)> =
             self.rows.iter().filter_map(|row| Some((row.spec.conditions?, row.kept?))).collect();
@@ -377,12 +376,12 @@ impl<'a> Part<'a> {
 }
 
 impl Row<'_> {
-    /// Rows of the product that its logits are made of.
+    /// Rows of the product that the logits are computed from.
     fn sources(&self) -> impl Iterator<Item = usize> {
         [Some(self.row), self.guidance.map(|(unguided, _)| unguided)].into_iter().flatten()
     }
 
-    /// Its logits of the tokens `outs`, changed as the spec says. `logits` has the head's, by row of the product.
+    /// Logits of the tokens `outs` with the changes of the spec. `logits` returns the head's, by row of the product.
     fn changed<'v>(
         &self,
         outs: &Range<usize>,
@@ -411,14 +410,14 @@ impl Row<'_> {
         scratch
     }
 
-    /// Every token of `outs` may be drawn.
+    /// Whether every token of `outs` may be sampled.
     fn draws_all(&self, outs: &Range<usize>) -> bool {
         let vocabulary = self.wanted.vocabulary;
         outs.end <= vocabulary.n_sampleable
             && vocabulary.mask_token_id.is_none_or(|mask| !outs.contains(&(mask as usize)))
     }
 
-    /// Puts `nothing` in the places of those of `outs` that may not be drawn.
+    /// Writes `nothing` for the tokens of `outs` that may not be sampled.
     fn blank(&self, outs: &Range<usize>, values: &mut [f32], nothing: f32) {
         let vocabulary = self.wanted.vocabulary;
         let n_tokens = vocabulary.n_sampleable.clamp(outs.start, outs.end) - outs.start;
@@ -429,7 +428,7 @@ impl Row<'_> {
     }
 }
 
-/// A row's answer; the score is still to be found.
+/// The result of a row, with the confidence as its score.
 fn scored(
     spec: &ScoreSpec,
     token: u32,
@@ -448,13 +447,13 @@ fn scored(
     })
 }
 
-/// The first's probability less the second's.
+/// Probability of the first token minus that of the second.
 fn margin(mut likeliest: impl Iterator<Item = (u32, f32)>) -> f32 {
     let mut next = || likeliest.next().map_or(0.0, |(_, probability)| probability);
     next() - next()
 }
 
-/// A greedy row.
+/// The result of a greedy row.
 fn greedy(spec: &ScoreSpec, summary: &Summary) -> Option<RowScore> {
     let total = summary.log_sum_exp();
     let probability = |logit: f32| (logit - total).exp();
@@ -470,7 +469,7 @@ fn greedy(spec: &ScoreSpec, summary: &Summary) -> Option<RowScore> {
     Some(scored)
 }
 
-/// A row that is drawn from all that may be drawn; `tiles` are its tiles, each with its largest weight.
+/// Samples a row without cuts; `tiles` are its tiles, each with its largest weight.
 fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, summary: &Summary) -> Option<Drawing> {
     let (spec, top, factor) = (row.spec, summary.largest[0], row.wanted.factor);
     let sum = |(tile, top_weight): (&TileOfRow, f32)| {
@@ -499,7 +498,7 @@ fn drawn<'t>(row: &Row<'_>, tiles: impl Iterator<Item = (&'t TileOfRow, f32)>, s
     Some(Drawing { scored, search: Some(search) })
 }
 
-/// The token that a search finds in a tile of weights from `first` on, and its probability.
+/// Runs a search in a tile of weights, the first of which belongs to token `first`; the token and its probability.
 fn found(search: Search, first: usize, weights: &[f32]) -> (u32, f32) {
     let (place, total) = match search {
         Search::Sum { target, total, .. } => {

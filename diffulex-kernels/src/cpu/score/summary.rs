@@ -1,20 +1,20 @@
-//! A row of logits, or a tile of it, in a few numbers: what all specs but those with cuts are scored from.
+//! Summary statistics of a row of logits or of a tile: enough to score every row without cuts.
 //!
-//! Summaries of tiles are joined in order, so that a row has the same summary whoever found those of its tiles.
+//! Summaries of tiles are joined in order, so that a row's summary does not depend on the thread that computed each tile.
 
 use smallvec::SmallVec;
 
 use crate::SampleableTokens;
 use crate::cpu::isa::simd::Simd;
 
-/// The questions about a row.
+/// Statistics that a row needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// Tokens that may be drawn.
     pub(crate) vocabulary: SampleableTokens,
-    /// How many of the likeliest tokens, at least 1.
+    /// Number of likeliest tokens, at least 1.
     pub(crate) n_ranked: usize,
-    /// The two largest logits.
+    /// Whether the second largest logit is needed.
     pub(crate) second: bool,
     /// [`Summary::log_total`].
     pub(crate) log_total: bool,
@@ -22,18 +22,18 @@ pub(crate) struct Wanted {
     pub(crate) factor: f32,
 }
 
-/// The largest of some tokens' logits, in falling order, ties to the highest id first. Of numbers that are none, any. Most rows want
+/// The largest of some tokens' logits, in falling order, ties to the highest id first. NaNs may rank anywhere. Most rows want
 /// one, some rules two, and a client's alternatives more: only those are worth an allocation for each tile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Ranked(SmallVec<[(u32, f32); 2]>);
 
 impl Ranked {
-    /// Of one token.
+    /// A list of one token.
     fn one(token: u32, logit: f32) -> Self {
         Self(SmallVec::from_slice(&[(token, logit)]))
     }
 
-    /// With another token among the largest `n`, if it is one of them.
+    /// Inserts a token if it is among the largest `n`.
     fn insert(&mut self, n: usize, token: u32, logit: f32) {
         let is_smaller = |(other, larger): &(u32, f32)| (*larger, *other) > (logit, token);
         if self.0.len() == n {
@@ -55,7 +55,7 @@ impl Ranked {
 /// A row of logits in short. Logits are multiplied with a factor for `total` and `log_total`, and for nothing else.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Summary {
-    /// The likeliest that may be drawn, as many as were wanted, as far as there are so many.
+    /// Likeliest sampleable tokens, at most the number wanted.
     pub(crate) ranked: Ranked,
     /// The largest logit of all, and the second where it was wanted.
     pub(crate) largest: [f32; 2],
@@ -66,12 +66,12 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Of no tokens.
+    /// Summary of no tokens.
     fn nothing() -> Self {
         Self { ranked: Ranked::default(), largest: [f32::NEG_INFINITY; 2], total: 0.0, log_total: 0.0 }
     }
 
-    /// Of the tokens from `first` on.
+    /// Summary of the logits of the tokens from `first` on.
     pub(crate) fn of_tile(simd: Simd, first: usize, logits: &[f32], wanted: Wanted) -> Self {
         let Wanted { vocabulary, n_ranked, factor, .. } = wanted;
         let top = simd.max(logits);
@@ -82,7 +82,7 @@ impl Summary {
             _ => f32::NEG_INFINITY,
         };
         let [total, log_total] = if logits.iter().all(|logit| *logit == f32::NEG_INFINITY) {
-            // Differences of infinities are no numbers.
+            // The difference of two infinities is NaN.
             [0.0; 2]
         } else if wanted.log_total {
             simd.sum_exp_log(logits, top, factor)
@@ -103,17 +103,17 @@ impl Summary {
         Self { ranked, largest: [top, second], total, log_total }
     }
 
-    /// Of tiles in order.
+    /// Joins the summaries of consecutive tiles.
     pub(crate) fn joined<'t>(tiles: impl Iterator<Item = &'t Self>, wanted: Wanted) -> Self {
         tiles.fold(Self::nothing(), |before, tile| before.and(tile, wanted))
     }
 
-    /// Of what came before and the tokens behind it.
+    /// Joins this summary with that of the tokens after it.
     fn and(mut self, behind: &Self, wanted: Wanted) -> Self {
         let [a, b] = [self.largest, behind.largest];
         let top = a[0].max(b[0]);
         let [before, after] = [(a[0], &self), (b[0], behind)].map(|(part, Self { total, log_total, .. })| {
-            // Relative to whatever, minus infinities alone come to nothing.
+            // Minus infinities add 0, whatever they are relative to.
             if part == top || *total == 0.0 {
                 return [*total, *log_total];
             }

@@ -2,7 +2,7 @@
 //!
 //! The same requests in the same order yield the same addresses, so that a step that repeats has the same list of launches
 //! and its graph can be replayed. A range may be handed out again as soon as it is dropped: everything runs on one stream, so
-//! later launches run behind those that still use it.
+//! later launches run after the ones that still use it.
 //!
 //! Never here: the driver.
 
@@ -19,7 +19,7 @@ pub(crate) const CHUNK: usize = 32 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     free: BTreeMap<u64, usize>,
-    /// Where each allocation begins: ranges are not joined across them.
+    /// Start of each allocation; ranges are not joined across them.
     chunks: Vec<u64>,
 }
 

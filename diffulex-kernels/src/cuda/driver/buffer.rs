@@ -26,7 +26,7 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer whose bytes are undefined; `None` where the device has no such memory left.
+    /// A buffer with undefined content; `None` if the device has not enough memory left.
     pub(crate) fn new(device: &Arc<Device>, n_bytes: usize) -> Result<Option<Self>, DeviceError> {
         let shared = if SHARED.contains(&n_bytes) { Self::share(device, n_bytes)? } else { None };
         let (address, memory) = match shared {
@@ -90,7 +90,7 @@ impl Device {
         Ok(DeviceError { device: self.name().to_owned(), operation: "allocate", message })
     }
 
-    /// As [`Device::weight_type`], with zeros.
+    /// [`Device::hold`] filled with zeros.
     pub(crate) fn hold_zeros(self: &Arc<Self>, n_bytes: usize) -> Result<Buffer, DeviceError> {
         let buffer = self.hold(n_bytes)?;
         // SAFETY: the range is that of the buffer.

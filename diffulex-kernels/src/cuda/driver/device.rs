@@ -47,7 +47,7 @@ pub(crate) struct Device {
     pinned: Mutex<Option<Pinned>>,
 }
 
-/// Number of CUDA devices that the driver shows; none where there is no driver.
+/// Number of CUDA devices; 0 without a driver.
 pub(crate) fn n_devices() -> usize {
     // SAFETY: loads and unloads the driver's library, whose constructors may run anywhere.
     if !unsafe { sys::is_culib_present() } {
@@ -82,7 +82,7 @@ impl Device {
         Ok(Arc::new(Self { name, context, stream, functions, holdings, pinned }))
     }
 
-    /// Its name, as `--device` has it.
+    /// Device name as in `--device`.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -94,13 +94,13 @@ impl Device {
         Ok(format!("{} ({name}, compute capability {major}.{minor})", self.name))
     }
 
-    /// Its memory.
+    /// Free and total memory.
     pub(crate) fn memory(&self) -> Result<AvailableMemory, DeviceError> {
         let (free, total) = self.check("read free memory", self.context.mem_get_info())?;
         Ok(AvailableMemory { free: free as u64, total: total as u64, source: self.name.clone(), is_dedicated: true })
     }
 
-    /// Its place on the machine's buses; `None` where the driver does not tell.
+    /// PCI bus place; `None` if the driver does not report it.
     pub(crate) fn place(&self) -> Option<BusPlace> {
         use CUdevice_attribute_enum::{
             CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
@@ -119,7 +119,7 @@ impl Device {
         self.functions.get(name).ok_or_else(|| DeviceError {
             device: self.name.clone(),
             operation: "launch",
-            message: format!("no kernel is called {name}"),
+            message: format!("kernel {name} not found in the embedded PTX"),
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cuda::driver::arena::{Arena, Block};
 
-/// Where a buffer's memory is from.
+/// Source of a buffer's memory.
 pub(crate) enum Memory {
     Own(u64),
     Shared(Block),
@@ -15,7 +15,7 @@ pub(crate) enum Memory {
 pub(crate) struct Holdings {
     pub(crate) shared: Arc<Mutex<Arena>>,
     pub(crate) chunks: Mutex<Vec<u64>>,
-    /// Of dropped buffers: launches that wait or run may still use it.
+    /// Memory of dropped buffers, which pending or running launches may still use.
     pub(crate) dropped: Mutex<Vec<Memory>>,
 }
 

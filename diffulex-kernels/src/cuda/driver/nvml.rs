@@ -41,7 +41,7 @@ pub(crate) struct BusPlace {
 }
 
 impl BusPlace {
-    /// As NVML reads it.
+    /// Bus id in NVML's format.
     fn text(self) -> String {
         let Self { domain, bus, device } = self;
         format!("{domain:08x}:{bus:02x}:{device:02x}.0")
@@ -76,7 +76,7 @@ impl Nvml {
         (found == SUCCESS).then_some(nvml)
     }
 
-    /// Share of the last moments in which the device was busy, 0 to 1; `None` where it does not tell (as a part of a card).
+    /// Recent share of time that the device was busy, 0 to 1; `None` if it is not reported, as for a part of a card.
     pub(crate) fn utilization(&self) -> Option<f32> {
         let mut rates = Utilization::default();
         // SAFETY: the handle is of this library, and the rates are written before the call returns.

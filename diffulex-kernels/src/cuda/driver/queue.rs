@@ -4,7 +4,7 @@
 //! otherwise one entry after the other. Two lists are the same if kernels, grids, arguments and places of copies are; the
 //! contents of index lists are not part of them, as they travel through staging memory.
 //!
-//! Never here: what the operations are.
+//! Never here: operations.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -31,7 +31,7 @@ impl Arg {
     /// A pointer to nothing.
     pub(crate) const NULL: Self = Self::Pointer(0);
 
-    /// Its bytes, the lower ones first, as the driver reads them.
+    /// Bits of the argument, in the driver's little-endian layout.
     fn bits(self) -> u64 {
         match self {
             Self::Pointer(address) => address,

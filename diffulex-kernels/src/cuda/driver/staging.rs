@@ -91,7 +91,7 @@ impl Staging {
         &self.pieces[place.piece].bytes()[place.start..place.start + place.n_bytes]
     }
 
-    /// Where the device writes to; nothing reads it before the device was waited for.
+    /// Memory that the device writes to; it is read only after the device has been waited for.
     pub(crate) fn target(&self, place: Place) -> *mut [u8] {
         let piece = &self.pieces[place.piece];
         assert!(place.start + place.n_bytes <= piece.n_bytes, "a place of the staging memory");

@@ -63,9 +63,9 @@ struct Layout {
     n_chunks: usize,
     /// Integers or bf16 of a chunk.
     quants: usize,
-    /// With the words behind them.
+    /// Size of a chunk: the quants and the words after them.
     chunk: usize,
-    /// Words behind all chunks, for a tile of outputs.
+    /// Words after all chunks, per tile of outputs.
     units: usize,
 }
 
@@ -97,13 +97,13 @@ pub(crate) fn slice_bytes(weight_type: WeightType) -> usize {
     Layout::new(weight_type, STRIDE).chunk + if shared { WORDS } else { 0 }
 }
 
-/// A row as it is held: the words of operand A, four bytes for each, and what stands beside them.
+/// A row in its weight type: the words of operand A, four bytes each, and their scales.
 struct Row {
     /// bf16, or integers of a byte each; whole chunks.
     bytes: Vec<u8>,
     /// A word per chunk, or none.
     meta: Vec<[u8; 4]>,
-    /// Words behind all chunks.
+    /// Words after all chunks.
     units: Vec<[u8; 4]>,
 }
 
@@ -273,7 +273,7 @@ impl CudaOps {
                         write_row(&row, weight_type, out - first, layout, chunks, units);
                     }
                 });
-                // Units stand behind all chunks.
+                // Units are stored after all chunks.
                 let mut units = Vec::with_capacity(tiles.len() * layout.units);
                 for tile in 0..tiles.len() {
                     units.extend_from_slice(&piece[tile * part + tile_bytes..][..layout.units]);

@@ -11,7 +11,7 @@ use crate::error::StepError;
 /// Inputs of a product are padded with zeros to a multiple of this, so that whole 16-byte copies fetch them.
 pub(crate) const STRIDE: usize = 64;
 
-/// How a product wants its inputs.
+/// Input format of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// bfloat16, `[n_rows, stride]`.
@@ -53,7 +53,7 @@ struct Producer {
 /// Activations, `[n_rows, width]`, row-major 32-bit floats.
 pub struct Tensor {
     pub(crate) data: Arc<Block>,
-    /// Rows in memory: those of a step are padded. Operations compute all of them.
+    /// Rows in memory, padding included. Operations compute all of them.
     pub(crate) n_rows: usize,
     /// Rows that mean something; the first ones.
     pub(crate) n_real: usize,
@@ -77,7 +77,7 @@ impl Tensor {
         self.n_rows * self.width
     }
 
-    /// It is about to be overwritten: rounded copies are of the past.
+    /// Drops the rounded copies; every operation that overwrites the tensor calls this first.
     pub(crate) fn changes(&mut self) {
         self.producer = OnceCell::new();
         self.asked = Cell::new(None);

@@ -14,7 +14,7 @@ pub(crate) const TILE: usize = 5;
 pub(crate) struct Tiles {
     pub(crate) memory: Rc<Block>,
     pub(crate) n_tiles: usize,
-    /// Where the list of pages begins, in bytes.
+    /// Offset of the list of pages, in bytes.
     pub(crate) pages_at: usize,
     /// Chunks of the longest context, rounded up.
     pub(crate) n_chunks: usize,

@@ -15,7 +15,7 @@ use crate::cuda::state::CudaOps;
 use crate::error::StepError;
 use crate::{Attention, CacheShape, KvType, WeightError};
 
-/// Positions whose partial results are computed by themselves. `CHUNK` of attention.h.
+/// Positions per partial result. `CHUNK` of attention.h.
 const CHUNK: usize = 256;
 
 /// Channels of K and V that a block has in shared memory at a time. `PIECE` of attention_bf16.cu.
@@ -62,7 +62,7 @@ fn stride(shape: &CacheShape) -> usize {
     }
 }
 
-/// How the heads of a layer are dealt out to blocks.
+/// Assignment of a layer's heads to blocks.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     kernel: &'static str,

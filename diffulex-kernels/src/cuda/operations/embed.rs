@@ -12,7 +12,7 @@ use crate::cuda::operations::rows::{FLAT_THREADS, REDUCTION};
 use crate::cuda::state::CudaOps;
 use crate::error::{BatchError, StepError};
 
-/// Ids whose sum is taken by itself. `MIX_CHUNK` of embed.cu.
+/// Ids per partial sum. `MIX_CHUNK` of embed.cu.
 const MIX_CHUNK: usize = 8192;
 
 /// Rows and channels of a block of a mix. `TILE` of embed.cu.

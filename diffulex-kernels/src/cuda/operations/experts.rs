@@ -1,4 +1,4 @@
-//! Routed experts: the choice, the order of pairs and the sum by kernels of `gpu/experts.cu`, products by those of every matrix.
+//! Routed experts: the choice, the order of pairs and the sum by kernels of `gpu/experts.cu`, products by the kernels of matrix products.
 
 use crate::cuda::driver::arena::Block;
 use crate::cuda::driver::buffer::Buffer;

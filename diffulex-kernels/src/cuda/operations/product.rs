@@ -22,13 +22,13 @@ const MAX_MEMBERS: usize = 3;
 /// Parts of a sum, each a warp's in kernels for few rows.
 const PARTS: usize = 4;
 
-/// Rows of the largest tile for few rows: weights are read once for so many, or more.
+/// Rows of the largest tile for few rows: weights are read once for this many.
 const MAX_ROWS: usize = 64;
 
-/// Blocks that keep a device busy: about its multiprocessors, of which current cards have 60 to 170. Chosen by us.
+/// Blocks that keep a device busy: about its number of multiprocessors, 60 to 170 on current cards. Chosen by us.
 const BUSY: usize = 100;
 
-/// Shared memory that stages of a block may take: what every card has, less what is added to it.
+/// Shared memory for the stages of a block: the smallest limit of all cards minus the other uses.
 const MAX_STAGES: usize = 96 << 10;
 
 /// The part of a product that a block makes, see product.h. Results do not depend on it.
@@ -41,12 +41,12 @@ pub(crate) enum Shape {
 }
 
 impl Shape {
-    /// For so many rows: no more than they fill, and less than a square where squares would be too few.
+    /// Shape for `n_rows` rows: no taller than the rows fill, and smaller than a square if squares would be too few.
     pub(crate) fn for_rows(n_rows: usize) -> Self {
         Self::Rows(n_rows.next_power_of_two().clamp(8, MAX_ROWS))
     }
 
-    /// For the product of so many rows with matrices of so many outputs.
+    /// Shape for the product of `n_rows` rows with matrices of these numbers of outputs.
     fn choose(weight_type: WeightType, n_rows: usize, n_outs: impl Iterator<Item = usize> + Clone) -> Self {
         let is_busy = |size: usize| {
             n_rows.div_ceil(size) * n_outs.clone().map(|n_out| n_out.div_ceil(size)).sum::<usize>() >= BUSY
@@ -190,7 +190,7 @@ impl CudaOps {
         Ok(results)
     }
 
-    /// Appends the product of `x` with up to three matrices, or with those of experts.
+    /// Appends the product of `x` with up to three matrices, or with the experts' matrices.
     pub(crate) fn launch_product(
         &self,
         x: &Tensor,

@@ -72,7 +72,7 @@ impl CudaOps {
         assert_eq!(x.width, weight.width, "a norm's weight");
         let room = self.room(x.n_rows, x.width)?;
         let mut out = self.tensor_of(x.n_rows, x.n_real, x.width)?;
-        // Kept until the launch is there, so that no memory above is what it reads.
+        // Kept until the launch is appended, so that its memory is not handed out above.
         let addition = x.addition.take();
         let added = addition.filter(|(launch_id, _)| self.queue().take_back([*launch_id]));
         let y = added.as_ref().map_or(Arg::NULL, |(_, y)| (&**y).into());
@@ -84,7 +84,7 @@ impl CudaOps {
         Ok(out)
     }
 
-    /// As [`CudaOps::norm_rows`], in place of `gate`.
+    /// `activation(gate) * up`, in place of `gate`; rounds rows as [`CudaOps::norm_rows`] does.
     pub(crate) fn gate_rows(&self, mut gate: Tensor, up: &Tensor, activation: Activation) -> Result<Tensor, StepError> {
         let room = self.room(gate.n_rows, gate.width)?;
         let activation = match activation {
@@ -189,7 +189,7 @@ impl CudaOps {
         Ok(())
     }
 
-    /// A block a row; none where there are no rows.
+    /// Launches one block per row; nothing without rows.
     fn launch_rows(&self, kernel: &'static str, n_rows: usize, args: &[Arg]) -> Option<LaunchId> {
         (n_rows > 0).then(|| self.launch(kernel, [n_rows, 1, 1], ROW_THREADS, REDUCTION, args))
     }

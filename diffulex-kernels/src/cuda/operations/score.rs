@@ -1,7 +1,7 @@
 //! Scoring on the device: specs go up in one copy, records come back in one, and logits stay where they are.
 //!
 //! Specs are scored in parts of at most [`MAX_ROWS`] rows of logits, so that memory is bounded and the head is read once
-//! per part. gpu/score.cu says what is launched; its structures are written and read here, word by word.
+//! per part. gpu/score.cu describes the launches; its structures are written and read here, word by word.
 
 use std::sync::{Arc, PoisonError};
 
@@ -34,7 +34,7 @@ const CUT_ROOM: u32 = ROOM + 8 * CUT_THREADS + 8;
 const FINISH_ROOM: u32 = ROOM + 8 * MAX_LIKELIEST as u32;
 const CLASS_ROOM: u32 = 8 * 2048;
 
-/// Bytes of what the kernels keep about a tile, of its likeliest tokens, and about a cut.
+/// Bytes that the kernels keep per tile, per tile's likeliest tokens, and per cut.
 const TILE_BYTES: usize = 24;
 const RANKED_BYTES: usize = 8 * MAX_LIKELIEST;
 const CUT_BYTES: usize = 16;
@@ -50,7 +50,7 @@ struct Part<'a> {
     specs: Vec<&'a ScoreSpec>,
     /// Specs, padding included.
     n_slots: usize,
-    /// Rows of logits, padding included: those of specs, then unguided ones.
+    /// Rows of logits, padding included: rows of specs, then unguided rows.
     n_rows: usize,
     n_changes: usize,
     /// Offsets in bytes.
@@ -67,7 +67,7 @@ struct Plan<'a> {
     parts: Vec<Part<'a>>,
     words: Words,
     asked_at: usize,
-    /// Of the output.
+    /// Words of the output.
     n_words: usize,
     /// First word of each spec's answers in the output.
     answers: Vec<usize>,
@@ -303,7 +303,7 @@ impl CudaOps {
 }
 
 impl Part<'_> {
-    /// Its specs condition canvases: all or none.
+    /// Whether its specs condition canvases: all do or none does.
     fn conditions(&self) -> bool {
         self.specs.iter().any(|spec| spec.conditions.is_some())
     }
@@ -376,7 +376,7 @@ fn scored(spec: &ScoreSpec, place: usize, first_answer: usize, words: &[u32]) ->
         confidence: f32::from_bits(confidence),
         score: f32::from_bits(score),
         likeliest: likeliest.next()?,
-        // The kernel leaves probability 0 behind the last.
+        // The kernel writes probability 0 after the last.
         runners_up: likeliest.take(spec.n_likeliest - 1).take_while(|(_, probability)| *probability > 0.0).collect(),
         log_probabilities: asked.iter().map(|log| f32::from_bits(*log)).collect(),
         classes: classes
