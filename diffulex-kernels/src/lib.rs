@@ -30,12 +30,13 @@ mod score;
 mod step;
 mod weights;
 
+use routing::Routing;
+
 pub use cache::{CacheShape, KvType};
 pub use error::{BatchError, DeviceError, StepError};
 pub use memory::AvailableMemory;
 pub use mlp::{Activation, GatedMlp};
 pub use rope::RopeTable;
-use routing::Routing;
 pub use score::{
     ClassScore, Classes, Draw, Guidance, Head, LogitChange, MAX_LIKELIEST, RowScore, SampleableTokens, Score,
     ScoreSpec, SelfConditioning,

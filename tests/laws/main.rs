@@ -294,7 +294,7 @@ fn the_emulated_gpu_is_for_tests_alone() {
 fn kernels_are_those_that_their_ptx_was_made_of() {
     let folder = workspace().join("diffulex-kernels/gpu");
     let mut found = Vec::new();
-    for below in ["", "ptx/"] {
+    for below in ["", "include/", "ptx/"] {
         for entry in fs::read_dir(folder.join(below)).expect("the kernels have a folder") {
             let path = entry.expect("its entries are readable").path();
             if path.extension().is_some_and(|extension| ["cu", "h", "ptx"].iter().any(|known| extension == *known)) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 mod blocks;
 pub mod quantization;
 
-pub use blocks::{BlockType, Steps};
+pub use blocks::{BlockScales, BlockType};
 use quantization::MAX_INPUTS;
 
 use crate::cache::KvType;

@@ -1,4 +1,4 @@
-//! Weights on the device, in the layout that `gpu/matrix.h` describes, which is made a piece at a time while a weight travels.
+//! Weights on the device, in the layout that `gpu/include/matrix.h` describes, which is made a piece at a time while a weight travels.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -91,7 +91,7 @@ impl Layout {
     }
 }
 
-/// Bytes of `chunk` and `unit` in shared memory that a product of `gpu/product.h` reads for 16 outputs and 64 inputs.
+/// Bytes of `chunk` and `unit` in shared memory that a product of `gpu/include/product.h` reads for 16 outputs and 64 inputs.
 pub(crate) fn slice_bytes(weight_type: WeightType) -> usize {
     let shared = matches!(weight_type, WeightType::Blocks(BlockType::Q4K | BlockType::Q6K));
     Layout::new(weight_type, STRIDE).chunk + if shared { WORDS } else { 0 }

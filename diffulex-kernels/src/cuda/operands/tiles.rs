@@ -1,4 +1,4 @@
-//! Tiles of attention: rows of a sequence that a block computes, as `gpu/attention.h` describes them.
+//! Tiles of attention: rows of a sequence that a block computes, as `gpu/include/attention.h` describes them.
 
 use std::rc::Rc;
 

@@ -1,6 +1,6 @@
 //! Attention over the paged cache, and the cache.
 //!
-//! Kernels: `gpu/attention_bf16.cu` and `gpu/attention_f32.cu`; `gpu/attention.h` describes tiles and chunks.
+//! Kernels: `gpu/attention_bf16.cu` and `gpu/attention_f32.cu`; `gpu/include/attention.h` describes tiles and chunks.
 
 use std::f32::consts::LOG2_E;
 use std::rc::Rc;
