@@ -1,4 +1,4 @@
-//! Compiles the emulator and every kernel of the engine into two libraries called `libcuda.so`: `checked`, whose kernels report
+//! Compiles the emulator and every CUDA kernel into two libraries called `libcuda.so`: `checked`, whose kernels report
 //! each load and store, and `fast`, whose kernels do not.
 
 use std::error::Error;
@@ -11,7 +11,8 @@ use std::thread;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-const KERNELS: &str = "../diffulex-engine/gpu";
+const KERNELS: &str = "../diffulex-kernels/gpu";
+const HEADERS: &str = "../diffulex-kernels/gpu/include";
 const EMULATOR: &str = "emulator";
 const EXPORTS: &str = "-Wl,--version-script=emulator/exports.map";
 /// Kernels with faults, which this crate's tests want to see found.
@@ -109,7 +110,7 @@ fn compile_all(compiler: &cc::Tool, jobs: &[Job]) -> Outcome<()> {
     let worker = || -> Outcome<()> {
         while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let mut command = Command::new(compiler.path());
-            command.args(COMMON).args(vectors).args(&job.flags).args(["-I", EMULATOR, "-MMD", "-c"]);
+            command.args(COMMON).args(vectors).args(&job.flags).args(["-I", HEADERS, "-I", EMULATOR, "-MMD", "-c"]);
             command.arg(&job.source).arg("-o").arg(&job.object);
             compile(command, job)?;
         }

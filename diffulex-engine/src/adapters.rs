@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::config::EngineOptions;
 
 /// Longest name in bytes. Chosen by us: it is a model name in every request and every list.

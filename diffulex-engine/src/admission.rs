@@ -9,7 +9,7 @@ use diffulex_protocol::{ErrorCode, FinishReason, Prompt, SamplingParams, Serving
 use diffulex_strategies::accept::DENOISING_STEPS;
 use diffulex_strategies::{AnyStrategy, ContextGrowth, Layout};
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::adapters::{AdapterTable, Named};
 use crate::config::EngineConfig;
 use crate::error::RequestError;

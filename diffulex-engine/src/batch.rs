@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use diffulex_strategies::Input;
 
-use crate::kernels::{Blend, Guidance, ModelBatch, Recipe, SequenceRows, Vocabulary};
+use crate::kernels::{Blend, Guidance, ModelBatch, SampleableTokens, ScoreSpec, SequenceRows};
 use crate::logit_changes::LogitChanges;
 use crate::randomness::Randomness;
 use crate::sampler::{self, Wanted, draw_key};
@@ -20,7 +20,7 @@ pub struct Frame<'a> {
     /// Tokens that noise is drawn from.
     pub vocab_size: usize,
     /// Tokens that may be written.
-    pub vocabulary: Vocabulary,
+    pub vocabulary: SampleableTokens,
     /// Source of the noise and of draws.
     pub randomness: &'a dyn Randomness,
 }
@@ -68,10 +68,10 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<Ticket, Scheduled>, frame: Fra
         for canvas in first_canvas..span.blocks.end {
             let batch = &mut forward.canvases;
             let rows = batch.ids.len() as u32..(batch.ids.len() + sequence.block_range(canvas).len()) as u32;
-            let first_recipe = batch.recipes.len();
+            let first_recipe = batch.specs.len();
             add_rows(batch, &mut owners_of_canvases, span.ticket, request, canvas..canvas + 1, 0, frame);
             let first_condition = slot * sequence.block_size() as u32;
-            for recipe in &mut batch.recipes[first_recipe..] {
+            for recipe in &mut batch.specs[first_recipe..] {
                 recipe.conditions = Some(first_condition + recipe.row - rows.start);
             }
             if sequence.blocks()[canvas].steps > 0 {
@@ -132,7 +132,7 @@ fn add_rows(
             let guidance = unguided.map(|(scale, n_rows)| Guidance { unguided_row: (row + n_rows) as u32, scale });
             owners.push(Wanted { ticket, block, row: position - start });
             let recipe = sampler::recipe(sequence, position, row as u32, changes, frame.vocabulary, frame.randomness);
-            batch.recipes.push(Recipe { guidance, ..recipe });
+            batch.specs.push(ScoreSpec { guidance, ..recipe });
         }
     }
     let rows = first_row..batch.ids.len();

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::kv::{PageId, PagePool};
 
 /// Number of a context.

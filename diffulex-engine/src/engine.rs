@@ -15,7 +15,7 @@ use diffulex_protocol::{
 use diffulex_strategies::{BlockCandidates, ContextGrowth};
 use serde_json::json;
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::adapters::{AdapterTable, Named};
 use crate::admission::{Admission, Admitted};
 use crate::batch::{Forward, Frame, lay_out};
@@ -24,7 +24,7 @@ use crate::device_load::DeviceWatch;
 use crate::emit::{Emitter, Usage};
 use crate::error::{DeviceError, LoadError, RequestError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::Vocabulary;
+use crate::kernels::SampleableTokens;
 use crate::load::{Loaded, load};
 use crate::models::{self, Outputs};
 use crate::pooling::PooledStates;
@@ -381,7 +381,10 @@ impl Engine {
         let frame = Frame {
             page_size: self.config.page_size,
             vocab_size: self.card.vocab_size as usize,
-            vocabulary: Vocabulary { n_sampleable: self.config.n_sampleable, mask_token_id: self.config.mask_token_id },
+            vocabulary: SampleableTokens {
+                n_sampleable: self.config.n_sampleable,
+                mask_token_id: self.config.mask_token_id,
+            },
             randomness: &*self.randomness,
         };
         let Forward { text, canvases, owners, read } = lay_out(&plan, &self.scheduled, frame);

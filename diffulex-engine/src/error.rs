@@ -1,10 +1,10 @@
-//! Errors of the engine, by their reach: a load, a request, a step.
+//! Errors of the engine, by their reach: a load, a request, and those of a step.
 
 use std::borrow::Cow;
 
 use diffulex_protocol::{ErrorCode, ServingError};
 
-use crate::adapter_id::AdapterId;
+pub use crate::kernels::{BatchError, DeviceError, StepError};
 
 /// A model folder or a configuration that cannot be served. Names what was expected and what was found.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -76,70 +76,4 @@ impl RequestError {
     pub fn into_event(self, rid: String) -> ServingError {
         ServingError { rid, message: self.message, code: self.code, param: self.param.map(Cow::into_owned) }
     }
-}
-
-/// A forward that failed, by how far the failure reaches.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// The batch cannot be computed: its requests get the error, the engine goes on.
-    #[error(transparent)]
-    Batch(#[from] BatchError),
-    /// The device failed, and weights and cache on it may be lost: every request gets the error, the worker ends.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-}
-
-/// A batch that cannot be computed.
-#[derive(Debug, thiserror::Error)]
-pub enum BatchError {
-    /// A row has a token that the embedding does not.
-    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
-    TokenOutsideVocabulary {
-        /// Of the row.
-        id: u32,
-        /// Rows of the embedding.
-        vocab_size: usize,
-    },
-    /// Rows have an adapter that is not loaded.
-    #[error("adapter {0} is not loaded")]
-    AdapterNotLoaded(AdapterId),
-    /// The device has no memory left for the batch's activations.
-    #[error("the device is out of memory: {needed} bytes are needed, {free} are free")]
-    OutOfMemory {
-        /// Bytes.
-        needed: u64,
-        /// Bytes.
-        free: u64,
-    },
-    /// The batch has canvases and the network denoises none.
-    #[error("this network denoises no canvases")]
-    NoCanvases,
-    /// The reference's tensor library refused an operation.
-    #[error(transparent)]
-    Reference(#[from] candle_core::Error),
-}
-
-impl BatchError {
-    /// Fails if `id` is not a row of an embedding of `vocab_size` rows.
-    pub(crate) fn check_id(id: u32, vocab_size: usize) -> Result<(), Self> {
-        if (id as usize) < vocab_size { Ok(()) } else { Err(Self::TokenOutsideVocabulary { id, vocab_size }) }
-    }
-}
-
-impl From<candle_core::Error> for StepError {
-    fn from(error: candle_core::Error) -> Self {
-        Self::Batch(error.into())
-    }
-}
-
-/// A device that can no longer be used.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("device {device} failed in {operation}: {message}")]
-pub struct DeviceError {
-    /// Its name, as `--device` has it.
-    pub device: String,
-    /// The operation that found out.
-    pub operation: &'static str,
-    /// The driver's message.
-    pub message: String,
 }

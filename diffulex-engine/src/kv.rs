@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 
 /// Index of a page in the pool.
 pub type PageId = u32;

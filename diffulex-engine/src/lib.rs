@@ -1,9 +1,8 @@
-//! The Diffulex engine: requests, blocks, a paged KV cache, networks and kernels behind one tick.
+//! The Diffulex engine: requests, blocks, a paged KV cache and networks behind one tick.
 //!
 //! Arrows point down only: `engine` over `admission`, `scheduler`, `sequence`, `batch`, `sampler`, `emit`; these over `kv`, `text`,
-//! `models`; these over `kernels`. Never here: sockets, HTTP, async.
+//! `models`; these over the crate `kernels`. Never here: sockets, HTTP, async.
 
-mod adapter_id;
 mod adapters;
 mod admission;
 mod alignment;
@@ -19,7 +18,6 @@ pub mod error;
 pub mod files;
 pub mod gguf;
 mod identity;
-pub mod kernels;
 pub mod kv;
 mod load;
 mod logit_changes;
@@ -35,9 +33,10 @@ pub mod sequence;
 pub mod serving;
 pub mod text;
 
-pub use adapter_id::AdapterId;
 pub use admission::{check_ids, check_params_ids};
 pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, check_settings};
+pub use diffulex_kernels as kernels;
+pub use diffulex_kernels::AdapterId;
 pub use diffulex_strategies::{Setting, SettingError, Values, settings};
 pub use emit::snapshot_text;
 pub use engine::{Engine, LoadProgress};

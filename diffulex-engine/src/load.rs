@@ -67,7 +67,7 @@ pub(crate) fn load(
         }
         Device::Cpu => {
             let n_threads = options.threads.map_or_else(default_threads, |threads| threads as usize);
-            let ops = CpuOps::new(n_threads)?;
+            let ops = CpuOps::new(n_threads).map_err(|error| LoadError::of("kernel threads", error))?;
             let device = format!("cpu ({})", ops.simd_name());
             let place = Place { device, threads: Some(n_threads as u32), memory_bytes: None };
             on_device(files, options, &text, ops, place, progress)?

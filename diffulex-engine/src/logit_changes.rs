@@ -5,7 +5,7 @@
 //! state only, which every step reads as it was before: not on the batch, on preemption or on how a prompt is cut. Never here:
 //! how logits are changed.
 
-use crate::kernels::{LogitChange, Vocabulary};
+use crate::kernels::{LogitChange, SampleableTokens};
 use crate::sequence::Sequence;
 
 /// Added to the logit of a token that may not come yet. Chosen by us: far below every logit, and finite, because bodies
@@ -23,7 +23,7 @@ pub struct LogitChanges {
 
 impl LogitChanges {
     /// Changes for the next step of `sequence`.
-    pub fn of(sequence: &Sequence, vocabulary: Vocabulary) -> Self {
+    pub fn of(sequence: &Sequence, vocabulary: SampleableTokens) -> Self {
         let params = sequence.params();
         let biased = |(token, bias): &(u32, f32)| LogitChange { bias: *bias, ..LogitChange::none(*token) };
         let mut everywhere: Vec<LogitChange> = params.logit_bias.iter().map(biased).collect();
@@ -192,7 +192,7 @@ mod tests {
                     .followed_by(&suffix),
             };
             let sequence = decided(sequence, &tokens, &sure);
-            let vocabulary = Vocabulary { n_sampleable: N_TOKENS as usize, mask_token_id: None };
+            let vocabulary = SampleableTokens { n_sampleable: N_TOKENS as usize, mask_token_id: None };
             let all = LogitChanges::of(&sequence, vocabulary);
             for position in prompt.len()..prompt.len() + BLOCK_SIZE {
                 let changes = all.at(&sequence, position);

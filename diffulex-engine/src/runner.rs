@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::error::{BatchError, LoadError, StepError};
 use crate::files::ModelFiles;
 use crate::kernels::{CacheShape, ModelBatch, Ops};
@@ -72,7 +72,7 @@ impl<O: Ops> Runner for DeviceRunner<O> {
             let step = ops.begin(canvases)?;
             let x = canvas_network.denoise(ops, canvases, &step, conditioning, cache, &mut |_| Ok(()))?;
             let conditioning = canvas_network.self_conditioning(conditioning);
-            outputs.scored.extend(ops.score(&x, &network.head(), &canvases.recipes, Some(conditioning))?);
+            outputs.scored.extend(ops.score(&x, &network.head(), &canvases.specs, Some(conditioning))?);
         }
         Ok(outputs)
     }

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_strategies::{BlockCandidates, Candidate};
+use diffulex_protocol::SamplingParams;
+use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K, Score};
 
 use crate::error::RequestError;
-use crate::kernels::{Recipe, Scored, Vocabulary};
+use crate::kernels::{self, MAX_LIKELIEST, RowScore, SampleableTokens, ScoreSpec};
 use crate::logit_changes::LogitChanges;
 use crate::randomness::{DrawKey, Randomness};
 use crate::scheduler::{Scheduled, Ticket};
 use crate::sequence::Sequence;
+
+// Candidates have what clients may ask for and what strategies look at.
+const _: () = assert!(SamplingParams::MAX_TOP_LOGPROBS as usize <= MAX_LIKELIEST && MAX_TOP_K <= MAX_LIKELIEST);
 
 /// An undecided position, which a row of a forward predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,17 +32,26 @@ pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
     DrawKey { seed: sequence.params().seed.unwrap_or_default(), position, step }
 }
 
+/// A strategy's score, in the kernels' words.
+fn score_of(score: Score) -> kernels::Score {
+    match score {
+        Score::Probability => kernels::Score::Probability,
+        Score::Margin => kernels::Score::Margin,
+        Score::NegativeEntropy => kernels::Score::NegativeEntropy,
+    }
+}
+
 /// How the row `row` of a forward is scored, which predicts `position`; without guidance.
 pub fn recipe(
     sequence: &Sequence,
     position: usize,
     row: u32,
     changes: &LogitChanges,
-    vocabulary: Vocabulary,
+    vocabulary: SampleableTokens,
     randomness: &dyn Randomness,
-) -> Recipe {
+) -> ScoreSpec {
     let params = sequence.params();
-    Recipe {
+    ScoreSpec {
         strategy_temperature: sequence.temperature(sequence.block_of(position)),
         changes: changes.at(sequence, position),
         temperature: params.temperature,
@@ -46,10 +59,10 @@ pub fn recipe(
         top_p: params.top_p,
         min_p: params.min_p,
         draw: randomness.draw(draw_key(sequence, position)),
-        score: sequence.score(),
+        score: score_of(sequence.score()),
         n_likeliest: sequence.n_likeliest(),
         asked: sequence.known(position).into_iter().collect(),
-        ..Recipe::greedy(row, vocabulary)
+        ..ScoreSpec::greedy(row, vocabulary)
     }
 }
 
@@ -58,7 +71,7 @@ pub fn recipe(
 pub fn candidates(
     requests: &BTreeMap<Ticket, Scheduled>,
     owners: &[Wanted],
-    scored: Vec<Option<Scored>>,
+    scored: Vec<Option<RowScore>>,
     randomness: &dyn Randomness,
 ) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
     let mut all = BTreeMap::new();
@@ -84,10 +97,10 @@ fn candidate(
     sequence: &Sequence,
     row: usize,
     position: usize,
-    scored: &Scored,
+    scored: &RowScore,
     randomness: &dyn Randomness,
 ) -> Candidate {
-    let Scored { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
+    let RowScore { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
     let runners_up = runners_up.clone();
     // A known token is ranked by nothing, so its score is what was asked for.
     let known = sequence.known(position).zip(scored.log_probabilities.first().copied());
@@ -99,7 +112,7 @@ fn candidate(
 #[cfg(test)]
 mod tests {
     use diffulex_protocol::{FinishReason, SamplingParams};
-    use diffulex_strategies::{AttentionKind, ModelTraits, Score, StrategyKind};
+    use diffulex_strategies::{AttentionKind, ModelTraits, StrategyKind};
 
     use super::*;
     use crate::alignment::LogitAlignment;
@@ -107,7 +120,7 @@ mod tests {
     use crate::randomness::Seeded;
     use crate::sequence::Limits;
 
-    const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 12, mask_token_id: None };
+    const VOCABULARY: SampleableTokens = SampleableTokens { n_sampleable: 12, mask_token_id: None };
 
     /// Every field of a recipe comes from the request or its strategy, and none has the value it has by default.
     #[test]
@@ -142,7 +155,7 @@ mod tests {
         let made = recipe(&sequence, 5, 9, &changes, VOCABULARY, &Seeded);
         let draw = Seeded.draw(DrawKey { seed: 11, position: 5, step: 0 });
         assert_ne!(draw, Draw::Uniform(0.0));
-        let expected = Recipe {
+        let expected = ScoreSpec {
             row: 9,
             strategy_temperature: 0.8,
             guidance: None,
@@ -153,7 +166,7 @@ mod tests {
             top_p: Some(0.5),
             min_p: Some(0.25),
             draw,
-            score: Score::NegativeEntropy,
+            score: kernels::Score::NegativeEntropy,
             n_likeliest: 3,
             asked: Vec::new(),
             classes: None,

@@ -12,7 +12,7 @@ use std::ops::Range;
 use diffulex_protocol::Pooling;
 use diffulex_strategies::{ContextGrowth, Layout};
 
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::config::EngineConfig;
 use crate::contexts::{ContextId, Contexts};
 use crate::kv::{PageHash, PageId, PagePool};

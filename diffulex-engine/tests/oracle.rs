@@ -82,7 +82,7 @@ fn causal_logits<O: Ops + 'static>(ops: &O, checkpoint: &str, ids: &[u32]) -> Ve
         positions: (0..n).collect(),
         slots: (0..n).collect(),
         sequences: vec![SequenceRows { rows: 0..ids.len(), visible: (1..=n).collect(), pages: vec![0] }],
-        logit_rows: (0..n).collect(),
+        state_rows: (0..n).collect(),
         ..ModelBatch::default()
     };
     let mut cache = ops.cache(&network.spec().cache_shapes(1, ids.len(), KvType::F32)).unwrap();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Draw, Ops, Recipe, SequenceRows, Vocabulary, WeightType};
+use diffulex_engine::kernels::{Draw, Ops, ScoreSpec, SequenceRows, SampleableTokens, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -136,15 +136,15 @@ fn batch(n_sequences: usize, block: usize, context: usize) -> ModelBatch {
             visible: vec![(context + block) as u32; block],
         });
     }
-    let vocabulary = Vocabulary { n_sampleable: VOCAB, mask_token_id: None };
-    batch.recipes = (0..batch.ids.len())
+    let vocabulary = SampleableTokens { n_sampleable: VOCAB, mask_token_id: None };
+    batch.specs = (0..batch.ids.len())
         .map(|row| {
-            let recipe = Recipe::greedy(row as u32, vocabulary);
+            let recipe = ScoreSpec::greedy(row as u32, vocabulary);
             let draw = Draw::Uniform(row as f64 / 1000.0 % 1.0);
             match row % 4 {
                 0 | 1 => recipe,
-                2 => Recipe { temperature: 1.0, draw, ..recipe },
-                _ => Recipe { temperature: 1.0, top_p: Some(0.95), draw, ..recipe },
+                2 => ScoreSpec { temperature: 1.0, draw, ..recipe },
+                _ => ScoreSpec { temperature: 1.0, top_p: Some(0.95), draw, ..recipe },
             }
         })
         .collect();
@@ -163,8 +163,8 @@ fn n_page_faults() -> u64 {
 fn a_steady_step_allocates_nothing_large_and_touches_no_new_page() {
     let files = checkpoint();
     let ops = CpuOps::new(2).unwrap();
-    for hold in [WeightType::Int8, WeightType::Bf16, WeightType::F32] {
-        let network = models::load(&files, None, &ops, Some(hold), 4096, &mut |_, _| {}).unwrap();
+    for weight_type in [WeightType::Int8, WeightType::Bf16, WeightType::F32] {
+        let network = models::load(&files, None, &ops, Some(weight_type), 4096, &mut |_, _| {}).unwrap();
         let spec = network.spec();
         let shapes = spec.cache_shapes(4096 / PAGE_SIZE, PAGE_SIZE, spec.dtype.kv_type());
         let mut cache = ops.cache(&shapes).unwrap();
@@ -182,7 +182,7 @@ fn a_steady_step_allocates_nothing_large_and_touches_no_new_page() {
                 })
                 .take_while(|found| *found != (0, 0))
                 .collect();
-            let name = hold.name();
+            let name = weight_type.name();
             assert!(found.len() < MAX_ROUNDS, "{name}, {n_sequences} x {block}: {found:?} in rounds of four steps");
         }
     }

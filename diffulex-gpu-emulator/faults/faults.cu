@@ -1,6 +1,6 @@
 // Kernels that each break one rule, for tests of the checks. Block: 64 threads; shared: 1024 bytes. `x` and `y` have 64 numbers
 // for each block of the grid.
-#include "../../diffulex-engine/gpu/device.h"
+#include "device.h"
 
 #define FAULT(name)                               \
     KERNEL name(const float* x, float* y, int n); \

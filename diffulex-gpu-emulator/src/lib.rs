@@ -1,6 +1,6 @@
 //! For tests: an NVIDIA GPU on machines that have none.
 //!
-//! [`install`] loads a `libcuda.so` that runs the engine's kernels, compiled for the CPU, and checks every access of theirs to
+//! [`install`] loads a `libcuda.so` that runs the CUDA kernels, compiled for the CPU, and checks every access of theirs to
 //! memory. Whoever loads CUDA by name afterwards, as cudarc does, gets this one. `docs/gpu.md` describes it.
 //!
 //! Counts and planted faults belong to the calling thread: tests that run side by side do not see each other's.

@@ -46,7 +46,7 @@ pub use contract::edit::{Edit, Input, Proposal, TokenBlend};
 pub use contract::layout::{AttentionKind, ContextGrowth, KvReuse, Layout};
 pub use contract::setting::{Setting, SettingError, Value, Values};
 pub use contract::view::{
-    BlockCandidates, BlockProgress, BlockView, Candidate, MAX_LIKELIEST, MAX_TOP_K, Score, StepRows,
+    BlockCandidates, BlockProgress, BlockView, Candidate, MAX_TOP_K, Score, StepRows,
 };
 pub use contract::{edit, layout, setting, view};
 pub use d2f::D2f;

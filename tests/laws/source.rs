@@ -7,10 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates, the lowest first: its folder, and the name that others import it by.
-pub(crate) const CRATES: [(&str, &str); 5] = [
+pub(crate) const CRATES: [(&str, &str); 6] = [
     ("strategies", "diffulex_strategies"),
     ("diffulex-protocol", "diffulex_protocol"),
     ("diffulex-gpu-emulator", "diffulex_gpu_emulator"),
+    ("diffulex-kernels", "diffulex_kernels"),
     ("diffulex-engine", "diffulex_engine"),
     ("diffulex-server", "diffulex_server"),
 ];

@@ -17,10 +17,10 @@ use std::io::BufRead;
 use std::time::Instant;
 
 use diffulex_engine::ModelFiles;
-use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::cuda::CudaOps;
-use diffulex_engine::kernels::{Draw, Ops, Recipe, SequenceRows, Vocabulary, WeightData, WeightType, quantization};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_kernels::cpu::CpuOps;
+use diffulex_kernels::cuda::CudaOps;
+use diffulex_kernels::{Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightData, WeightType, quantization};
 
 /// Forwards of one answer, after one that warms.
 const N_RUNS: usize = 5;
@@ -35,10 +35,10 @@ const PROBE_BYTES: usize = 512 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, hold, threads @ ..] = &arguments[..] else {
+    let [folder, weight_type, threads @ ..] = &arguments[..] else {
         return Err("usage: forward_bench FOLDER float32|bfloat16|int8|int4 [THREADS]".into());
     };
-    let hold = match hold.as_str() {
+    let weight_type = match weight_type.as_str() {
         "float32" => WeightType::F32,
         "bfloat16" => WeightType::Bf16,
         "int8" => WeightType::Int8,
@@ -49,7 +49,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         [device] if device == "cuda" => {
             let ops = CudaOps::new(0, 0.9)?;
             let name = ops.describe()?;
-            run(&ops, folder, hold, &name, || Ok(Probe { bytes: copies(&ops)?, operations: peak(&ops, hold)? }), false)
+            run(
+                &ops,
+                folder,
+                weight_type,
+                &name,
+                || Ok(Probe { bytes: copies(&ops)?, operations: peak(&ops, weight_type)? }),
+                false,
+            )
         }
         _ => {
             let n_threads = match threads {
@@ -57,8 +64,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 _ => std::thread::available_parallelism()?.get(),
             };
             let ops = CpuOps::new(n_threads)?;
-            let probe = || Ok(Probe { bytes: ops.probe_reads(), operations: ops.probe_products(hold) });
-            run(&ops, folder, hold, &format!("{}, {n_threads} threads", ops.simd_name()), probe, true)
+            let probe = || Ok(Probe { bytes: ops.probe_reads(), operations: ops.probe_products(weight_type) });
+            run(&ops, folder, weight_type, &format!("{}, {n_threads} threads", ops.simd_name()), probe, true)
         }
     }
 }
@@ -76,8 +83,8 @@ impl Probe {
     }
 
     /// The least seconds of a forward of `n_rows` rows, whatever attention, norms and scoring take.
-    fn roof(&self, n_parameters: u64, hold: WeightType, n_rows: usize) -> f64 {
-        let n_bytes = match hold {
+    fn roof(&self, n_parameters: u64, weight_type: WeightType, n_rows: usize) -> f64 {
+        let n_bytes = match weight_type {
             WeightType::F32 => 4.0,
             WeightType::Bf16 => 2.0,
             WeightType::Int8 | WeightType::Blocks(_) => 1.0,
@@ -92,14 +99,14 @@ impl Probe {
 fn run<O: Ops + 'static>(
     ops: &O,
     folder: &str,
-    hold: WeightType,
+    weight_type: WeightType,
     device: &str,
     probe: impl Fn() -> Result<Probe, Box<dyn Error>>,
     probes_cases: bool,
 ) -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let files = ModelFiles::folder(folder)?;
-    let network = models::load(&files, None, ops, Some(hold), MAX_TOKENS, &mut |_, _| {})?;
+    let network = models::load(&files, None, ops, Some(weight_type), MAX_TOKENS, &mut |_, _| {})?;
     let spec = network.spec();
     let mut cache = ops.cache(&spec.cache_shapes(MAX_TOKENS / PAGE_SIZE, PAGE_SIZE, spec.dtype.kv_type()))?;
     println!(
@@ -122,7 +129,7 @@ fn run<O: Ops + 'static>(
         let before = probes_cases.then(&probe).transpose()?;
         let mut times = Vec::with_capacity(N_RUNS);
         for run in 0..=N_RUNS {
-            batch.recipes = recipes(batch.ids.len(), run, spec.vocab_size, kind.first().copied().unwrap_or("greedy"))?;
+            batch.specs = recipes(batch.ids.len(), run, spec.vocab_size, kind.first().copied().unwrap_or("greedy"))?;
             let started = Instant::now();
             std::hint::black_box(network.score(ops, &batch, &Adapters::none(), &mut cache)?);
             if run > 0 {
@@ -134,7 +141,7 @@ fn run<O: Ops + 'static>(
             println!(r#"{{"ms": [{ms}]}}"#);
             continue;
         };
-        let roof = 1e3 * before.or(probe()?).roof(spec.n_parameters, hold, batch.ids.len());
+        let roof = 1e3 * before.or(probe()?).roof(spec.n_parameters, weight_type, batch.ids.len());
         times.sort_by(f64::total_cmp);
         println!(r#"{{"ms": [{ms}], "roof_ms": {roof:.3}, "share": {:.3}}}"#, roof / times[times.len() / 2]);
     }
@@ -166,7 +173,7 @@ fn batch(n_sequences: usize, block: usize, context: usize, vocab_size: usize) ->
 }
 
 /// How every row of a batch is scored; each run draws by other numbers.
-fn recipes(n_rows: usize, run: usize, vocab_size: usize, kind: &str) -> Result<Vec<Recipe>, String> {
+fn recipes(n_rows: usize, run: usize, vocab_size: usize, kind: &str) -> Result<Vec<ScoreSpec>, String> {
     let (temperature, top_p, top_k) = match kind {
         "greedy" => (0.0, None, None),
         "temperature" => (1.0, None, None),
@@ -174,11 +181,11 @@ fn recipes(n_rows: usize, run: usize, vocab_size: usize, kind: &str) -> Result<V
         "top_k" => (1.0, None, Some(50)),
         other => return Err(format!("rows are not scored as {other}")),
     };
-    let vocabulary = Vocabulary { n_sampleable: vocab_size, mask_token_id: None };
+    let vocabulary = SampleableTokens { n_sampleable: vocab_size, mask_token_id: None };
     let recipe = |row: usize| {
         // The golden ratio's multiples lie evenly in [0, 1).
         let draw = Draw::Uniform(((run * n_rows + row + 1) as f64 * 0.618_033_988_749_895).fract());
-        Recipe { temperature, top_p, top_k, draw, ..Recipe::greedy(row as u32, vocabulary) }
+        ScoreSpec { temperature, top_p, top_k, draw, ..ScoreSpec::greedy(row as u32, vocabulary) }
     };
     Ok((0..n_rows).map(recipe).collect())
 }
@@ -215,10 +222,10 @@ fn least_seconds<O: Ops>(
 }
 
 /// Operations a second of a large product.
-fn peak<O: Ops>(ops: &O, hold: WeightType) -> Result<f64, Box<dyn Error>> {
+fn peak<O: Ops>(ops: &O, weight_type: WeightType) -> Result<f64, Box<dyn Error>> {
     let (n_out, n_in, n_rows) = (512, 1024, 512);
     let bytes = vec![0x3c; 2 * n_out * n_in];
-    let weight = ops.matrix(WeightData::Bf16(&bytes), n_out, n_in, hold)?;
+    let weight = ops.matrix(WeightData::Bf16(&bytes), n_out, n_in, weight_type)?;
     let x = ops.tensor(&vec![1.0; n_rows * n_in], n_in)?;
     let least = least_seconds(ops, 4 * N_RUNS, || ops.linear(&x, &weight, None).map(drop))?;
     Ok((2 * n_out * n_in * n_rows) as f64 / least)

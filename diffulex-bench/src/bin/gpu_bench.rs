@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::kernels::cuda::CudaOps;
-use diffulex_engine::kernels::{BlockType, Ops, WeightData, WeightType};
+use diffulex_kernels::cuda::CudaOps;
+use diffulex_kernels::{BlockType, Ops, WeightData, WeightType};
 
 /// Launches of a round: as a list of that length comes again, it is a graph.
 const N_LAUNCHES: usize = 50;
@@ -32,21 +32,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plain = [(WeightType::F32, 32.0), (WeightType::Bf16, 16.0), (WeightType::Int8, 8.0), (WeightType::Int4, 4.5)];
     let stored =
         BlockType::ALL.map(|kind| (WeightType::Blocks(kind), 8.0 * kind.n_bytes() as f64 / kind.n_values() as f64));
-    for (hold, bits) in plain.into_iter().chain(stored) {
-        let data = match hold {
+    for (weight_type, bits) in plain.into_iter().chain(stored) {
+        let data = match weight_type {
             WeightType::Blocks(kind) => {
                 WeightData::Blocks(kind, &blocks[..n_out * n_in / kind.n_values() * kind.n_bytes()])
             }
             _ => WeightData::F32(&floats),
         };
-        let weight = ops.matrix(data, n_out, n_in, hold)?;
+        let weight = ops.matrix(data, n_out, n_in, weight_type)?;
         for n_rows in [1, 4, 16, 64, 256, 512] {
             let values: Vec<f32> = (0..n_rows * n_in).map(|index| ((index * 53) % 97) as f32 * 0.01).collect();
             let x = ops.tensor(&values, n_in)?;
             let time = seconds(&ops, N_LAUNCHES, || ops.linear(&x, &weight, None).map(drop))?;
             let (bytes, operations) = (bits / 8.0 * (n_out * n_in) as f64, 2.0 * (n_rows * n_out * n_in) as f64);
             let [us, gigabytes, teraflops] = [time * 1e6, bytes / time / 1e9, operations / time / 1e12];
-            println!("| {} | {n_rows} | {us:.1} | {gigabytes:.0} | {teraflops:.1} |", hold.name());
+            println!("| {} | {n_rows} | {us:.1} | {gigabytes:.0} | {teraflops:.1} |", weight_type.name());
         }
     }
     Ok(())

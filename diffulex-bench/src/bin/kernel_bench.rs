@@ -8,8 +8,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{BlockType, Ops, WeightData, WeightType};
+use diffulex_kernels::cpu::CpuOps;
+use diffulex_kernels::{BlockType, Ops, WeightData, WeightType};
 
 const N_RUNS: usize = 200;
 
@@ -33,10 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             let x = ops.tensor(&values, n_in)?;
             let mut speeds = Vec::new();
             let values = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
-            let values = values.map(|hold| (WeightData::F32(&bytes), hold));
+            let values = values.map(|weight_type| (WeightData::F32(&bytes), weight_type));
             let blocks = BlockType::ALL.map(|kind| (blocks(kind), WeightType::Blocks(kind)));
-            for (data, hold) in values.into_iter().chain(blocks) {
-                let weight = ops.matrix(data, n_out, n_in, hold)?;
+            for (data, weight_type) in values.into_iter().chain(blocks) {
+                let weight = ops.matrix(data, n_out, n_in, weight_type)?;
                 let mut least = f64::INFINITY;
                 for _ in 0..N_RUNS {
                     let started = Instant::now();

@@ -15,8 +15,8 @@ use diffulex_strategies::{
 use crate::alignment::LogitAlignment;
 use crate::block_size::MAX_BLOCK_SIZE;
 use crate::error::RequestError;
-use crate::kernels::KvType;
-use crate::memory::{PoolWish, Room};
+use crate::kernels::{AvailableMemory, KvType};
+use crate::memory::PoolWish;
 use crate::models::families::NetworkKind;
 use crate::models::{Family, ModelSpec};
 use crate::text::TextModel;
@@ -68,7 +68,7 @@ impl EngineConfig {
         spec: &ModelSpec,
         text: &TextModel,
         generation: &CheckpointSettings,
-        room: Option<&Room>,
+        room: Option<&AvailableMemory>,
     ) -> Result<Self, String> {
         let model = model(options, spec)?;
         let kind = strategy_kind(options, spec, &model)?;
@@ -341,7 +341,7 @@ fn n_pages(
     kv_type: KvType,
     max_model_len: usize,
     requirements: &Requirements,
-    room: Option<&Room>,
+    room: Option<&AvailableMemory>,
 ) -> Result<usize, String> {
     let page_size = options.page_size as usize;
     let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();

@@ -18,7 +18,7 @@ use super::{Head, KvHeads, ModelSpec, Network};
 use crate::block_size::MAX_BLOCK_SIZE;
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::Routing;
-use crate::kernels::{Activation, Attention, GatedMlp, Ops, RopeTable, Weighted};
+use crate::kernels::{Activation, Attention, GatedMlp, MatrixBias, Ops, RopeTable};
 
 /// The fields of config.json that decoders share.
 #[derive(Clone, Debug, Deserialize)]
@@ -155,7 +155,7 @@ impl<O: Ops, const N: usize> Projections<O, N> {
         x: &O::Tensor,
         adapters: &Adapters<'_, O>,
     ) -> Result<[O::Tensor; N], StepError> {
-        let mut products = ops.linears(x, &self.group)?;
+        let mut products = ops.linear_group(x, &self.group)?;
         for (site, product) in self.sites.iter().zip(&mut products) {
             adapters.add(ops, step, *site, x, product)?;
         }
@@ -201,7 +201,7 @@ impl<O: Ops> FeedForward<O> {
                 Ok(sum)
             }
             Self::Experts(Experts { router, experts, shared }) => {
-                let mut sum = ops.routed(x, &ops.linear(x, router, None)?, experts)?;
+                let mut sum = ops.experts(x, &ops.linear(x, router, None)?, experts)?;
                 if let Some(shared) = shared {
                     ops.add(&mut sum, &shared.apply(ops, x)?)?;
                 }
@@ -354,7 +354,7 @@ fn qkv<O: Ops>(
 ) -> Result<Projections<O, 3>, LoadError> {
     match names.qkv {
         QkvNames::Split { q, k, v } => {
-            let mut one = |part: &str, n_out: usize| -> Result<(Weighted<O>, usize), LoadError> {
+            let mut one = |part: &str, n_out: usize| -> Result<(MatrixBias<O>, usize), LoadError> {
                 let (weight, site) = adaptable(loader, &format!("{layer}.{part}.weight"), n_out, hidden)?;
                 let bias =
                     if family.qkv_bias { Some(loader.vector(&format!("{layer}.{part}.bias"), n_out)?) } else { None };

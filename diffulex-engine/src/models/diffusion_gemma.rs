@@ -230,9 +230,9 @@ enum Qkv<O: Ops> {
 impl<O: Ops> Qkv<O> {
     fn apply(&self, ops: &O, x: &O::Tensor) -> Result<[O::Tensor; 3], StepError> {
         match self {
-            Self::Own(group) => ops.linears(x, group),
+            Self::Own(group) => ops.linear_group(x, group),
             Self::ValuesAreKeys(group) => {
-                let [q, k] = ops.linears(x, group)?;
+                let [q, k] = ops.linear_group(x, group)?;
                 let v = ops.copy(&k)?;
                 Ok([q, k, v])
             }
@@ -431,7 +431,7 @@ impl<O: Ops> DiffusionGemma<O> {
             let mut sum = ops.rms_norm(&layer.mlp.apply(ops, &normed)?, &layer.post_mlp_norm, self.eps)?;
             let logits = ops.linear(&ops.rms_norm(&x, &layer.router_norm, self.eps)?, &layer.router, None)?;
             let normed = ops.rms_norm(&x, &layer.pre_experts_norm, self.eps)?;
-            let routed = ops.routed(&normed, &logits, &layer.experts)?;
+            let routed = ops.experts(&normed, &logits, &layer.experts)?;
             ops.add(&mut sum, &ops.rms_norm(&routed, &layer.post_experts_norm, self.eps)?)?;
             ops.add(&mut x, &ops.rms_norm(&sum, &layer.post_norm, self.eps)?)?;
             let scalar = match pass {

@@ -12,7 +12,7 @@ use super::config_fields::{fields_of, parse};
 use super::low_rank::Site;
 use crate::error::LoadError;
 use crate::kernels::routing::Routing;
-use crate::kernels::{GatedMlp, Ops, RopeTable, WeightData, WeightType, Weighted};
+use crate::kernels::{GatedMlp, MatrixBias, Ops, RopeTable, WeightData, WeightType};
 
 /// Loads tensors onto a device and counts them.
 pub(super) struct Loader<'a, O: Ops> {
@@ -79,8 +79,8 @@ impl<O: Ops> Loader<'_, O> {
     /// Loads the tensor `name`, `[vocab, n_in]`: an embedding or a head. These are never held in four bits; llama.cpp's Q4 files
     /// hold them in six or eight.
     pub(super) fn table(&mut self, name: &str, n_out: usize, n_in: usize) -> Result<O::Matrix, LoadError> {
-        let hold = if self.dtype == WeightType::Int4 { WeightType::Int8 } else { self.dtype };
-        self.whole(name, n_out, n_in, hold)
+        let weight_type = if self.dtype == WeightType::Int4 { WeightType::Int8 } else { self.dtype };
+        self.whole(name, n_out, n_in, weight_type)
     }
 
     /// Loads the tensor `name`, `[n_experts, n_in]`, as 32-bit floats, as families do: a rounded score may select another expert.
@@ -88,8 +88,14 @@ impl<O: Ops> Loader<'_, O> {
         self.whole(name, n_experts, n_in, WeightType::F32)
     }
 
-    fn whole(&mut self, name: &str, n_out: usize, n_in: usize, hold: WeightType) -> Result<O::Matrix, LoadError> {
-        let mut parts = self.cut(name, &[n_out, n_in], &[n_out], n_in, hold)?;
+    fn whole(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        weight_type: WeightType,
+    ) -> Result<O::Matrix, LoadError> {
+        let mut parts = self.cut(name, &[n_out, n_in], &[n_out], n_in, weight_type)?;
         parts.pop().ok_or_else(|| LoadError::of(name, "is empty"))
     }
 
@@ -115,16 +121,16 @@ impl<O: Ops> Loader<'_, O> {
         shape: &[usize],
         n_outs: &[usize],
         n_in: usize,
-        hold: WeightType,
+        weight_type: WeightType,
     ) -> Result<Vec<O::Matrix>, LoadError> {
         let mut data = self.checkpoint.take(name, shape)?;
-        let hold = if let WeightType::Blocks(_) = hold { data.weight_type() } else { hold };
+        let weight_type = if let WeightType::Blocks(_) = weight_type { data.weight_type() } else { weight_type };
         let merged = match &mut self.adapter {
             Some(adapter) => adapter.merge(name, n_outs.iter().sum(), n_in, data)?,
             None => None,
         };
         if let Some(merged) = &merged {
-            if let WeightType::Blocks(kind) = hold {
+            if let WeightType::Blocks(kind) = weight_type {
                 return Err(LoadError::of(
                     name,
                     format!(
@@ -139,7 +145,8 @@ impl<O: Ops> Loader<'_, O> {
         let mut start = 0;
         for n_out in n_outs {
             let part = data.slice(start * n_in..(start + n_out) * n_in);
-            let matrix = self.ops.matrix(part, *n_out, n_in, hold).map_err(|error| LoadError::of(name, error))?;
+            let matrix =
+                self.ops.matrix(part, *n_out, n_in, weight_type).map_err(|error| LoadError::of(name, error))?;
             parts.push(matrix);
             start += n_out;
         }
@@ -160,7 +167,7 @@ impl<O: Ops> Loader<'_, O> {
     pub(super) fn group<const N: usize>(
         &self,
         place: &str,
-        members: [Weighted<O>; N],
+        members: [MatrixBias<O>; N],
     ) -> Result<O::Group<N>, LoadError> {
         self.ops.group(members).map_err(|error| LoadError::of(place, error))
     }
@@ -172,7 +179,7 @@ impl<O: Ops> Loader<'_, O> {
         mlps: Vec<GatedMlp<O>>,
         routing: Routing,
     ) -> Result<O::Experts, LoadError> {
-        self.ops.experts(mlps, routing).map_err(|error| LoadError::of(place, error))
+        self.ops.layer_experts(mlps, routing).map_err(|error| LoadError::of(place, error))
     }
 
     /// Builds the table of rotary angles.

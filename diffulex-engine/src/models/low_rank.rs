@@ -9,9 +9,9 @@
 use std::ops::Range;
 
 use super::adapter::Adapter;
-use crate::adapter_id::AdapterId;
+use crate::AdapterId;
 use crate::error::{LoadError, StepError};
-use crate::kernels::{HoldError, Ops, RowList, WeightData, WeightType};
+use crate::kernels::{Ops, RowList, WeightData, WeightError, WeightType};
 
 /// A projection that an adapter may change.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +54,7 @@ impl<O: Ops> LowRank<O> {
                 pairs.push(None);
                 continue;
             };
-            let (rank, here) = (factors.rank, |error: HoldError| LoadError::of(module, error));
+            let (rank, here) = (factors.rank, |error: WeightError| LoadError::of(module, error));
             n_bytes += (rank * (n_in + outs.len()) * size_of::<f32>()) as u64;
             if n_bytes > max_bytes {
                 let what =

@@ -27,7 +27,7 @@ pub use low_rank::{Adapters, LowRank, Site};
 
 use crate::error::{LoadError, StepError};
 use crate::files::ModelFiles;
-use crate::kernels::{CacheShape, Head, KvType, Ops, RowList, Scored, SelfConditioning, WeightType};
+use crate::kernels::{CacheShape, Head, KvType, Ops, RowList, RowScore, SelfConditioning, WeightType};
 use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
 use families::NetworkKind;
@@ -84,8 +84,8 @@ impl ModelSpec {
 /// Results of a forward.
 #[derive(Debug, Default, PartialEq)]
 pub struct Outputs {
-    /// One result per recipe.
-    pub scored: Vec<Option<Scored>>,
+    /// One result per score spec.
+    pub scored: Vec<Option<RowScore>>,
     /// Final states of the batch's `state_rows`, as the output head reads them: `[n_rows, hidden_size]`, row-major.
     pub states: Vec<f32>,
 }
@@ -134,10 +134,10 @@ pub trait Network<O: Ops>: Send + Sync {
             let rows = ops.select(&x, &step, RowList::States)?;
             ops.host_into(&self.head().states(ops, &rows)?, &mut states)?;
         }
-        Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.recipes, None)?, states })
+        Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.specs, None)?, states })
     }
 
-    /// Runs a forward and returns the logits of the batch's `logit_rows`, on the host.
+    /// Runs a forward and returns the logits of the batch's `state_rows`, on the host.
     fn forward(
         &self,
         ops: &O,
@@ -147,7 +147,7 @@ pub trait Network<O: Ops>: Send + Sync {
     ) -> Result<Vec<f32>, StepError> {
         let step = ops.begin(batch)?;
         let x = self.hidden(ops, &step, adapters, cache, &mut |_| Ok(()))?;
-        ops.host(&self.head().logits(ops, &ops.select(&x, &step, RowList::Logits)?)?)
+        ops.host(&self.head().logits(ops, &ops.select(&x, &step, RowList::States)?)?)
     }
 
     /// The residual stream after the embedding and after each layer, for tests.

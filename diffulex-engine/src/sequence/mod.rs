@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use diffulex_protocol::{Alternatives, FinishReason, NfeCounts, SamplingParams};
-use diffulex_strategies::{AnyStrategy, BlockProgress, Input, Layout, MAX_LIKELIEST, Requirements, Score};
+use diffulex_strategies::{AnyStrategy, BlockProgress, Input, Layout, Requirements, Score};
 
 use crate::alignment::LogitAlignment;
 pub use advance::StepChange;
@@ -28,9 +28,6 @@ use geometry::Geometry;
 pub use position::PositionState;
 use position::Positions;
 use scoring::Scoring;
-
-// Candidates have what clients may ask for.
-const _: () = assert!(SamplingParams::MAX_TOP_LOGPROBS as usize <= MAX_LIKELIEST);
 
 /// Limits of one request, checked when it is admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

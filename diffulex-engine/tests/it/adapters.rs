@@ -294,7 +294,7 @@ fn a_part_of_a_fused_tensor_gets_its_part_of_the_adapter() {
     let files = ModelFiles::folder(golden("llada2")).unwrap();
     let ops = CpuOps::new(1).unwrap();
     let mut batch = eight_tokens();
-    batch.adapted.insert(1, batch.logit_rows.clone());
+    batch.adapted.insert(1, batch.state_rows.clone());
     let logits = |merged: Option<&ModelFiles>, beside: Option<&ModelFiles>| {
         let network = models::load(&files, merged, &ops, Some(WeightType::F32), 64, &mut |_, _| {}).unwrap();
         let beside = beside.map(|files| models::load_adapter(files, &ops, network.as_ref(), 1 << 30).unwrap());

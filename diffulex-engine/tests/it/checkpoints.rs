@@ -9,9 +9,9 @@ use safetensors::Dtype;
 use crate::harness::{Files, Tensors, eight_tokens, safetensors_bytes};
 
 /// Logits of eight tokens in one block.
-fn logits(files: &ModelFiles, hold: WeightType) -> Result<Vec<f32>, LoadError> {
-    let ops = CpuOps::new(1)?;
-    let network = models::load(files, None, &ops, Some(hold), 64, &mut |_, _| {})?;
+fn logits(files: &ModelFiles, weight_type: WeightType) -> Result<Vec<f32>, LoadError> {
+    let ops = CpuOps::new(1).unwrap();
+    let network = models::load(files, None, &ops, Some(weight_type), 64, &mut |_, _| {})?;
     let mut cache = ops.cache(&network.spec().cache_shapes(1, 8, KvType::F32)).unwrap();
     Ok(network.forward(&ops, &eight_tokens(), &Adapters::none(), &mut cache).unwrap())
 }

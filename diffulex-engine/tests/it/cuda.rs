@@ -55,9 +55,9 @@ fn a_trace_on_a_gpu_equals_the_authors() {
 }
 
 /// Logits of each row of a family's recorded inputs with weights held so.
-fn logits<O: Ops + 'static>(ops: &O, checkpoint: &str, inputs: &str, hold: WeightType) -> Vec<Vec<f32>> {
+fn logits<O: Ops + 'static>(ops: &O, checkpoint: &str, inputs: &str, weight_type: WeightType) -> Vec<Vec<f32>> {
     let files = ModelFiles::folder(golden(checkpoint)).unwrap();
-    let network = models::load(&files, None, ops, Some(hold), 64, &mut |_, _| {}).unwrap();
+    let network = models::load(&files, None, ops, Some(weight_type), 64, &mut |_, _| {}).unwrap();
     let cases = json(&format!("{inputs}/inputs.json"));
     let of = |case| {
         let (batch, mut cache) = whole(ops, network.as_ref(), case);
@@ -74,7 +74,9 @@ fn rounded_weights_on_a_gpu_give_the_cpus_logits() {
     let taken = CHECKPOINTS.iter().filter(|(checkpoint, _)| is_on_gpu() || *checkpoint == "sdar_moe");
     let (mut n_rows, mut n_near, mut n_equal) = (0, 0, 0);
     for (checkpoint, inputs) in taken {
-        let on = |hold| [logits(&gpu, checkpoint, inputs, hold), logits(&cpu, checkpoint, inputs, hold)];
+        let on = |weight_type| {
+            [logits(&gpu, checkpoint, inputs, weight_type), logits(&cpu, checkpoint, inputs, weight_type)]
+        };
         let [int8, bf16] = [WeightType::Int8, WeightType::Bf16].map(on);
         for (got, want) in int8[0].iter().zip(&int8[1]) {
             n_rows += 1;

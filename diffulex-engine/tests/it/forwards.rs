@@ -85,7 +85,7 @@ pub(crate) fn whole<O: Ops>(
         positions: (0..n as u32).collect(),
         slots: (0..n).map(|p| pages[p / page_size] * page_size as u32 + (p % page_size) as u32).collect(),
         sequences: vec![SequenceRows { rows: 0..n, visible: visible(&case["attention"], n), pages }],
-        logit_rows: (0..n as u32).collect(),
+        state_rows: (0..n as u32).collect(),
         ids: input,
         ..ModelBatch::default()
     };
@@ -161,11 +161,11 @@ fn fast_forwards_equal_the_authors() {
 fn rounded_weights_keep_most_likeliest_tokens() {
     let likeliest = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
     let ops = CpuOps::new(2).unwrap();
-    for (hold, least) in [(WeightType::Bf16, 0.95), (WeightType::Int8, 0.85), (WeightType::Int4, 0.35)] {
+    for (weight_type, least) in [(WeightType::Bf16, 0.95), (WeightType::Int8, 0.85), (WeightType::Int4, 0.35)] {
         let (mut n_rows, mut n_equal) = (0, 0);
         for (checkpoint, inputs) in CHECKPOINTS {
             let files = ModelFiles::folder(golden(checkpoint)).unwrap();
-            let network = models::load(&files, None, &ops, Some(hold), 64, &mut |_, _| {}).unwrap();
+            let network = models::load(&files, None, &ops, Some(weight_type), 64, &mut |_, _| {}).unwrap();
             let values = recorded(checkpoint);
             let (mut rows, mut equal) = (0, 0);
             for case in json(&format!("{inputs}/inputs.json"))["cases"].as_array().unwrap() {
@@ -177,12 +177,12 @@ fn rounded_weights_keep_most_likeliest_tokens() {
                 equal +=
                     logits.chunks(width).zip(want.chunks(width)).filter(|(a, b)| likeliest(a) == likeliest(b)).count();
             }
-            eprintln!("{hold:?}  {checkpoint}: {equal} of {rows}");
+            eprintln!("{weight_type:?}  {checkpoint}: {equal} of {rows}");
             n_rows += rows;
             n_equal += equal;
         }
-        eprintln!("{hold:?}: {n_equal} of {n_rows}");
-        assert!(n_equal as f64 >= least * n_rows as f64, "{hold:?}: {n_equal} of {n_rows}");
+        eprintln!("{weight_type:?}: {n_equal} of {n_rows}");
+        assert!(n_equal as f64 >= least * n_rows as f64, "{weight_type:?}: {n_equal} of {n_rows}");
     }
 }
 
@@ -268,7 +268,7 @@ pub(crate) fn canvases_agree<O: Ops + 'static>(ops: &O) {
         if let Some(logits) = logits {
             let SelfConditioning { table, scale, .. } = canvas_network.self_conditioning(&mut conditioning);
             let logits = ops.tensor(&logits, network.spec().vocab_size).unwrap();
-            let mut mixed = ops.embed_mixed(table, &logits).unwrap();
+            let mut mixed = ops.embed_softmax(table, &logits).unwrap();
             ops.scale(&mut mixed, scale).unwrap();
             conditioning = mixed;
             conditioned = (0..batch.ids.len() as u32).collect();

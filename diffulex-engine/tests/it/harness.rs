@@ -120,7 +120,7 @@ pub(crate) fn eight_tokens() -> ModelBatch {
         positions: (0..n).collect(),
         slots: (0..n).collect(),
         sequences: vec![SequenceRows { rows: 0..n as usize, pages: vec![0], visible: vec![n; n as usize] }],
-        logit_rows: (0..n).collect(),
+        state_rows: (0..n).collect(),
         ..ModelBatch::default()
     }
 }

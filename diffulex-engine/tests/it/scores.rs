@@ -38,7 +38,7 @@ fn slowly(checkpoint: &str, text: &[u32], block_size: Option<u32>) -> Vec<f32> {
             positions: (0..end).collect(),
             slots: (0..end).collect(),
             sequences: vec![SequenceRows { rows: 0..end as usize, pages, visible }],
-            logit_rows: vec![if is_shifted { scored - 1 } else { scored }],
+            state_rows: vec![if is_shifted { scored - 1 } else { scored }],
             ..ModelBatch::default()
         };
         let mut cache = ops.cache(&network.spec().cache_shapes(12, 8, KvType::F32)).unwrap();

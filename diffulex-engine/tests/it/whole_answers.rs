@@ -68,7 +68,7 @@ impl Slow<'_> {
                     positions: (rows.start as u32..rows.end as u32).collect(),
                     slots: (rows.start as u32..rows.end as u32).collect(),
                     sequences: vec![SequenceRows { rows: 0..rows.len(), pages, visible: vec![len; rows.len()] }],
-                    logit_rows: asked.iter().map(|position| (speaker(*position) - rows.start) as u32).collect(),
+                    state_rows: asked.iter().map(|position| (speaker(*position) - rows.start) as u32).collect(),
                     ..ModelBatch::default()
                 };
                 let mut logits = network.forward(&ops, &batch, &Adapters::none(), &mut cache).unwrap();

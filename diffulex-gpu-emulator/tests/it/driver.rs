@@ -9,7 +9,7 @@ use diffulex_gpu_emulator::{counters, reset_counters};
 
 use crate::device::{Arg, Device, Shape};
 
-const PRIMS: &str = include_str!("../../../diffulex-engine/gpu/ptx/prims.ptx");
+const PRIMS: &str = include_str!("../../../diffulex-kernels/gpu/ptx/prims.ptx");
 const SHAPE: Shape = Shape { grid: 1, block: 128, shared: 0 };
 
 /// The emulated device; none where these tests are left out.

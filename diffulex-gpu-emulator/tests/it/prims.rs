@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use crate::device::{Arg, Device, Shape};
 
-const PRIMS: &str = include_str!("../../../diffulex-engine/gpu/ptx/prims.ptx");
+const PRIMS: &str = include_str!("../../../diffulex-kernels/gpu/ptx/prims.ptx");
 
 fn one_block(block: u32, shared: u32) -> Shape {
     Shape { grid: 1, block, shared }

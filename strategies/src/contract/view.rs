@@ -5,9 +5,6 @@ use std::ops::Range;
 /// Maximum number of likeliest tokens per position that a strategy may use. Chosen by us: Diffulex's configurations use three.
 pub const MAX_TOP_K: usize = 8;
 
-/// Maximum number of likeliest tokens of a candidate, including those that only a client requests: up to 20 in OpenAI's API.
-pub const MAX_LIKELIEST: usize = 20;
-
 /// The network's prediction at one undecided position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {

@@ -1,0 +1,191 @@
+//! The limits of the machine that products run into: reads from memory, and the instruction that multiplies.
+//!
+//! Both are measured by themselves, with nothing around them, so that a product can be held against them.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use crate::WeightType;
+use crate::cpu::isa::sets::for_each_instruction_set;
+use crate::cpu::isa::simd::Simd;
+use crate::cpu::isa::vector::{LANES, Vector};
+use crate::cpu::packing::aligned::Aligned;
+use crate::cpu::pool::threads::Pool;
+use crate::cpu::state::CpuOps;
+
+/// Times that each measurement is repeated; the fastest counts, as other programs can only slow it down.
+const N_RUNS: usize = 5;
+
+/// Bytes that no cache holds.
+const N_BYTES: usize = 256 << 20;
+
+/// Sums that do not wait for each other: as many as 32 registers have room for beside two factors, or 16 registers of half
+/// a vector. An instruction takes up to 5 cycles, and two begin in each.
+const N_SUMS: usize = 24;
+const N_SUMS_OF_16_REGISTERS: usize = 6;
+
+/// Rounds of all sums: some milliseconds.
+const N_ROUNDS: usize = 1 << 18;
+
+/// Bytes by which reads are asked for ahead.
+const AHEAD: usize = 2048;
+
+/// [`N_ROUNDS`] rounds of the instruction that multiplies weights of this type. Returns the operations of all.
+fn multiply(simd: Simd, weight_type: WeightType) -> usize {
+    let mut n_sums = 0;
+    let per_sum = match weight_type {
+        WeightType::F32 => {
+            multiply_floats(simd, &mut n_sums);
+            2 * LANES
+        }
+        WeightType::Bf16 => {
+            multiply_pairs(simd, &mut n_sums);
+            4 * LANES
+        }
+        WeightType::Int8 | WeightType::Int4 | WeightType::Blocks(_) => {
+            multiply_quads(simd, &mut n_sums);
+            8 * LANES
+        }
+    };
+    N_ROUNDS * n_sums * per_sum
+}
+
+/// Declares the rounds of an instruction, and a function that says how many sums there are in each.
+macro_rules! rounds_of {
+    ($kind:ident, $name:ident, $body:ident, $rounds:ident) => {
+        for_each_instruction_set! {
+            of $kind:
+            fn $name => $body(n_sums: &mut usize)
+        }
+
+        #[inline(always)]
+        unsafe fn $body<V: Vector>(n_sums: &mut usize) {
+            // SAFETY: passed on from the caller.
+            unsafe {
+                if V::HAS_32_REGISTERS {
+                    $rounds::<V, N_SUMS>();
+                    *n_sums = N_SUMS;
+                } else {
+                    $rounds::<V, N_SUMS_OF_16_REGISTERS>();
+                    *n_sums = N_SUMS_OF_16_REGISTERS;
+                }
+            }
+        }
+    };
+}
+
+rounds_of!(floats, multiply_floats, multiply_floats_body, rounds_of_floats);
+rounds_of!(pairs, multiply_pairs, multiply_pairs_body, rounds_of_pairs);
+rounds_of!(quads, multiply_quads, multiply_quads_body, rounds_of_quads);
+
+#[inline(always)]
+unsafe fn rounds_of_floats<V: Vector, const N: usize>() {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let (mut sums, factor) = ([V::splat(0.0); N], V::splat(black_box(0.5)));
+        for _ in 0..N_ROUNDS {
+            let input = V::splat(black_box(0.5));
+            for sum in &mut sums {
+                *sum = input.mul_add(factor, *sum);
+            }
+        }
+        black_box(sums.map(|sum| sum.lanes()));
+    }
+}
+
+#[inline(always)]
+unsafe fn rounds_of_pairs<V: Vector, const N: usize>() {
+    // SAFETY: passed on from the caller; there are as many words as a pair takes.
+    unsafe {
+        let (mut sums, pairs) = ([V::splat(0.0); N], V::load_pairs(&black_box([0x3f00_3f00; LANES])));
+        for _ in 0..N_ROUNDS {
+            let words = black_box([0.5; 2]);
+            for sum in &mut sums {
+                *sum = sum.add_pairs(&words[..V::PAIR_WORDS], pairs);
+            }
+        }
+        black_box(sums.map(|sum| sum.lanes()));
+    }
+}
+
+#[inline(always)]
+unsafe fn rounds_of_quads<V: Vector, const N: usize>() {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let (mut sums, quads) = ([V::ints(0); N], V::load_quads(&black_box([1; 4 * LANES])));
+        for _ in 0..N_ROUNDS {
+            let input = black_box(0.5);
+            for sum in &mut sums {
+                *sum = V::add_quads(*sum, quads, input);
+            }
+        }
+        black_box(sums.map(|sum| V::from_ints(sum).lanes()));
+    }
+}
+
+for_each_instruction_set! {
+    of floats:
+    /// Reads all values.
+    fn read => read_body(values: &[[f32; LANES]])
+}
+
+#[inline(always)]
+unsafe fn read_body<V: Vector>(values: &[[f32; LANES]]) {
+    // SAFETY: passed on from the caller; memory that is asked for ahead need not be anybody's.
+    unsafe {
+        let (mut sums, one) = ([V::splat(0.0); 4], V::splat(1.0));
+        for vectors in values.as_chunks::<4>().0 {
+            for (sum, vector) in sums.iter_mut().zip(vectors) {
+                V::prefetch(vector.as_ptr().cast::<u8>().wrapping_add(AHEAD));
+                *sum = V::load(vector).mul_add(one, *sum);
+            }
+        }
+        black_box(sums.map(|sum| sum.lanes()));
+    }
+}
+
+/// The least seconds of some runs of `work` on each of `n_threads` threads.
+fn least_seconds(pool: &Pool, n_threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let run = || {
+        let started = Instant::now();
+        pool.run(n_threads, &work);
+        started.elapsed().as_secs_f64()
+    };
+    (0..N_RUNS).map(|_| run()).fold(f64::INFINITY, f64::min)
+}
+
+impl CpuOps {
+    /// Operations a second, on all threads, of the instruction that multiplies weights of this type and adds the products: two
+    /// for each product. If a product takes several instructions, the rate of the whole sequence.
+    pub fn probe_products(&self, weight_type: WeightType) -> f64 {
+        let n_threads = self.pool.n_threads();
+        let n = multiply(self.simd, weight_type) * n_threads;
+        n as f64
+            / least_seconds(&self.pool, n_threads, |_| {
+                multiply(self.simd, weight_type);
+            })
+    }
+
+    /// Bytes a second that all threads read from memory.
+    pub fn probe_reads(&self) -> f64 {
+        let n_threads = self.pool.n_threads();
+        let mut memory = Aligned::<[f32; LANES]>::zeroed(N_BYTES / (4 * LANES));
+        memory.fill([1.0; LANES]);
+        let parts: Vec<&[[f32; LANES]]> = memory.chunks(memory.len().div_ceil(n_threads)).collect();
+        N_BYTES as f64 / least_seconds(&self.pool, parts.len(), |part| read(self.simd, parts[part]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_set_is_measured() {
+        for simd in Simd::all() {
+            for weight_type in [WeightType::F32, WeightType::Bf16, WeightType::Int8] {
+                assert!(multiply(simd, weight_type) > 0, "{simd:?}, {weight_type:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Scoring and sampling.
+
+pub(crate) mod cut;
+pub(crate) mod findings;
+pub(crate) mod scoring;
+pub(crate) mod summary;
