@@ -33,6 +33,8 @@ pub mod sampler;
 pub mod scheduler;
 pub mod sequence;
 pub mod serving;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod text;
 
 pub use adapter_id::AdapterId;

@@ -256,7 +256,7 @@ pub(super) fn refuse_unsupported(family: &Family, config: &serde_json::Value) ->
     if let Some(is_shifted) = given("shift_logits")
         && *is_shifted != (family.alignment == LogitAlignment::Next)
     {
-        return refuse(format!("shift_logits is {is_shifted}; {} has them otherwise", family.architecture));
+        return refuse(format!("shift_logits = {is_shifted} contradicts {}", family.architecture));
     }
     for field in ABSENT {
         if let Some(value) = given(field) {

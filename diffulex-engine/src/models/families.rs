@@ -8,6 +8,9 @@
 
 use crate::alignment::LogitAlignment;
 
+/// Longest block that a model was trained with: that of the largest SDAR variant.
+pub const MAX_BLOCK_SIZE: usize = 64;
+
 /// The positions that a row attends to, in training and so in decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {

@@ -126,7 +126,7 @@ pub(super) fn load_llada<O: Ops>(
     }
     if moe.moe_layer_freq.len() != shared.num_hidden_layers {
         let (found, expected) = (moe.moe_layer_freq.len(), shared.num_hidden_layers);
-        return Err(refuse(format!("moe_layer_freq speaks of {found} layers; there are {expected}")));
+        return Err(refuse(format!("moe_layer_freq has {found} entries for {expected} layers")));
     }
     check_sizes(&[
         ("dense_intermediate_size", moe.dense_intermediate_size),
