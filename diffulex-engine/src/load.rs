@@ -3,10 +3,8 @@
 use std::time::Instant;
 
 use diffulex_protocol::{DeviceLoad, ModelCard, ModelIdentity};
-use diffulex_strategies::Layout;
 use serde::Deserialize;
 
-use crate::block_size::MAX_BLOCK_SIZE;
 use crate::config::{
     DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, Quantization, offered_rules,
 };
@@ -18,9 +16,11 @@ use crate::kernels::cpu::CpuOps;
 use crate::kernels::cuda::CudaOps;
 use crate::kernels::reference::ReferenceOps;
 use crate::kernels::{Ops, WeightType};
+use crate::models::families::MAX_BLOCK_SIZE;
 use crate::models::{self, ModelSpec};
 use crate::runner::{DeviceRunner, Runner};
 use crate::scheduler::Scheduler;
+use crate::sequence::LayoutRules;
 use crate::text::TextModel;
 
 /// Progress of a load.
@@ -38,7 +38,7 @@ pub(crate) struct Loaded {
     pub(crate) card: ModelCard,
     pub(crate) text: TextModel,
     pub(crate) runner: Box<dyn Runner>,
-    /// Of the device.
+    /// Load of the device.
     pub(crate) device: DeviceWatch,
 }
 
@@ -207,7 +207,7 @@ fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelId
         kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
-        infills: declared.layout == Layout::WholeAnswer,
+        infills: LayoutRules::of(declared.layout).attends_to_all,
         identity,
     }
 }

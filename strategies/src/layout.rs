@@ -1,4 +1,4 @@
-//! Layouts: a strategy's needs of the engine's memory and masks.
+//! Layouts: a strategy's needs of the engine's memory and masks. The engine has their arithmetic.
 
 use crate::setting::Choice;
 
@@ -19,47 +19,6 @@ pub enum Layout {
     /// decided it is encoded, as the prompt is, each position seeing nothing behind itself. K/V of what is encoded are
     /// kept. Canvases open as they are needed.
     Canvases,
-}
-
-impl Layout {
-    /// Whether what requests have in common at their front has the same K/V in all of them.
-    pub fn shares_prefixes(self) -> bool {
-        match self {
-            Self::BlockCausal | Self::Canvases => true,
-            Self::PromptFirst | Self::WholeAnswer => false,
-        }
-    }
-
-    /// The text that a context may hold.
-    pub fn context_growth(self) -> ContextGrowth {
-        match self {
-            Self::BlockCausal | Self::Canvases => ContextGrowth::Grows,
-            Self::PromptFirst => ContextGrowth::WholePrompt,
-            Self::WholeAnswer => ContextGrowth::Refused(
-                "it attends to the whole answer at every step, so no K/V of a context stay valid",
-            ),
-        }
-    }
-
-    /// Positions that an answer takes which ends at `limit` at the latest, prompt included.
-    pub fn extent(self, prompt_len: usize, limit: usize, block_size: usize) -> usize {
-        match self {
-            Self::BlockCausal => limit.next_multiple_of(block_size),
-            Self::PromptFirst | Self::Canvases => prompt_len + (limit - prompt_len).next_multiple_of(block_size),
-            Self::WholeAnswer => limit,
-        }
-    }
-}
-
-/// The text that a context may hold, whose K/V its requests share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContextGrowth {
-    /// Any text: what is there keeps its K/V when more is added, answers included.
-    Grows,
-    /// One prompt: more text would change the K/V of all of it. Answers are not kept.
-    WholePrompt,
-    /// Nothing, for this reason.
-    Refused(&'static str),
 }
 
 /// The positions that a row attends to in the network's training, and so must in decoding.

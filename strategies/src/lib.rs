@@ -44,7 +44,7 @@ pub use decode::{Declared, Decode, Setup};
 pub use diffusion_generate::DiffusionGenerate;
 pub use edit::{Blend, Edit, Input, Proposal};
 pub use fast_dllm_v2::FastDllmV2;
-pub use layout::{Attention, ContextGrowth, KvReuse, Layout};
+pub use layout::{Attention, KvReuse, Layout};
 pub use multi_block::{MultiBlock, MultiBlockConfig};
 pub use revise::EditRule;
 pub use saber::Saber;

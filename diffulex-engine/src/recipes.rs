@@ -8,27 +8,27 @@ use crate::error::RequestError;
 use crate::kernels::{Recipe, Scored, Vocabulary};
 use crate::logit_changes::LogitChanges;
 use crate::randomness::{DrawKey, Randomness};
-use crate::scheduler::{Scheduled, Ticket};
+use crate::scheduler::{RequestKey, Scheduled};
 use crate::sequence::Sequence;
 
-/// An undecided position, which a row of a forward predicts.
+/// An undecided position that a row of a forward predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Which request.
-    pub ticket: Ticket,
-    /// Which of its blocks.
+pub struct ScoredPosition {
+    /// The request.
+    pub key: RequestKey,
+    /// Index of the block.
     pub block: usize,
-    /// Index into the block.
+    /// Index of the position in the block.
     pub row: usize,
 }
 
 /// The key of everything drawn for `position` in the next step.
 pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
-    let step = sequence.blocks()[sequence.block_of(position)].steps;
-    DrawKey { seed: sequence.params().seed.unwrap_or_default(), position, step }
+    let step = sequence.blocks()[sequence.geometry().block_of(position)].steps;
+    DrawKey { seed: sequence.answer().params().seed.unwrap_or_default(), position, step }
 }
 
-/// How the row `row` of a forward is scored, which predicts `position`; without guidance.
+/// The recipe of row `row`, which predicts `position`; without guidance.
 pub fn recipe(
     sequence: &Sequence,
     position: usize,
@@ -37,36 +37,42 @@ pub fn recipe(
     vocabulary: Vocabulary,
     randomness: &dyn Randomness,
 ) -> Recipe {
-    let params = sequence.params();
+    let (params, decoding) = (sequence.answer().params(), sequence.decoding());
+    let n_steps = sequence.blocks()[sequence.geometry().block_of(position)].steps;
     Recipe {
-        strategy_temperature: sequence.temperature(sequence.block_of(position)),
+        strategy_temperature: decoding.temperature(n_steps),
         changes: changes.at(sequence, position),
         temperature: params.temperature,
         top_k: params.top_k,
         top_p: params.top_p,
         min_p: params.min_p,
         draw: randomness.draw(draw_key(sequence, position)),
-        score: sequence.score(),
-        n_likeliest: sequence.n_likeliest(),
-        asked: sequence.known(position).into_iter().collect(),
+        score: decoding.declared().score,
+        n_likeliest: decoding.declared().n_likeliest.max(params.top_logprobs as usize),
+        asked: known(sequence, position).into_iter().collect(),
         ..Recipe::greedy(row, vocabulary)
     }
 }
 
-/// Candidates of each request by block, or the error of the request. There is one candidate for each of `owners`, which lists
+/// The token that is written at `position`, if the text is scored.
+fn known(sequence: &Sequence, position: usize) -> Option<u32> {
+    sequence.decoding().scored()?.known(position)
+}
+
+/// Candidates of each request by block, or the error of the request. There is one candidate for each of `scored_positions`, which lists
 /// the positions of a block together.
 pub fn candidates(
-    requests: &BTreeMap<Ticket, Scheduled>,
-    owners: &[Wanted],
+    requests: &BTreeMap<RequestKey, Scheduled>,
+    scored_positions: &[ScoredPosition],
     scored: Vec<Option<Scored>>,
     randomness: &dyn Randomness,
-) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
+) -> BTreeMap<RequestKey, Result<Vec<BlockCandidates>, RequestError>> {
     let mut all = BTreeMap::new();
-    for (wanted, scored) in owners.iter().zip(scored) {
-        let Some(Scheduled { sequence, .. }) = requests.get(&wanted.ticket) else { continue };
-        let entry = all.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
+    for (wanted, scored) in scored_positions.iter().zip(scored) {
+        let Some(Scheduled { sequence, .. }) = requests.get(&wanted.key) else { continue };
+        let entry = all.entry(wanted.key).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
         let Ok(blocks) = entry else { continue };
-        let position = sequence.block_range(wanted.block).start + wanted.row;
+        let position = sequence.geometry().block_start(wanted.block) + wanted.row;
         let Some(scored) = scored else {
             *entry = Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
             continue;
@@ -89,11 +95,20 @@ fn candidate(
 ) -> Candidate {
     let Scored { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
     let runners_up = runners_up.clone();
-    // A known token is ranked by nothing, so its score is what was asked for.
-    let known = sequence.known(position).zip(scored.log_probabilities.first().copied());
+    // Scored prompts report the log-probability of the known token.
+    let known = known(sequence, position).zip(scored.log_probabilities.first().copied());
     let (token, confidence, score) = known.map_or((token, confidence, score), |(token, log)| (token, log.exp(), log));
     let chance = randomness.chance(draw_key(sequence, position));
-    Candidate { row, current: sequence.draft(position), token, confidence, likeliest, runners_up, score, chance }
+    Candidate {
+        row,
+        current: sequence.answer().draft(position),
+        token,
+        confidence,
+        likeliest,
+        runners_up,
+        score,
+        chance,
+    }
 }
 
 #[cfg(test)]
@@ -137,7 +152,7 @@ mod tests {
         let mut sequence =
             Sequence::new(&[5; 4], limits, 12, &[], params.clone(), strategy.clone(), LogitAlignment::Same);
         let blocks = sequence.step_blocks();
-        assert!(blocks.clone().any(|block| sequence.is_canvas(block)), "{blocks:?}");
+        assert!(blocks.clone().any(|block| sequence.block(block).is_canvas()), "{blocks:?}");
         let changes = LogitChanges::of(&sequence, VOCABULARY);
         let made = recipe(&sequence, 5, 9, &changes, VOCABULARY, &Seeded);
         let draw = Seeded.draw(DrawKey { seed: 11, position: 5, step: 0 });
