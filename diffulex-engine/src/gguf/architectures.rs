@@ -264,7 +264,7 @@ impl Architecture {
         let tensors = metadata.0.tensors.iter().map(|entry| {
             let name = self
                 .name(entry.name)
-                .ok_or_else(|| format!("the tensor {} is none of {}'s that are known here", entry.name, self.name))?;
+                .ok_or_else(|| format!("unknown tensor {} for architecture {}", entry.name, self.name))?;
             let paired_heads = match self.paired {
                 Some([n_heads, _]) if name.ends_with(".q_proj.weight") => heads(n_heads),
                 Some([n_heads, n_kv_heads]) if name.ends_with(".k_proj.weight") => heads(n_kv_heads).or(heads(n_heads)),

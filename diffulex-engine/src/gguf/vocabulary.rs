@@ -27,7 +27,7 @@ pub(super) fn files(metadata: &Metadata<'_>) -> Result<[(&'static str, Vec<u8>);
     let kinds = kinds.collect::<Result<Vec<i128>, String>>()?;
     if kinds.len() != tokens.len() {
         let (n_kinds, n_tokens) = (kinds.len(), tokens.len());
-        return Err(format!("tokenizer.ggml.token_type speaks of {n_kinds} tokens; there are {n_tokens}"));
+        return Err(format!("tokenizer.ggml.token_type has {n_kinds} entries for {n_tokens} tokens"));
     }
     // Padding rows of the embedding have invented names.
     let mut vocabulary = Map::new();
