@@ -4,10 +4,10 @@ use diffulex_protocol::{AdapterSource, ErrorCode, FinishReason, ServingCommand, 
 
 use super::requests::Output;
 use super::state::Engine;
-use crate::admission::{Admission, Admitted};
-use crate::emit::Emitter;
+use crate::admit::{Admission, Admitted};
 use crate::error::RequestError;
-use crate::scheduler::{RequestKey, Scheduled};
+use crate::plan::scheduler::{RequestKey, Scheduled};
+use crate::report::emit::Emitter;
 
 impl Engine {
     /// Carries out one command.

@@ -4,8 +4,8 @@ use diffulex_protocol::{ErrorCode, FinishReason, ServingEvent};
 
 use super::state::Engine;
 use crate::error::{DeviceError, RequestError};
-use crate::pooling::PooledStates;
-use crate::scheduler::{RequestKey, Scheduled};
+use crate::plan::pooling::PooledStates;
+use crate::plan::scheduler::{RequestKey, Scheduled};
 
 impl Engine {
     /// Ends a request with a reply.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use diffulex_protocol::{ErrorCode, FinishReason, NfeCounts, ProfileStart, ServingEvent};
 use serde_json::{Map, Value, json};
 
-use crate::profile::{Part, Recorded, Recording, STEP_ID, Stage};
+use crate::report::profile::{Part, Recorded, Recording, STEP_ID, Stage};
 use crate::sequence::StepChange;
 
 /// Records the engine's profile while there is one.

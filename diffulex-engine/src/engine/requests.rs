@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::time::Instant;
 
 use crate::adapter_id::AdapterId;
-use crate::emit::{Emitter, Usage};
 use crate::error::RequestError;
-use crate::scheduler::{RequestKey, Scheduled};
+use crate::plan::scheduler::{RequestKey, Scheduled};
+use crate::report::emit::{Emitter, Usage};
 use crate::sequence::Sequence;
 
 /// The events of a request, and its clock.

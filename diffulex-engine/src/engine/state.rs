@@ -7,15 +7,15 @@ use diffulex_protocol::ModelCard;
 use super::counters::Counters;
 use super::profiler::Profiler;
 use super::requests::Requests;
-use crate::adapters::AdapterTable;
+use crate::admit::adapters::AdapterTable;
 use crate::config::{EngineConfig, EngineOptions};
-use crate::device_load::DeviceWatch;
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 use crate::load::{LoadProgress, Loaded, load};
-use crate::randomness::{Randomness, Seeded};
+use crate::plan::scheduler::Scheduler;
+use crate::recipe::randomness::{Randomness, Seeded};
+use crate::report::device_load::DeviceWatch;
 use crate::runner::Runner;
-use crate::scheduler::Scheduler;
 use crate::text::TextModel;
 
 /// The engine.

@@ -9,13 +9,13 @@ use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, ModelCard, Serving
 use diffulex_strategies::BlockCandidates;
 
 use super::state::Engine;
-use crate::batch::{BatchEnv, Forward, lay_out};
 use crate::error::{RequestError, StepError};
 use crate::kernels::Vocabulary;
 use crate::models::Outputs;
-use crate::randomness::DrawKey;
-use crate::recipes::candidates;
-use crate::scheduler::{RequestKey, Scheduled, Span};
+use crate::plan::scheduler::{RequestKey, Scheduled, Span};
+use crate::recipe::batch::{BatchEnv, Forward, lay_out};
+use crate::recipe::randomness::DrawKey;
+use crate::recipe::recipes::candidates;
 use crate::sequence::ForwardKind;
 use crate::serving::ServingEngine;
 

@@ -2,6 +2,8 @@
 //!
 //! Never here: the queue, pages, events.
 
+pub(crate) mod adapters;
+
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
@@ -10,7 +12,7 @@ use diffulex_strategies::Strategy;
 use diffulex_strategies::accept::DENOISING_STEPS;
 
 use crate::adapter_id::AdapterId;
-use crate::adapters::{AdapterTable, LoadedAdapter};
+use crate::admit::adapters::{AdapterTable, LoadedAdapter};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
 use crate::sequence::{ContextGrowth, Geometry, LayoutRules, Limits, Sequence};

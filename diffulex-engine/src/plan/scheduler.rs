@@ -13,9 +13,9 @@ use diffulex_protocol::{HeldContext, Pooling};
 
 use crate::adapter_id::AdapterId;
 use crate::config::EngineConfig;
-use crate::contexts::{ContextId, Contexts};
-use crate::kv::{PageHash, PageId, PagePool};
-use crate::pooling::PooledStates;
+use crate::plan::contexts::{ContextId, Contexts};
+use crate::plan::kv::{PageHash, PageId, PagePool};
+use crate::plan::pooling::PooledStates;
 use crate::sequence::{ContextGrowth, Sequence};
 
 /// Maximum rows of prompts in one forward, for prompts that can be encoded in chunks. Chosen by us: above one or two hundred

@@ -6,10 +6,10 @@ use std::ops::Range;
 use diffulex_strategies::Input;
 
 use crate::kernels::{Blend, Guidance, ModelBatch, Recipe, SequenceRows, Vocabulary};
-use crate::logit_changes::LogitChanges;
-use crate::randomness::Randomness;
-use crate::recipes::{self, ScoredPosition, draw_key};
-use crate::scheduler::{RequestKey, Scheduled, Span};
+use crate::plan::scheduler::{RequestKey, Scheduled, Span};
+use crate::recipe::logit_changes::LogitChanges;
+use crate::recipe::randomness::Randomness;
+use crate::recipe::recipes::{self, ScoredPosition, draw_key};
 use crate::sequence::PositionState;
 
 /// Model, device and randomness of a forward.

@@ -6,9 +6,9 @@ use diffulex_strategies::{BlockCandidates, Candidate};
 
 use crate::error::RequestError;
 use crate::kernels::{Recipe, Scored, Vocabulary};
-use crate::logit_changes::LogitChanges;
-use crate::randomness::{DrawKey, Randomness};
-use crate::scheduler::{RequestKey, Scheduled};
+use crate::plan::scheduler::{RequestKey, Scheduled};
+use crate::recipe::logit_changes::LogitChanges;
+use crate::recipe::randomness::{DrawKey, Randomness};
 use crate::sequence::Sequence;
 
 /// An undecided position that a row of a forward predicts.
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
     use crate::alignment::LogitAlignment;
     use crate::kernels::Draw;
-    use crate::randomness::Seeded;
+    use crate::recipe::randomness::Seeded;
     use crate::sequence::Limits;
 
     const VOCABULARY: Vocabulary = Vocabulary { n_sampleable: 12, mask_token_id: None };

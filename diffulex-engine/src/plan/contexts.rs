@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::adapter_id::AdapterId;
-use crate::kv::{PageId, PagePool};
+use crate::plan::kv::{PageId, PagePool};
 
 /// Number of a context.
 pub type ContextId = u64;

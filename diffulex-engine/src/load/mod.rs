@@ -1,5 +1,7 @@
 //! Builds a runner and its resolved configuration from a model's files and the operator's options.
 
+pub(crate) mod identity;
+
 use std::time::Instant;
 
 use diffulex_protocol::{DeviceLoad, ModelCard, ModelIdentity};
@@ -8,18 +10,18 @@ use serde::Deserialize;
 use crate::config::{
     DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, GenerationConfig, Quantization, offered_rules,
 };
-use crate::device_load::{DeviceWatch, ReadLoad};
 use crate::error::{DeviceError, LoadError};
 use crate::files::ModelFiles;
-use crate::identity::model_identity;
 use crate::kernels::cpu::CpuOps;
 use crate::kernels::cuda::CudaOps;
 use crate::kernels::reference::ReferenceOps;
 use crate::kernels::{Ops, WeightType};
+use crate::load::identity::model_identity;
 use crate::models::families::MAX_BLOCK_SIZE;
 use crate::models::{self, ModelSpec};
+use crate::plan::scheduler::Scheduler;
+use crate::report::device_load::{DeviceWatch, ReadLoad};
 use crate::runner::{DeviceRunner, Runner};
-use crate::scheduler::Scheduler;
 use crate::sequence::LayoutRules;
 use crate::text::TextModel;
 
