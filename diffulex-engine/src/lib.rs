@@ -1,47 +1,39 @@
 //! The Diffulex engine: requests, blocks, a paged KV cache and networks behind one tick.
 //!
-//! Arrows point down only: `engine` over `admission`, `scheduler`, `sequence`, `batch`, `sampler`, `emit`; these over `kv`, `text`,
-//! `models`; these over the crate `kernels`. Never here: sockets, HTTP, async.
+//! Arrows point down only: `engine` over `load`, `admit`, `recipe`, `report`; these over `plan`; this over `sequence`; beside them `files`, `text`
+//! and `models` over `kernels`. Never here: sockets, HTTP, async.
 
-mod adapters;
-mod admission;
+mod admit;
 mod alignment;
-pub mod batch;
-mod block_size;
 pub mod config;
-pub mod content;
-pub mod contexts;
-mod device_load;
-pub mod emit;
 pub mod engine;
 pub mod error;
 pub mod files;
-pub mod gguf;
-mod identity;
-pub mod kv;
 mod load;
-mod logit_changes;
 mod memory;
 pub mod models;
-mod pooling;
-pub mod profile;
-pub mod randomness;
+mod plan;
+mod recipe;
+mod report;
 pub mod runner;
-pub mod sampler;
-pub mod scheduler;
 pub mod sequence;
 pub mod serving;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod text;
 
-pub use admission::{check_ids, check_params_ids};
+pub use admit::{check_ids, check_params_ids};
 pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, check_settings};
 pub use diffulex_kernels as kernels;
 pub use diffulex_kernels::AdapterId;
 pub use diffulex_strategies::{Setting, SettingError, Values, settings};
-pub use emit::snapshot_text;
 pub use engine::{Engine, LoadProgress};
 pub use error::{BatchError, DeviceError, LoadError, RequestError, StepError};
-pub use files::ModelFiles;
-pub use identity::model_identity;
+pub use files::{ModelFiles, content, gguf};
+pub use load::identity::model_identity;
+pub use plan::{contexts, kv, scheduler};
+pub use recipe::{batch, randomness, recipes};
+pub use report::emit::snapshot_text;
+pub use report::{emit, profile};
 pub use serving::ServingEngine;
 pub use text::{ConversationEnd, SpecialTokens, TextModel};

@@ -6,7 +6,7 @@ use crate::kernels::AvailableMemory;
 
 /// Inputs to the size of the KV pool.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PoolWish {
+pub(crate) struct PoolSizing {
     pub(crate) page_bytes: u64,
     /// Pages of one request at full length.
     pub(crate) pages_per_request: usize,
@@ -18,7 +18,7 @@ pub(crate) struct PoolWish {
 /// Maximum of the default size of the KV pool. Chosen by us: pages are committed on first use.
 const DEFAULT_KV_CACHE_BYTES: u64 = 1 << 30;
 
-impl PoolWish {
+impl PoolSizing {
     /// Number of pages of the pool. Logs the reason. Fails if `--kv-cache-bytes` or one request does not fit.
     pub(crate) fn n_pages(self, room: Option<&AvailableMemory>) -> Result<usize, String> {
         let Self { page_bytes, pages_per_request, max_num_reqs, kv_cache_bytes } = self;
@@ -67,17 +67,21 @@ mod tests {
 
     #[test]
     fn the_pool_is_what_memory_lets_it_be() {
-        let wish = PoolWish { page_bytes: 1000, pages_per_request: 10, max_num_reqs: 8, kv_cache_bytes: None };
+        let wish = PoolSizing { page_bytes: 1000, pages_per_request: 10, max_num_reqs: 8, kv_cache_bytes: None };
         let room = |free| AvailableMemory { free, total: u64::MAX, source: "S".to_owned(), is_dedicated: false };
-        let pages = |wish: PoolWish, n_bytes: u64| wish.n_pages(Some(&room(n_bytes)));
+        let pages = |wish: PoolSizing, n_bytes: u64| wish.n_pages(Some(&room(n_bytes)));
         assert_eq!(wish.n_pages(None), Ok(80), "a full batch");
         assert_eq!(pages(wish, 1 << 40), Ok(80));
-        assert_eq!(pages(PoolWish { page_bytes: 1 << 20, max_num_reqs: 1 << 20, ..wish }, 1 << 40), Ok(1024), "1 GiB");
+        assert_eq!(
+            pages(PoolSizing { page_bytes: 1 << 20, max_num_reqs: 1 << 20, ..wish }, 1 << 40),
+            Ok(1024),
+            "1 GiB"
+        );
         assert_eq!(pages(wish, 100_000), Ok(50), "half of what is left");
         assert_eq!(pages(wish, 10_000), Ok(10), "one request");
         let message = pages(wish, 9_999).unwrap_err();
         assert!(message.contains("takes 10000 bytes and 9999 are left (S)"), "{message}");
-        let told = |n_bytes| PoolWish { kv_cache_bytes: Some(n_bytes), ..wish };
+        let told = |n_bytes| PoolSizing { kv_cache_bytes: Some(n_bytes), ..wish };
         assert_eq!(pages(told(4_500), 5_000), Ok(4));
         assert_eq!(
             pages(told(5_001), 5_000),

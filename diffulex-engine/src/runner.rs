@@ -10,11 +10,11 @@ use crate::models::{self, Adapters, LowRank, ModelSpec, Network, Outputs};
 
 /// Runs forwards of the loaded network on its device.
 pub trait Runner: Send {
-    /// The network that is loaded.
+    /// Facts about the loaded network.
     fn spec(&self) -> &ModelSpec;
 
-    /// Scores the rows of `text`, then those of `canvases`, by their recipes; the states are those of `text`. `text` comes first: canvases attend to its K/V.
-    /// When it returns, the K/V of every row of `text` are written.
+    /// Runs a forward of `text`, then of `canvases`, which attend to the K/V of `text`. Returns the scores of all recipes, in this
+    /// order, and the states of `text`. The K/V of every row of `text` are written.
     fn forward(&mut self, text: &ModelBatch, canvases: &ModelBatch) -> Result<Outputs, StepError>;
 
     /// Loads an adapter under an id that rows may have from now on, of `max_bytes` at most. Returns the bytes it takes.
@@ -35,7 +35,7 @@ pub struct DeviceRunner<O: Ops> {
 }
 
 impl<O: Ops> DeviceRunner<O> {
-    /// A runner with an empty cache of this extent, and room for so many rows of canvases.
+    /// A runner with an empty cache of this extent and buffers for `n_canvas_rows` rows of canvases.
     pub fn new(
         ops: O,
         network: Box<dyn Network<O>>,
@@ -70,7 +70,7 @@ impl<O: Ops> Runner for DeviceRunner<O> {
                 return Err(BatchError::NoCanvases.into());
             };
             let step = ops.begin(canvases)?;
-            let x = canvas_network.denoise(ops, canvases, &step, conditioning, cache, &mut |_| Ok(()))?;
+            let x = canvas_network.denoise(ops, canvases, &step, conditioning, cache)?;
             let conditioning = canvas_network.self_conditioning(conditioning);
             outputs.scored.extend(ops.score(&x, &network.head(), &canvases.specs, Some(conditioning))?);
         }

@@ -13,6 +13,7 @@ use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::testing::Inspect;
 use serde::de::DeserializeOwned;
 
 /// As between two implementations of a forward in f32 (tests/it/forwards.rs).

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::{Draw, Ops, ScoreSpec, SequenceRows, SampleableTokens, WeightType};
+use diffulex_engine::kernels::{Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;

@@ -43,11 +43,9 @@ pub use any_strategy::{AnyStrategy, StrategyKind, check_settings, settings};
 pub use block_edit::BlockEdit;
 pub use canvas_renoise::CanvasRenoise;
 pub use contract::edit::{Edit, Input, Proposal, TokenBlend};
-pub use contract::layout::{AttentionKind, ContextGrowth, KvReuse, Layout};
+pub use contract::layout::{AttentionKind, KvReuse, Layout};
 pub use contract::setting::{Setting, SettingError, Value, Values};
-pub use contract::view::{
-    BlockCandidates, BlockProgress, BlockView, Candidate, MAX_TOP_K, Score, StepRows,
-};
+pub use contract::view::{BlockCandidates, BlockProgress, BlockView, Candidate, MAX_TOP_K, Score, StepRows};
 pub use contract::{edit, layout, setting, view};
 pub use d2f::D2f;
 pub use diffusion_generate::DiffusionGenerate;

@@ -186,10 +186,10 @@ const FORBIDDEN: &[(&str, &str, &[&str])] = &[
             "diffulex_protocol",
         ],
     ),
-    ("diffulex-engine", "kv", &["engine", "scheduler", "sequence", "models", "kernels"]),
-    ("diffulex-engine", "sequence", &["engine", "scheduler", "models", "kernels", "sampler"]),
-    ("diffulex-engine", "scheduler", &["engine", "models", "kernels", "emit"]),
-    ("diffulex-engine", "emit", &["engine", "models", "kernels", "scheduler"]),
+    ("diffulex-engine", "plan::kv", &["engine", "plan", "sequence", "models", "kernels"]),
+    ("diffulex-engine", "sequence", &["engine", "plan", "recipe", "models", "kernels"]),
+    ("diffulex-engine", "plan", &["engine", "recipe", "models", "kernels", "report"]),
+    ("diffulex-engine", "report", &["engine", "plan", "recipe", "models", "kernels"]),
 ];
 
 #[test]

@@ -8,17 +8,15 @@ mod options;
 
 use diffulex_protocol::{DecodingSettings, OfferedRule, SettingValue};
 use diffulex_strategies::accept::ACCEPT_RULE;
-use diffulex_strategies::{
-    AcceptRule, AnyStrategy, Layout, ModelTraits, Requirements, SettingError, StrategyKind, Value,
-};
+use diffulex_strategies::{AcceptRule, AnyStrategy, ModelTraits, Requirements, SettingError, StrategyKind, Value};
 
 use crate::alignment::LogitAlignment;
-use crate::block_size::MAX_BLOCK_SIZE;
 use crate::error::RequestError;
 use crate::kernels::{AvailableMemory, KvType};
-use crate::memory::PoolWish;
-use crate::models::families::NetworkKind;
+use crate::memory::PoolSizing;
+use crate::models::families::{MAX_BLOCK_SIZE, NetworkKind};
 use crate::models::{Family, ModelSpec};
+use crate::sequence::{Geometry, LayoutRules};
 use crate::text::TextModel;
 
 pub use checkpoint_settings::CheckpointSettings;
@@ -61,8 +59,8 @@ pub struct EngineConfig {
 const PAGE_SIZES: [usize; 5] = [4, 8, 16, 32, 64];
 
 impl EngineConfig {
-    /// The options as they act for a model whose files hold `generation`, where `room` is left in memory. The error names the
-    /// option and what would work.
+    /// Resolves the options for a model with `generation` among its files, with `room` left in memory. The error names the
+    /// option and its range.
     pub fn resolve(
         options: &EngineOptions,
         spec: &ModelSpec,
@@ -174,7 +172,7 @@ fn model(options: &EngineOptions, spec: &ModelSpec) -> Result<ModelTraits, Strin
     Ok(ModelTraits {
         attention: family.attention,
         is_shifted: family.alignment == LogitAlignment::Next,
-        // 2.1 was trained to replace its tokens and DMax to read blends; their files cannot be told from those of 2.0.
+        // 2.1 was trained to replace its tokens and DMax to read blends; their files look like those of 2.0.
         may_edit: family.network == NetworkKind::Llada2,
         // Nobody has trained D2F's adapters for LLaDA-MoE.
         may_have_d2f: family.network != NetworkKind::MoeLlada,
@@ -215,20 +213,16 @@ fn check_sizes(
 ) -> Result<(), String> {
     let block_size = model.block_size;
     let whose = if options.block_size.is_some() { "--block-size" } else { "the model's block size" };
-    let out_of = |most: usize| Err(format!("{whose}: must be 1 to {most}, got {block_size}"));
-    match kind.layout() {
-        Layout::BlockCausal | Layout::PromptFirst if !(1..=MAX_BLOCK_SIZE).contains(&block_size) => {
-            return out_of(MAX_BLOCK_SIZE);
-        }
-        // Such blocks need no alignment, so they may be long; LLaDA's own default is 128.
-        Layout::WholeAnswer if !(1..=model.max_model_len).contains(&block_size) => {
-            return out_of(model.max_model_len);
-        }
-        Layout::Canvases if Some(block_size) != spec.block_size => {
-            let canvas = spec.block_size.unwrap_or(spec.family.block_size);
-            return Err(format!("{whose}: must be {canvas}, the length of this model's canvases, got {block_size}"));
-        }
-        Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer | Layout::Canvases => {}
+    let trained = spec.block_size.unwrap_or(spec.family.block_size);
+    let sizes = LayoutRules::of(kind.layout()).block_sizes(MAX_BLOCK_SIZE, model.max_model_len, trained);
+    if !sizes.contains(&block_size) {
+        let (least, most) = sizes.into_inner();
+        let bounds = if least == most {
+            format!("{most}, the length of this model's canvases")
+        } else {
+            format!("{least} to {most}")
+        };
+        return Err(format!("{whose}: must be {bounds}, got {block_size}"));
     }
     if options.buffer_size.is_some() && !kind.has_buffer() {
         return Err(format!("--buffer-size does not apply to {}, which decodes this model", kind.name()));
@@ -274,21 +268,21 @@ fn mask_token_id(
     text: &TextModel,
     kind: StrategyKind,
 ) -> Result<Option<u32>, String> {
-    let id = match kind.layout() {
-        Layout::BlockCausal | Layout::PromptFirst | Layout::WholeAnswer => options
-            .mask_token_id
-            .or(spec.mask_token_id)
-            .or(family_mask(spec.family, text))
-            .or(text.mask_token_id())
-            .ok_or(
-                "neither config.json nor the tokenizer names a mask token: an autoregressive model has none and cannot be \
-                 served; if this one was trained to denoise, pass --mask-token-id",
-            )?,
-        Layout::Canvases if options.mask_token_id.is_some() => {
+    if LayoutRules::of(kind.layout()).starts_as_noise {
+        if options.mask_token_id.is_some() {
             return Err(format!("--mask-token-id does not apply to {}, which has no mask", kind.name()));
         }
-        Layout::Canvases => return Ok(None),
-    };
+        return Ok(None);
+    }
+    let id = options
+        .mask_token_id
+        .or(spec.mask_token_id)
+        .or(family_mask(spec.family, text))
+        .or(text.mask_token_id())
+        .ok_or(
+        "neither config.json nor the tokenizer names a mask token: an autoregressive model has none and cannot be \
+             served; if this one was trained to denoise, pass --mask-token-id",
+    )?;
     if id as usize >= spec.vocab_size {
         return Err(format!("the mask token id {id} is outside the vocabulary of {}", spec.vocab_size));
     }
@@ -308,24 +302,7 @@ fn eos_token_ids(family: &Family, text: &TextModel) -> Vec<u32> {
 
 /// Refuses a row budget smaller than the rows that are always forwarded together.
 fn check_rows(max_num_batched_tokens: usize, max_model_len: usize, requirements: &Requirements) -> Result<(), String> {
-    let Requirements { block_size, buffer_size, .. } = *requirements;
-    let (least, what) = match requirements.layout {
-        Layout::BlockCausal => (
-            (2 * buffer_size + 2) * block_size,
-            format!("a window of {buffer_size} blocks of {block_size} and as many to encode"),
-        ),
-        Layout::PromptFirst => (
-            max_model_len + 2 * block_size,
-            format!("the longest prompt, which is encoded whole, and two blocks of {block_size}"),
-        ),
-        Layout::Canvases => {
-            ((2 * buffer_size + 2) * block_size, format!("two canvases of {block_size} and as many to encode"))
-        }
-        Layout::WholeAnswer => {
-            let what = "the longest prompt and answer, which are forwarded whole, and twice with guidance";
-            (requirements.n_copies() * max_model_len, what.to_owned())
-        }
-    };
+    let (least, what) = LayoutRules::of(requirements.layout).least_rows(requirements, max_model_len);
     if max_num_batched_tokens < least {
         return Err(format!(
             "--max-num-batched-tokens: must be at least {least}, {what}; got {max_num_batched_tokens}"
@@ -346,9 +323,8 @@ fn n_pages(
     let page_size = options.page_size as usize;
     let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
     // Blocks counted from the end of the prompt exceed the limit most after the longest prompt.
-    let n_positions =
-        requirements.layout.extent(max_model_len.saturating_sub(1), max_model_len, requirements.block_size);
-    let pool = PoolWish {
+    let n_positions = Geometry::new(requirements, max_model_len.saturating_sub(1), max_model_len).extent();
+    let pool = PoolSizing {
         page_bytes: (values_of_position * page_size * kv_type.n_bytes()) as u64,
         pages_per_request: requirements.n_copies() * n_positions.div_ceil(page_size),
         max_num_reqs: options.max_num_reqs as usize,

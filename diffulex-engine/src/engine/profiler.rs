@@ -2,12 +2,14 @@
 //!
 //! Off, each call is one branch. Never here: decisions; files, which are [`Recording`]'s.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
-use diffulex_protocol::{ProfileStart, ServingEvent};
+use diffulex_protocol::{ErrorCode, FinishReason, NfeCounts, ProfileStart, ServingEvent};
 use serde_json::{Map, Value, json};
 
-use crate::profile::{Part, Recorded, Recording, STEP_ID, Stage};
+use crate::report::profile::{Part, Recorded, Recording, STEP_ID, Stage};
+use crate::sequence::StepChange;
 
 /// Records the engine's profile while there is one.
 #[derive(Debug, Default)]
@@ -93,21 +95,51 @@ impl Profiler {
         recording.flush();
     }
 
-    /// `name` happens to a request.
-    pub(super) fn event(&mut self, stage: Stage, name: &'static str, rid: &str, details: impl FnOnce() -> Value) {
+    /// Records `name` of a request.
+    fn event(&mut self, stage: Stage, name: &'static str, rid: &str, details: impl FnOnce() -> Value) {
         let Some(recording) = &mut self.recording else { return };
         let now = recording.clock().now();
         recording.event(stage, name, rid, now, details());
     }
 
-    /// A request's part of the step, as [`Self::event`].
-    pub(super) fn step_event(&mut self, rid: &str, details: impl FnOnce() -> Value) {
+    /// A request came from the front end.
+    pub(super) fn request_received(&mut self, rid: &str) {
+        self.event(Stage::Engine, "stage_input_received", rid, || json!({"from_stage": "frontend"}));
+    }
+
+    /// A request was admitted and waits.
+    pub(super) fn request_queued(&mut self, rid: &str) {
+        self.event(Stage::Engine, "scheduler_queue_enter", rid, || json!({}));
+    }
+
+    /// A request is forwarded for the first time.
+    pub(super) fn request_started(&mut self, rid: &str) {
+        self.event(Stage::Engine, "scheduler_prefill_start", rid, || json!({}));
+    }
+
+    /// A request took part in the step, with a forward over `blocks`; `nfe` includes it.
+    pub(super) fn request_stepped(&mut self, rid: &str, change: &StepChange, blocks: &Range<usize>, nfe: NfeCounts) {
         let step = self.step.idx;
         self.event(Stage::Engine, "denoise_step", rid, || {
-            let mut details = details();
-            details["step"] = step.into();
-            details
+            json!({"kind": change.kind, "nfe": nfe.charged(), "blocks": [blocks.start, blocks.end],
+                   "accepted": change.filled.len(), "blocks_done": change.block_steps, "step": step})
         });
+    }
+
+    /// A request ends with a reply, after `nfe` forwards.
+    pub(super) fn request_completed(&mut self, rid: &str, reason: FinishReason, nfe: NfeCounts) {
+        let details = || json!({"next": "detokenizer", "finish_reason": reason, "nfe": nfe});
+        self.event(Stage::Engine, "stage_complete", rid, details);
+    }
+
+    /// A request ends with an error.
+    pub(super) fn request_failed(&mut self, rid: &str, code: ErrorCode) {
+        self.event(Stage::Engine, "stage_failed", rid, || json!({"error": code}));
+    }
+
+    /// The front end aborts a request.
+    pub(super) fn abort_received(&mut self, rid: &str) {
+        self.event(Stage::Engine, "abort_received", rid, || json!({}));
     }
 
     /// The events about a request go to the front end.

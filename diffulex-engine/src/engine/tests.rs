@@ -2,12 +2,19 @@
 
 use std::path::Path;
 
-use diffulex_protocol::{SamplingParams, ServingInput, SnapshotSpan, StreamMode};
+use diffulex_protocol::{
+    SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
+};
 
-use super::*;
-use crate::error::BatchError;
+use super::Engine;
+use crate::AdapterId;
+use crate::config::EngineOptions;
+use crate::error::{BatchError, DeviceError, LoadError, StepError};
+use crate::files::ModelFiles;
 use crate::kernels::ModelBatch;
 use crate::models::{ModelSpec, Outputs};
+use crate::runner::Runner;
+use crate::serving::ServingEngine;
 
 /// A runner whose next forward fails, where there is an error for it.
 struct Failing {

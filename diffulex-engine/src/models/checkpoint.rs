@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use safetensors::{Dtype, SafeTensors};
 
-use crate::content::Content;
 use crate::error::LoadError;
 use crate::files::ModelFiles;
-use crate::gguf::Gguf;
+use crate::files::content::Content;
+use crate::files::gguf::Gguf;
 use crate::kernels::{BlockType, WeightData, WeightType};
 
 /// Maximum names listed in an error.
@@ -112,7 +112,7 @@ struct Entry {
     stored: Stored,
     shape: Vec<usize>,
     range: Range<usize>,
-    /// See [`crate::gguf::Tensor::paired_heads`].
+    /// See [`crate::files::gguf::Tensor::paired_heads`].
     paired_heads: Option<usize>,
 }
 

@@ -11,11 +11,10 @@ use std::iter::from_fn;
 use serde::Deserialize;
 
 use super::config_fields::{check_positive, check_sizes, fields_of, parse, refuse};
-use super::families::Family;
+use super::families::{Family, MAX_BLOCK_SIZE};
 use super::loader::Loader;
 use super::low_rank::{Adapters, Site};
 use super::{Head, KvHeads, ModelSpec, Network};
-use crate::block_size::MAX_BLOCK_SIZE;
 use crate::error::{LoadError, StepError};
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activation, Attention, GatedMlp, MatrixBias, Ops, RopeTable};
@@ -463,37 +462,42 @@ impl<O: Ops> Network<O> for Decoder<O> {
         &self.sites
     }
 
-    fn hidden(
+    fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn embed(&self, ops: &O, step: &O::Step<'_>) -> Result<O::Tensor, StepError> {
+        let mut x = ops.embed(&self.embedding, step)?;
+        ops.blend(&mut x, &self.embedding, step)?;
+        Ok(x)
+    }
+
+    fn run_layer(
         &self,
+        index: usize,
+        x: &mut O::Tensor,
         ops: &O,
         step: &O::Step<'_>,
         adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
-        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
-    ) -> Result<O::Tensor, StepError> {
+    ) -> Result<(), StepError> {
+        let layer = &self.layers[index];
         let scale = 1.0 / (self.head_dim as f32).sqrt();
         let attention = Attention { n_heads: self.n_heads, reach: None, scale };
-        let mut x = ops.embed(&self.embedding, step)?;
-        ops.blend(&mut x, &self.embedding, step)?;
-        observe(&x)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
-            let [mut q, mut k, v] = layer.qkv.apply(ops, step, &normed, adapters)?;
-            let q_norm = layer.q_norm.as_ref().map(|weight| (weight, self.eps));
-            let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
-            ops.norm_rope(&mut q, q_norm, &self.rope, step)?;
-            ops.norm_rope(&mut k, k_norm, &self.rope, step)?;
-            // Stored before attention, so that rows of this forward attend to each other through the cache.
-            ops.store(cache, index, &k, &v, step)?;
-            let attended = ops.attend(&q, cache, index, attention, step)?;
-            let [mixed] = layer.o.apply(ops, step, &attended, adapters)?;
-            ops.add(&mut x, &mixed)?;
+        let normed = ops.rms_norm(x, &layer.input_norm, self.eps)?;
+        let [mut q, mut k, v] = layer.qkv.apply(ops, step, &normed, adapters)?;
+        let q_norm = layer.q_norm.as_ref().map(|weight| (weight, self.eps));
+        let k_norm = layer.k_norm.as_ref().map(|weight| (weight, self.eps));
+        ops.norm_rope(&mut q, q_norm, &self.rope, step)?;
+        ops.norm_rope(&mut k, k_norm, &self.rope, step)?;
+        // Stored before anything attends, so that rows of this forward attend to each other through the cache.
+        ops.store(cache, index, &k, &v, step)?;
+        let attended = ops.attend(&q, cache, index, attention, step)?;
+        let [mixed] = layer.o.apply(ops, step, &attended, adapters)?;
+        ops.add(x, &mixed)?;
 
-            let normed = ops.rms_norm(&x, &layer.post_attention_norm, self.eps)?;
-            ops.add(&mut x, &layer.feed_forward.apply(ops, step, &normed, adapters)?)?;
-            observe(&x)?;
-        }
-        Ok(x)
+        let normed = ops.rms_norm(x, &layer.post_attention_norm, self.eps)?;
+        ops.add(x, &layer.feed_forward.apply(ops, step, &normed, adapters)?)
     }
 
     fn head(&self) -> Head<'_, O> {

@@ -394,54 +394,44 @@ impl<O: Ops> DiffusionGemma<O> {
         }
     }
 
-    fn embed(&self, ops: &O, step: &O::Step<'_>) -> Result<O::Tensor, StepError> {
-        let mut x = ops.embed(&self.embedding, step)?;
-        ops.scale(&mut x, self.embedding_scale)?;
-        Ok(x)
-    }
-
     fn run(
         &self,
-        ops: &O,
-        mut x: O::Tensor,
-        step: &O::Step<'_>,
+        index: usize,
+        x: &mut O::Tensor,
         pass: Pass,
+        ops: &O,
+        step: &O::Step<'_>,
         cache: &mut O::Cache,
-        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
-    ) -> Result<O::Tensor, StepError> {
-        observe(&x)?;
-        for (index, layer) in self.layers.iter().enumerate() {
-            let reach = match (layer.layer_type, pass) {
-                (LayerType::FullAttention, _) => None,
-                (LayerType::SlidingAttention, Pass::Encode) => Some(self.window),
-                (LayerType::SlidingAttention, Pass::Denoise) => Some((self.window - 1).saturating_add(self.canvas_len)),
-            };
-            let attention = Attention { n_heads: self.n_heads, reach, scale: 1.0 };
-            let normed = ops.rms_norm(&x, &layer.input_norm, self.eps)?;
-            let kind = self.kind(layer.layer_type);
-            let [mut q, mut k, mut v] = layer.qkv.apply(ops, &normed)?;
-            ops.norm_rope(&mut q, Some((&layer.q_norm, self.eps)), &kind.rope, step)?;
-            ops.norm_rope(&mut k, Some((&layer.k_norm, self.eps)), &kind.rope, step)?;
-            ops.norm_rope(&mut v, Some((&kind.ones, self.eps)), &kind.still, step)?;
-            ops.store(cache, index, &k, &v, step)?;
-            let attended = ops.linear(&ops.attend(&q, cache, index, attention, step)?, &layer.o, None)?;
-            ops.add(&mut x, &ops.rms_norm(&attended, &layer.post_attention_norm, self.eps)?)?;
+    ) -> Result<(), StepError> {
+        let layer = &self.layers[index];
+        let reach = match (layer.layer_type, pass) {
+            (LayerType::FullAttention, _) => None,
+            (LayerType::SlidingAttention, Pass::Encode) => Some(self.window),
+            (LayerType::SlidingAttention, Pass::Denoise) => Some((self.window - 1).saturating_add(self.canvas_len)),
+        };
+        let attention = Attention { n_heads: self.n_heads, reach, scale: 1.0 };
+        let normed = ops.rms_norm(x, &layer.input_norm, self.eps)?;
+        let kind = self.kind(layer.layer_type);
+        let [mut q, mut k, mut v] = layer.qkv.apply(ops, &normed)?;
+        ops.norm_rope(&mut q, Some((&layer.q_norm, self.eps)), &kind.rope, step)?;
+        ops.norm_rope(&mut k, Some((&layer.k_norm, self.eps)), &kind.rope, step)?;
+        ops.norm_rope(&mut v, Some((&kind.ones, self.eps)), &kind.still, step)?;
+        ops.store(cache, index, &k, &v, step)?;
+        let attended = ops.linear(&ops.attend(&q, cache, index, attention, step)?, &layer.o, None)?;
+        ops.add(x, &ops.rms_norm(&attended, &layer.post_attention_norm, self.eps)?)?;
 
-            let normed = ops.rms_norm(&x, &layer.pre_mlp_norm, self.eps)?;
-            let mut sum = ops.rms_norm(&layer.mlp.apply(ops, &normed)?, &layer.post_mlp_norm, self.eps)?;
-            let logits = ops.linear(&ops.rms_norm(&x, &layer.router_norm, self.eps)?, &layer.router, None)?;
-            let normed = ops.rms_norm(&x, &layer.pre_experts_norm, self.eps)?;
-            let routed = ops.experts(&normed, &logits, &layer.experts)?;
-            ops.add(&mut sum, &ops.rms_norm(&routed, &layer.post_experts_norm, self.eps)?)?;
-            ops.add(&mut x, &ops.rms_norm(&sum, &layer.post_norm, self.eps)?)?;
-            let scalar = match pass {
-                Pass::Encode => layer.encoder_scalar,
-                Pass::Denoise => layer.decoder_scalar,
-            };
-            ops.scale(&mut x, scalar)?;
-            observe(&x)?;
-        }
-        Ok(x)
+        let normed = ops.rms_norm(x, &layer.pre_mlp_norm, self.eps)?;
+        let mut sum = ops.rms_norm(&layer.mlp.apply(ops, &normed)?, &layer.post_mlp_norm, self.eps)?;
+        let logits = ops.linear(&ops.rms_norm(x, &layer.router_norm, self.eps)?, &layer.router, None)?;
+        let normed = ops.rms_norm(x, &layer.pre_experts_norm, self.eps)?;
+        let routed = ops.experts(&normed, &logits, &layer.experts)?;
+        ops.add(&mut sum, &ops.rms_norm(&routed, &layer.post_experts_norm, self.eps)?)?;
+        ops.add(x, &ops.rms_norm(&sum, &layer.post_norm, self.eps)?)?;
+        let scalar = match pass {
+            Pass::Encode => layer.encoder_scalar,
+            Pass::Denoise => layer.decoder_scalar,
+        };
+        ops.scale(x, scalar)
     }
 }
 
@@ -523,16 +513,26 @@ impl<O: Ops> Network<O> for DiffusionGemma<O> {
         &self.spec
     }
 
-    fn hidden(
+    fn n_layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn embed(&self, ops: &O, step: &O::Step<'_>) -> Result<O::Tensor, StepError> {
+        let mut x = ops.embed(&self.embedding, step)?;
+        ops.scale(&mut x, self.embedding_scale)?;
+        Ok(x)
+    }
+
+    fn run_layer(
         &self,
+        index: usize,
+        x: &mut O::Tensor,
         ops: &O,
         step: &O::Step<'_>,
         _: &Adapters<'_, O>,
         cache: &mut O::Cache,
-        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
-    ) -> Result<O::Tensor, StepError> {
-        let x = self.embed(ops, step)?;
-        self.run(ops, x, step, Pass::Encode, cache, observe)
+    ) -> Result<(), StepError> {
+        self.run(index, x, Pass::Encode, ops, step, cache)
     }
 
     fn head(&self) -> Head<'_, O> {
@@ -545,14 +545,12 @@ impl<O: Ops> Network<O> for DiffusionGemma<O> {
 }
 
 impl<O: Ops> CanvasNetwork<O> for DiffusionGemma<O> {
-    fn denoise(
+    fn embed_canvases(
         &self,
         ops: &O,
         canvases: &ModelBatch,
         step: &O::Step<'_>,
         conditioning: &O::Tensor,
-        cache: &mut O::Cache,
-        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
     ) -> Result<O::Tensor, StepError> {
         let mut x = self.embed(ops, step)?;
         // A first step has nothing to add, but the norm after the sum still applies.
@@ -561,8 +559,18 @@ impl<O: Ops> CanvasNetwork<O> for DiffusionGemma<O> {
             let normed = ops.rms_norm(&from, &self.conditioning_norm, self.eps)?;
             ops.add_rows(&mut x, step, RowList::Conditioned, &self.conditioning_mlp.apply(ops, &normed)?)?;
         }
-        let x = ops.rms_norm(&x, &self.ones, self.eps)?;
-        self.run(ops, x, step, Pass::Denoise, cache, observe)
+        ops.rms_norm(&x, &self.ones, self.eps)
+    }
+
+    fn denoise_layer(
+        &self,
+        index: usize,
+        x: &mut O::Tensor,
+        ops: &O,
+        step: &O::Step<'_>,
+        cache: &mut O::Cache,
+    ) -> Result<(), StepError> {
+        self.run(index, x, Pass::Denoise, ops, step, cache)
     }
 
     fn self_conditioning<'a>(&'a self, rows: &'a mut O::Tensor) -> SelfConditioning<'a, O> {

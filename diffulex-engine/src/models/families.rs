@@ -10,6 +10,9 @@ use diffulex_strategies::AttentionKind;
 
 use crate::alignment::LogitAlignment;
 
+/// Longest block that a model was trained with: that of the largest SDAR variant.
+pub const MAX_BLOCK_SIZE: usize = 64;
+
 /// Networks, each in its own file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkKind {

@@ -100,16 +100,37 @@ pub trait Network<O: Ops>: Send + Sync {
         &[]
     }
 
-    /// The residual stream of every row after the last layer. Writes the K/V of every row. `observe` is called with the stream
-    /// after the embedding and after each layer.
+    /// Number of layers.
+    fn n_layers(&self) -> usize;
+
+    /// The residual stream of every row before the first layer.
+    fn embed(&self, ops: &O, step: &O::Step<'_>) -> Result<O::Tensor, StepError>;
+
+    /// Runs layer `index` on the residual stream `x` of every row. Writes the K/V of every row in this layer.
+    fn run_layer(
+        &self,
+        index: usize,
+        x: &mut O::Tensor,
+        ops: &O,
+        step: &O::Step<'_>,
+        adapters: &Adapters<'_, O>,
+        cache: &mut O::Cache,
+    ) -> Result<(), StepError>;
+
+    /// The residual stream of every row after the last layer. Writes the K/V of every row.
     fn hidden(
         &self,
         ops: &O,
         step: &O::Step<'_>,
         adapters: &Adapters<'_, O>,
         cache: &mut O::Cache,
-        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
-    ) -> Result<O::Tensor, StepError>;
+    ) -> Result<O::Tensor, StepError> {
+        let mut x = self.embed(ops, step)?;
+        for index in 0..self.n_layers() {
+            self.run_layer(index, &mut x, ops, step, adapters, cache)?;
+        }
+        Ok(x)
+    }
 
     /// The output head.
     fn head(&self) -> Head<'_, O>;
@@ -128,7 +149,7 @@ pub trait Network<O: Ops>: Send + Sync {
         cache: &mut O::Cache,
     ) -> Result<Outputs, StepError> {
         let step = ops.begin(batch)?;
-        let x = self.hidden(ops, &step, adapters, cache, &mut |_| Ok(()))?;
+        let x = self.hidden(ops, &step, adapters, cache)?;
         let mut states = Vec::new();
         if !batch.state_rows.is_empty() {
             let rows = ops.select(&x, &step, RowList::States)?;
@@ -136,36 +157,32 @@ pub trait Network<O: Ops>: Send + Sync {
         }
         Ok(Outputs { scored: ops.score(&x, &self.head(), &batch.specs, None)?, states })
     }
-
-    /// Runs a forward and returns the logits of the batch's `state_rows`, on the host.
-    fn forward(
-        &self,
-        ops: &O,
-        batch: &ModelBatch,
-        adapters: &Adapters<'_, O>,
-        cache: &mut O::Cache,
-    ) -> Result<Vec<f32>, StepError> {
-        let step = ops.begin(batch)?;
-        let x = self.hidden(ops, &step, adapters, cache, &mut |_| Ok(()))?;
-        ops.host(&self.head().logits(ops, &ops.select(&x, &step, RowList::States)?)?)
-    }
-
-    /// The residual stream after the embedding and after each layer, for tests.
-    fn hidden_states(&self, ops: &O, batch: &ModelBatch, cache: &mut O::Cache) -> Result<Vec<Vec<f32>>, StepError> {
-        let mut states = Vec::new();
-        self.hidden(ops, &ops.begin(batch)?, &Adapters::none(), cache, &mut |x| {
-            states.push(ops.host(x)?);
-            Ok(())
-        })?;
-        Ok(states)
-    }
 }
 
 /// A network that denoises canvases, which have no masks, after a context encoded by [`Network::hidden`].
 pub trait CanvasNetwork<O: Ops>: Network<O> {
-    /// Returns the residual stream after the last layer for the rows of whole canvases. Each row attends to the context and its
-    /// whole canvas; `step` was built from `canvases`. Writes the rows' K/V, which are valid only for this call. `conditioning` is
-    /// the buffer written by earlier steps.
+    /// The residual stream of the rows of `canvases` before the first layer; `step` has the same rows. `conditioning` is the buffer that
+    /// earlier steps wrote to.
+    fn embed_canvases(
+        &self,
+        ops: &O,
+        canvases: &ModelBatch,
+        step: &O::Step<'_>,
+        conditioning: &O::Tensor,
+    ) -> Result<O::Tensor, StepError>;
+
+    /// Runs layer `index` on the residual stream `x` of the rows of whole canvases, each of which attends to the context and all of its
+    /// canvas. Writes the rows' K/V in this layer, which are valid for this step only.
+    fn denoise_layer(
+        &self,
+        index: usize,
+        x: &mut O::Tensor,
+        ops: &O,
+        step: &O::Step<'_>,
+        cache: &mut O::Cache,
+    ) -> Result<(), StepError>;
+
+    /// The residual stream of the rows of `canvases` after the last layer.
     fn denoise(
         &self,
         ops: &O,
@@ -173,8 +190,13 @@ pub trait CanvasNetwork<O: Ops>: Network<O> {
         step: &O::Step<'_>,
         conditioning: &O::Tensor,
         cache: &mut O::Cache,
-        observe: &mut dyn FnMut(&O::Tensor) -> Result<(), StepError>,
-    ) -> Result<O::Tensor, StepError>;
+    ) -> Result<O::Tensor, StepError> {
+        let mut x = self.embed_canvases(ops, canvases, step, conditioning)?;
+        for index in 0..self.n_layers() {
+            self.denoise_layer(index, &mut x, ops, step, cache)?;
+        }
+        Ok(x)
+    }
 
     /// Returns the self-conditioning that a step writes to the buffer `rows`, `[n, conditioning_width]`, for the next step.
     fn self_conditioning<'a>(&'a self, rows: &'a mut O::Tensor) -> SelfConditioning<'a, O>;

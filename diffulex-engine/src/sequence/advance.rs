@@ -2,28 +2,12 @@
 
 use std::ops::Range;
 
-use diffulex_strategies::{BlockCandidates, BlockView, Edit, Input, KvReuse, Layout, Proposal};
+use diffulex_strategies::{BlockCandidates, Edit, Input, KvReuse, Proposal};
 
-use super::{BlockStatus, Context, ForwardKind, PositionState, Scratch, Sequence};
+use super::blocks::BlockStatus;
+use super::state::Sequence;
+use super::step::StepChange;
 use crate::error::RequestError;
-
-/// Steps that may change nothing before the watchdog forces a token: one can be a legal pause of a gated rule.
-const MAX_IDLE_STEPS: u32 = 2;
-
-/// Effects of one step on a request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StepChange {
-    /// The purpose of the forward.
-    pub kind: ForwardKind,
-    /// Confidence of each position decided below the limit.
-    pub filled: Vec<f32>,
-    /// Denoise steps of each block that was decided.
-    pub block_steps: Vec<usize>,
-    /// The watchdog had to force a token.
-    pub was_forced: bool,
-    /// A token below the limit changed, or can change no more.
-    pub is_visible: bool,
-}
 
 impl Sequence {
     /// Takes the outcome of a forward over `blocks`: `candidates` of each block that is not decided, in order.
@@ -34,83 +18,92 @@ impl Sequence {
         blocks: Range<usize>,
         candidates: &[BlockCandidates],
     ) -> Result<StepChange, RequestError> {
-        let kind = self.forward_kind(&blocks);
-        match kind {
-            ForwardKind::Denoise | ForwardKind::Score => self.nfe.denoise += 1,
-            ForwardKind::Rebuild => self.nfe.rebuild += 1,
-            ForwardKind::Prefill => self.nfe.prefill += 1,
-            ForwardKind::Commit => self.nfe.commit += 1,
-        }
-        let mut change =
-            StepChange { kind, filled: Vec::new(), block_steps: Vec::new(), was_forced: false, is_visible: false };
+        let change = StepChange::new(self.forward_kind(&blocks));
+        self.decoding.count(change.kind);
+        let mut step = Step { sequence: self, change };
         // Every decision is taken on the state before this step, so the order of blocks does not matter.
-        let mut proposals: Vec<(usize, Proposal)> = Vec::with_capacity(candidates.len());
-        for BlockCandidates { block: index, candidates } in
-            candidates.iter().filter(|block| !block.candidates.is_empty())
-        {
-            let view = BlockView {
-                progress: self.progress(*index),
-                previous: index.checked_sub(1).map(|previous| self.progress(previous)),
-                step: self.blocks[*index].steps,
-                full_steps: self.blocks[*index].full_steps,
-                unchanged_steps: self.blocks[*index].unchanged_steps,
-                last_confidences: &self.positions.last_confidences[self.block_range(*index)],
-                written_confidences: &self.positions.written_confidences[self.block_range(*index)],
-                candidates,
-            };
-            proposals.push((*index, self.strategy.step(&view)));
-        }
-        self.note_confidences(candidates);
-        self.note_scores(candidates);
-        let settles = |index: usize, proposal: &Proposal| proposal.settles && self.progress(index).is_complete();
-        let n_proposed: usize = proposals
-            .iter()
-            .map(|(index, proposal)| proposal.edits.len() + usize::from(settles(*index, proposal)))
-            .sum();
-        let n_changes = n_proposed + self.note_written(blocks);
-        let is_idle = n_changes == 0 && !self.declared.may_pause();
-        self.n_idle_steps = if is_idle { self.n_idle_steps + 1 } else { 0 };
-        if self.n_idle_steps >= MAX_IDLE_STEPS {
-            proposals = vec![self.forced(candidates)?];
-            self.n_idle_steps = 0;
-            change.was_forced = true;
+        let mut proposals = step.proposals(candidates);
+        step.note_candidates(candidates);
+        let n_changes = step.n_proposed(&proposals) + step.note_written(blocks);
+        if step.sequence.decoding.is_stuck(n_changes) {
+            proposals = vec![step.forced(candidates)?];
+            step.change.was_forced = true;
         }
         for (index, proposal) in &proposals {
-            let was_full = self.progress(*index).is_complete();
-            let range = self.block_range(*index);
-            let before = self.positions.tokens[range.clone()].to_vec();
-            for edit in &proposal.edits {
-                self.apply(*index, *edit, &mut change)?;
-            }
-            if self.params.top_logprobs > 0 {
-                self.note_alternatives(*index, &proposal.edits, candidates);
-            }
-            let is_unchanged = was_full && before == self.positions.tokens[range];
-            let block = &mut self.blocks[*index];
-            block.steps += 1;
-            block.full_steps += usize::from(was_full);
-            block.unchanged_steps = if is_unchanged { block.unchanged_steps + 1 } else { 0 };
+            step.apply(*index, proposal, candidates)?;
         }
-        self.settle(&proposals, &mut change);
-        self.note_stop();
-        self.note_repetition();
-        Ok(change)
+        step.settle(&proposals);
+        step.find_end();
+        Ok(step.change)
     }
 
-    /// Records the confidences of this step, for the next step to compare with.
-    fn note_confidences(&mut self, candidates: &[BlockCandidates]) {
+    /// Skips steps that write nothing whatever the network predicts: those of a schedule with more steps than positions to fill.
+    /// Their forwards would read the same inputs as the one before, so the answer does not change, and there are no more forwards
+    /// than positions to fill. Only if every step forwards everything. `chance` is the number drawn for a position at a step of
+    /// its block.
+    pub fn pass_idle_steps(&mut self, chance: impl Fn(usize, usize) -> f32) {
+        let Some(rule) = self.decoding.requirements().accept.filter(|rule| rule.may_pause()) else { return };
+        let Some(index) = self.first_open().filter(|_| self.geometry.rules().attends_to_all) else { return };
+        let Some(n_steps) = rule.denoising_steps() else { return };
+        let range = self.geometry.block_range(index);
+        let n_to_fill = range.len() - self.answer.n_given(range.clone());
+        let masked = self.block(index).undecided();
+        let step = self.blocks[index].steps;
+        // Steps over a part of the block follow no schedule.
+        if n_steps <= n_to_fill || self.block(index).focus().decided.len() < range.len() {
+            return;
+        }
+        let is_idle =
+            |step: &usize| rule.is_idle(*step, range.len(), masked.iter().map(|position| chance(*position, *step)));
+        self.blocks.skip_steps(index, (step..n_steps).take_while(is_idle).count());
+    }
+}
+
+/// One step of a sequence, and its effects so far.
+struct Step<'a> {
+    sequence: &'a mut Sequence,
+    change: StepChange,
+}
+
+impl Step<'_> {
+    /// Edits that the strategy proposes, with the index of each block.
+    fn proposals(&self, candidates: &[BlockCandidates]) -> Vec<(usize, Proposal)> {
+        let propose = |BlockCandidates { block, candidates }: &BlockCandidates| {
+            (*block, self.sequence.decoding.step(&self.sequence.block(*block).view(candidates)))
+        };
+        candidates.iter().filter(|block| !block.candidates.is_empty()).map(propose).collect()
+    }
+
+    /// Whether `proposal` decides the drafts of block `index`, all of which is written.
+    fn settles(&self, index: usize, proposal: &Proposal) -> bool {
+        proposal.settles && self.sequence.block(index).progress().is_complete()
+    }
+
+    fn n_proposed(&self, proposals: &[(usize, Proposal)]) -> usize {
+        let n_of =
+            |(index, proposal): &(usize, Proposal)| proposal.edits.len() + usize::from(self.settles(*index, proposal));
+        proposals.iter().map(n_of).sum()
+    }
+
+    /// Records the confidences and scores of this step.
+    fn note_candidates(&mut self, candidates: &[BlockCandidates]) {
+        let Sequence { geometry, answer, decoding, .. } = &mut *self.sequence;
         for BlockCandidates { block, candidates } in candidates {
-            let start = self.block_start(*block);
+            let start = geometry.block_start(*block);
             for candidate in candidates {
-                self.positions.last_confidences[start + candidate.row] = candidate.confidence;
+                answer.positions.last_confidences[start + candidate.row] = candidate.confidence;
             }
         }
+        decoding.note_scores(candidates);
     }
 
     /// Records the likeliest tokens of the positions of block `index` that `edits` wrote.
     fn note_alternatives(&mut self, index: usize, edits: &[Edit], candidates: &[BlockCandidates]) {
-        let n_wanted = self.params.top_logprobs as usize;
-        let Some(block) = candidates.iter().find(|block| block.block == index) else { return };
+        let Sequence { geometry, answer, .. } = &mut *self.sequence;
+        let n_wanted = answer.params().top_logprobs as usize;
+        let Some(block) = candidates.iter().find(|block| block.block == index).filter(|_| n_wanted > 0) else {
+            return;
+        };
         for edit in edits {
             let (row, is_written) = match edit {
                 Edit::Fill { row, .. } | Edit::Draft { row, .. } => (*row, true),
@@ -121,27 +114,27 @@ impl Sequence {
                 let likeliest = std::iter::once(candidate.likeliest).chain(candidate.runners_up.iter().copied());
                 likeliest.take(n_wanted).filter(|(_, probability)| *probability > 0.0).collect()
             });
-            let position = self.block_start(index) + row;
-            self.positions.alternatives[position] = alternatives.unwrap_or_default();
+            answer.positions.alternatives[geometry.block_start(index) + row] = alternatives.unwrap_or_default();
         }
     }
 
     /// Records the K/V that a forward over `blocks` wrote. Returns the number of blocks that progressed by it.
     fn note_written(&mut self, blocks: Range<usize>) -> usize {
-        let mut n_changes = self.note_context(&blocks);
+        let mut n_changes = self.note_forward(&blocks);
+        let sequence = &mut *self.sequence;
         for index in blocks {
-            let range = self.block_range(index);
-            match self.blocks[index].status {
+            match sequence.blocks[index].status {
                 BlockStatus::Ready => {
-                    self.blocks[index].status = BlockStatus::Cached;
+                    sequence.blocks.cache(index);
                     n_changes += 1;
                 }
                 BlockStatus::Active => {
-                    let restored = self.restored(index).map(<[Input]>::to_vec);
+                    let range = sequence.geometry.block_range(index);
+                    let restored = sequence.block(index).restored().map(<[Input]>::to_vec);
                     n_changes += usize::from(restored.is_some());
-                    if self.focus(index).forwarded.len() == range.len() {
-                        let written = restored.unwrap_or_else(|| self.positions.inputs[range].to_vec());
-                        self.blocks[index].scratch = Scratch::Kept(written);
+                    if sequence.block(index).focus().forwarded.len() == range.len() {
+                        let written = restored.unwrap_or_else(|| sequence.answer.positions.inputs[range].to_vec());
+                        sequence.blocks.keep_kv(index, written);
                     }
                 }
                 BlockStatus::Cached => {}
@@ -150,18 +143,20 @@ impl Sequence {
         n_changes
     }
 
-    /// Records a forward over all positions whose K/V the next steps reuse. Returns 1 if it restored lost K/V.
-    fn note_context(&mut self, blocks: &Range<usize>) -> usize {
-        if self.declared.kv_reuse == KvReuse::None {
+    /// Records a forward over all positions if the next steps reuse its K/V. Returns 1 if it restored lost K/V.
+    fn note_forward(&mut self, blocks: &Range<usize>) -> usize {
+        let sequence = &mut *self.sequence;
+        if sequence.decoding.requirements().kv_reuse == KvReuse::None {
             return 0;
         }
-        let Some(block) = self.first_open().filter(|_| self.rows_of(blocks).len() == self.positions.tokens.len())
-        else {
+        let n_positions = sequence.answer.tokens().len();
+        let Some(block) = sequence.first_open().filter(|_| sequence.rows_of(blocks).len() == n_positions) else {
             return 0;
         };
-        let lost = self.lost_context().map(<[Input]>::to_vec);
+        let lost = sequence.lost_forward().map(<[Input]>::to_vec);
         let n_changes = usize::from(lost.is_some());
-        self.context = Context::Kept { block, inputs: lost.unwrap_or_else(|| self.positions.inputs.clone()) };
+        let inputs = lost.unwrap_or_else(|| sequence.answer.positions.inputs.clone());
+        sequence.blocks.keep_forward(block, inputs);
         n_changes
     }
 
@@ -172,145 +167,75 @@ impl Sequence {
             .find_map(|BlockCandidates { block, candidates }| {
                 let masked = candidates.iter().rev().filter(|candidate| candidate.current.is_none());
                 let best = masked.max_by(|a, b| a.confidence.total_cmp(&b.confidence))?;
-                Some((*block, self.strategy.force(best)))
+                Some((*block, self.sequence.decoding.force(best)))
             })
             .ok_or_else(|| RequestError::engine("decoding made no progress and has no candidate to force"))
     }
 
-    fn apply(&mut self, index: usize, edit: Edit, change: &mut StepChange) -> Result<(), RequestError> {
-        let (row, state, token, confidence, input) = match edit {
-            Edit::Fill { row, token, confidence } => {
-                (row, PositionState::Filled, token, confidence, Input::Token(token))
-            }
-            Edit::Draft { row, token, confidence, input } => (row, PositionState::Draft, token, confidence, input),
-            Edit::Mask { row } => {
-                (row, PositionState::Masked, self.mask_token_id, 0.0, Input::Token(self.mask_token_id))
-            }
-        };
-        let range = self.block_range(index);
-        let position = range.start + row;
-        if !range.contains(&position) || self.positions.states[position].is_decided() {
-            return Err(RequestError::engine(format!("illegal edit: position {position} may not be written")));
+    /// Applies `proposal` to block `index`.
+    fn apply(&mut self, index: usize, proposal: &Proposal, candidates: &[BlockCandidates]) -> Result<(), RequestError> {
+        let was_full = self.sequence.block(index).progress().is_complete();
+        let range = self.sequence.geometry.block_range(index);
+        let before = self.sequence.answer.tokens()[range.clone()].to_vec();
+        for edit in &proposal.edits {
+            self.sequence.answer.apply(range.clone(), *edit, &mut self.change)?;
         }
-        self.positions.states[position] = state;
-        self.positions.tokens[position] = token;
-        self.positions.inputs[position] = input;
-        self.positions.confidences[position] = confidence;
-        if state != PositionState::Masked {
-            self.positions.written_confidences[position] = confidence;
-        }
-        change.is_visible |= position < self.limits.end;
-        if state == PositionState::Filled {
-            self.count_filled(position, change);
-        }
+        self.note_alternatives(index, &proposal.edits, candidates);
+        let is_unchanged = was_full && before == self.sequence.answer.tokens()[range];
+        self.sequence.blocks.count_step(index, was_full, is_unchanged);
         Ok(())
     }
 
-    fn count_filled(&self, position: usize, change: &mut StepChange) {
-        if position < self.limits.end {
-            change.filled.push(self.positions.confidences[position]);
+    /// Decides drafts that may stay, and makes blocks `Ready` that are decided and follow such blocks only.
+    fn settle(&mut self, proposals: &[(usize, Proposal)]) {
+        if self.sequence.geometry.rules().attends_to_all {
+            return self.settle_without_kv(proposals);
         }
-    }
-
-    /// Drafts that may stay are decided, and blocks that are decided become `Ready`, as long as everything before them is
-    /// at least that.
-    fn settle(&mut self, proposals: &[(usize, Proposal)], change: &mut StepChange) {
-        let (_, active) = match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => self.window(),
-            // No K/V are kept, so a decided block needs no further forward.
-            Layout::WholeAnswer => {
-                for (index, proposal) in proposals {
-                    if proposal.settles && self.progress(*index).is_complete() {
-                        self.decide_drafts(*index, change);
-                    }
-                }
-                let full = proposals.iter().map(|(index, _)| *index).filter(|index| self.progress(*index).is_settled());
-                change.block_steps.extend(full.map(|index| self.blocks[index].steps));
-                return;
-            }
-        };
-        for index in active {
-            let progress = self.progress(index);
+        for index in self.sequence.blocks.window().1 {
+            let progress = self.sequence.block(index).progress();
             let proposal = proposals.iter().find(|(stepped, _)| *stepped == index).map(|(_, proposal)| proposal);
             let may_stay = progress.n_drafts == 0 || proposal.is_some_and(|proposal| proposal.settles);
             if !progress.is_complete() || !may_stay {
                 break;
             }
-            self.decide_drafts(index, change);
+            self.decide_drafts(index);
             // The K/V are final if this forward read the final tokens and all K/V before it were final.
             let is_final =
-                proposal.is_some_and(|proposal| proposal.edits.is_empty()) && self.n_cached_blocks() == index;
-            self.blocks[index].status = if is_final { BlockStatus::Cached } else { BlockStatus::Ready };
-            self.blocks[index].scratch = Scratch::Never;
-            change.block_steps.push(self.blocks[index].steps);
+                proposal.is_some_and(|proposal| proposal.edits.is_empty()) && self.sequence.blocks.n_cached() == index;
+            self.sequence.blocks.decide(index, is_final);
+            self.change.block_steps.push(self.sequence.blocks[index].steps);
         }
     }
 
-    /// Decides the drafts of block `index` as they are.
-    fn decide_drafts(&mut self, index: usize, change: &mut StepChange) {
-        for position in self.block_range(index) {
-            if self.positions.states[position] == PositionState::Draft {
-                self.positions.states[position] = PositionState::Filled;
-                self.positions.inputs[position] = Input::Token(self.positions.tokens[position]);
-                self.count_filled(position, change);
-                change.is_visible |= position < self.limits.end;
+    /// The same for blocks without K/V: once decided they need no further forward.
+    fn settle_without_kv(&mut self, proposals: &[(usize, Proposal)]) {
+        for (index, proposal) in proposals {
+            if self.settles(*index, proposal) {
+                self.decide_drafts(*index);
+            }
+        }
+        for (index, _) in proposals {
+            if self.sequence.block(*index).progress().is_settled() {
+                self.change.block_steps.push(self.sequence.blocks[*index].steps);
             }
         }
     }
 
-    /// Finds the first end token and drops the blocks after its own.
-    fn note_stop(&mut self) {
-        let generated = self.stops_from..self.positions.states.len().min(self.limits.end);
-        self.first_stop = generated.clone().find(|position| {
-            self.positions.states[*position] == PositionState::Filled
-                && self.stop_ids.contains(&self.positions.tokens[*position])
-        });
-        match (self.first_stop, self.layout()) {
-            (Some(stop), Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases) => {
-                let last = self.block_of(stop);
-                self.blocks.truncate(last + 1);
-                self.positions.truncate(self.block_start(last + 1));
-            }
-            // Positions attend to the whole answer, so the masks after the end token stay.
-            (Some(_), Layout::WholeAnswer) | (None, _) => {}
-        }
+    fn decide_drafts(&mut self, index: usize) {
+        let range = self.sequence.geometry.block_range(index);
+        self.sequence.answer.decide_drafts(range, &mut self.change);
     }
 
-    /// Finds the first run of equal tokens of the length that ends the answer, in the text that is final. A token that the client
-    /// gave is no part of a run.
-    fn note_repetition(&mut self) {
-        let Some(max) = self.params.max_repetition_run else { return };
-        let (mut run, mut last) = (0, None);
-        for position in self.geometry.prompt_len..self.final_end() {
-            let written = Some(self.positions.tokens[position])
-                .filter(|_| self.positions.states[position] == PositionState::Filled);
-            run = if written.is_some() && written == last { run + 1 } else { u32::from(written.is_some()) };
-            last = written;
-            if run >= max {
-                self.repetition_end = Some(position + 1);
-                return;
-            }
+    /// Finds the end of the answer, and drops the blocks after an end token unless other positions attend to them.
+    fn find_end(&mut self) {
+        let Sequence { geometry, answer, blocks, .. } = &mut *self.sequence;
+        if let Some(stop) = answer.find_stop()
+            && !geometry.rules().attends_to_all
+        {
+            let last = geometry.block_of(stop);
+            blocks.truncate(last + 1);
+            answer.positions.truncate(geometry.block_start(last + 1));
         }
-    }
-
-    /// Skips steps that write nothing whatever the network predicts, under [`Layout::WholeAnswer`] with more steps than positions
-    /// to fill. Their forwards would read the same inputs as the one before, so the answer does not change, and there are no more
-    /// forwards than positions to fill. `chance` is the number drawn for a position at a step of its block.
-    pub fn pass_idle_steps(&mut self, chance: impl Fn(usize, usize) -> f32) {
-        let Some(rule) = self.declared.accept.filter(|rule| rule.may_pause()) else { return };
-        let Some(index) = self.first_open().filter(|_| self.layout() == Layout::WholeAnswer) else { return };
-        let Some(n_steps) = rule.denoising_steps() else { return };
-        let range = self.block_range(index);
-        let n_to_fill =
-            self.positions.states[range.clone()].iter().filter(|state| **state != PositionState::Prompt).count();
-        let masked = self.undecided(index);
-        let step = self.blocks[index].steps;
-        // Steps over a part of the block follow no schedule.
-        if n_steps <= n_to_fill || self.focus(index).decided.len() < range.len() {
-            return;
-        }
-        let is_idle =
-            |step: &usize| rule.is_idle(*step, range.len(), masked.iter().map(|position| chance(*position, *step)));
-        self.blocks[index].steps += (step..n_steps).take_while(is_idle).count();
+        answer.find_repetition();
     }
 }

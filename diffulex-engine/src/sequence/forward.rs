@@ -1,225 +1,146 @@
-//! The next forward of a sequence: the window, which of its rows are forwarded, and their inputs.
+//! The next forward of a sequence: its blocks, its rows and their inputs.
 
 use std::ops::Range;
 
-use diffulex_strategies::{Input, KvReuse, Layout, StepRows};
+use diffulex_strategies::{Input, KvReuse};
 
-use serde::Serialize;
-
-use super::{BlockStatus, Context, PositionState, Scratch, Sequence};
-use crate::alignment::LogitAlignment;
-
-/// The purpose of a forward; decides which counter it is charged to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ForwardKind {
-    /// Rows of at least one block were denoised.
-    Denoise,
-    /// The same, for a position whose token is known.
-    Score,
-    /// K/V lost in a preemption were written again.
-    Rebuild,
-    /// Prompt blocks were encoded; the answer's first token may come with them.
-    Prefill,
-    /// Finished blocks were encoded; a token of the next one may come with them.
-    Commit,
-}
+use super::position::PositionState;
+use super::state::Sequence;
+use super::step::ForwardKind;
 
 impl Sequence {
-    /// Rows a forward over `blocks` takes.
+    /// Rows of a forward over `blocks`.
     pub fn rows_of(&self, blocks: &Range<usize>) -> Range<usize> {
-        match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
-                let start = self.block_start(blocks.start);
-                let rows = match blocks.clone().next_back() {
-                    Some(last) => {
-                        start + self.focus(blocks.start).forwarded.start
-                            ..self.block_start(last) + self.focus(last).forwarded.end
-                    }
-                    None => start..start,
-                };
-                // Shifted logits: the row that predicts a mask in the first row is forwarded, too, with the K/V it has.
-                let is_masked = self.positions.states.get(rows.start) == Some(&PositionState::Masked);
-                let lead = if is_masked { rows.start - self.predicting_position(rows.start) } else { 0 };
-                rows.start - lead..rows.end
+        if self.geometry.rules().attends_to_all {
+            return self.rows_of_whole();
+        }
+        let start = self.geometry.block_start(blocks.start);
+        let rows = match blocks.clone().next_back() {
+            Some(last) => {
+                start + self.block(blocks.start).focus().forwarded.start
+                    ..self.geometry.block_start(last) + self.block(last).focus().forwarded.end
             }
-            Layout::WholeAnswer => match &self.context {
-                Context::Kept { block, .. } if Some(*block) == self.first_open() => {
-                    let block = self.block_range(*block);
-                    match self.declared.kv_reuse {
-                        KvReuse::None => 0..self.positions.tokens.len(),
-                        KvReuse::Prefix => block.start..self.positions.tokens.len(),
-                        KvReuse::Dual => block,
-                    }
-                }
-                Context::Never | Context::Kept { .. } | Context::Lost { .. } => 0..self.positions.tokens.len(),
-            },
+            None => start..start,
+        };
+        // Shifted logits: the row that predicts a mask in the first row is forwarded, too, with the K/V it has.
+        let is_masked = self.answer.states().get(rows.start) == Some(&PositionState::Masked);
+        let lead = if is_masked { rows.start - self.decoding.predicting_position(rows.start) } else { 0 };
+        rows.start - lead..rows.end
+    }
+
+    /// Rows of a forward if every position attends to all others: all, except those with K/V that the strategy reuses.
+    fn rows_of_whole(&self) -> Range<usize> {
+        let n_positions = self.answer.tokens().len();
+        let stale = self.blocks.kept_forward().filter(|block| Some(*block) == self.first_open());
+        match (stale.map(|block| self.geometry.block_range(block)), self.decoding.requirements().kv_reuse) {
+            (None, _) | (_, KvReuse::None) => 0..n_positions,
+            (Some(block), KvReuse::Prefix) => block.start..n_positions,
+            (Some(block), KvReuse::Dual) => block,
         }
     }
 
     /// The first block that is not decided.
     pub(super) fn first_open(&self) -> Option<usize> {
-        (0..self.blocks.len()).find(|block| !self.progress(*block).is_settled())
+        (0..self.blocks.len()).find(|block| !self.block(*block).progress().is_settled())
     }
 
     /// Inputs to forward again before the block in flight can go on, if there are any.
-    pub(super) fn lost_context(&self) -> Option<&[Input]> {
-        match &self.context {
-            Context::Lost { block, inputs } if Some(*block) == self.first_open() => Some(inputs),
-            Context::Never | Context::Kept { .. } | Context::Lost { .. } => None,
-        }
-    }
-
-    /// The position whose row of logits predicts `position`, which was not given by the client.
-    pub fn predicting_position(&self, position: usize) -> usize {
-        match self.alignment {
-            LogitAlignment::Same => position,
-            // In Dream the first row predicts its own position.
-            LogitAlignment::Next => position.saturating_sub(1),
-        }
+    pub(super) fn lost_forward(&self) -> Option<&[Input]> {
+        let (block, inputs) = self.blocks.lost_forward()?;
+        (Some(block) == self.first_open()).then_some(inputs)
     }
 
     /// The network's inputs in the rows of `blocks`.
     pub fn inputs(&self, blocks: &Range<usize>) -> Vec<Input> {
-        if let Some(inputs) = self.lost_context() {
+        if let Some(inputs) = self.lost_forward() {
             return inputs.to_vec();
         }
         let rows = self.rows_of(blocks);
-        let mut inputs = self.positions.inputs[rows.clone()].to_vec();
+        let mut inputs = self.answer.positions.inputs[rows.clone()].to_vec();
         for index in blocks.clone() {
-            if let Some(written) = self.restored(index) {
-                let start = self.block_start(index) - rows.start;
+            if let Some(written) = self.block(index).restored() {
+                let start = self.geometry.block_start(index) - rows.start;
                 inputs[start..start + written.len()].copy_from_slice(written);
             }
         }
         inputs
     }
 
-    /// The rows of block `index` that the next step forwards and decides.
-    pub(super) fn focus(&self, index: usize) -> StepRows {
-        let whole = StepRows::whole(self.block_range(index).len());
-        match self.blocks[index].status {
-            BlockStatus::Ready | BlockStatus::Cached => StepRows { decided: 0..0, ..whole },
-            // The K/V that the strategy reuses must be written first.
-            BlockStatus::Active if self.restored(index).is_some() => StepRows { decided: 0..0, ..whole },
-            BlockStatus::Active => self.strategy_focus(index),
-        }
-    }
-
-    fn strategy_focus(&self, index: usize) -> StepRows {
-        let states = &self.positions.states[self.block_range(index)];
-        let masked: Vec<bool> = states.iter().map(|state| *state == PositionState::Masked).collect();
-        self.strategy.step_rows(&masked, self.blocks[index].scratch != Scratch::Never)
-    }
-
-    /// Inputs from which block `index` must be written again before the strategy can go on, if it must.
-    pub(super) fn restored(&self, index: usize) -> Option<&[Input]> {
-        match &self.blocks[index].scratch {
-            Scratch::Lost(written) => {
-                (self.strategy_focus(index).forwarded.len() < written.len()).then_some(written.as_slice())
-            }
-            Scratch::Never | Scratch::Kept(_) => None,
-        }
-    }
-
-    /// Number of positions, from 0 on, that `position` attends to.
+    /// End of the positions, from 0 on, that `position` attends to.
     pub fn visible_from(&self, position: usize) -> usize {
-        let block = self.block_of(position);
-        match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst => self.block_start(block + 1),
-            Layout::Canvases if self.is_canvas(block) => self.block_start(block + 1),
-            Layout::Canvases => position + 1,
-            Layout::WholeAnswer => self.positions.tokens.len(),
-        }
+        let is_canvas =
+            self.geometry.rules().starts_as_noise && self.block(self.geometry.block_of(position)).is_canvas();
+        self.geometry.visible_from(position, is_canvas)
     }
 
     /// Blocks of `blocks` that this step denoises.
     pub fn denoised(&self, blocks: &Range<usize>) -> Range<usize> {
-        match self.layout() {
-            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
-                self.window().1.start.max(blocks.start)..blocks.end
-            }
-            Layout::WholeAnswer if self.lost_context().is_some() => blocks.end..blocks.end,
-            Layout::WholeAnswer => self.first_open().map_or(blocks.end..blocks.end, |block| block..block + 1),
+        if !self.geometry.rules().attends_to_all {
+            return self.blocks.window().1.start.max(blocks.start)..blocks.end;
         }
+        let open = self.first_open().filter(|_| self.lost_forward().is_none());
+        open.map_or(blocks.end..blocks.end, |block| block..block + 1)
     }
 
-    /// Blocks that wait to be written, then blocks that are not decided: the order a window always has.
-    pub fn window(&self) -> (Range<usize>, Range<usize>) {
-        let cached = self.n_cached_blocks();
-        let active =
-            cached + self.blocks[cached..].iter().take_while(|block| block.status == BlockStatus::Ready).count();
-        (cached..active, active..self.blocks.len())
+    /// Whether more blocks wait to be written than a window has, so that they may be forwarded in chunks.
+    pub fn is_encoding(&self) -> bool {
+        self.blocks.window().0.len() > self.decoding.requirements().buffer_size
     }
 
-    /// The part of the [window](Self::window) that its next forward takes, with the block that opens in it, if one does.
+    /// Blocks that the next forward takes of the window. Opens the next block if the strategy and the limits want it, so call it
+    /// once before each step.
     pub fn step_blocks(&mut self) -> Range<usize> {
         if self.encodes_apart() {
-            return self.window().0;
+            return self.blocks.window().0;
         }
-        self.open_block_if_due();
-        self.n_cached_blocks()..self.blocks.len()
+        let (n_cached, next) = (self.blocks.n_cached(), self.blocks.len());
+        // No block opens after the one with an end token.
+        if self.geometry.block_start(next) < self.answer.end() && self.answer.first_stop().is_none() {
+            // Blocks that were cached once are not in flight, even while they are written again.
+            let live = n_cached.max(self.geometry.n_prompt_blocks()).max(self.blocks.rebuild_end())..next;
+            let newest = live.clone().next_back().map(|index| self.block(index).progress());
+            if self.decoding.opens_block(live.len(), newest, n_cached == next) {
+                self.open_block();
+            }
+        }
+        n_cached..self.blocks.len()
     }
 
-    /// Rows that its next forward takes, without those of a block that opens in it.
-    pub fn n_step_rows(&self) -> usize {
-        let (ready, active) = self.window();
+    /// The same within `budget` rows: all of the step's blocks, or else a chunk of the prompt, or else `None`. Half a window could
+    /// change the order in which blocks open.
+    pub fn step_blocks_within(&mut self, budget: usize) -> Option<Range<usize>> {
+        let (ready, active) = self.blocks.window();
         let end = if self.encodes_apart() { ready.end } else { active.end };
-        self.rows_of(&(ready.start..end)).len()
-    }
-
-    /// Rows that its next forward takes at most: those of [`Self::n_step_rows`], of a block that opens, and the row before it
-    /// that shifted logits may need.
-    pub fn most_step_rows(&self) -> usize {
-        let opening = if self.geometry.is_prompt_only { 0 } else { self.block_size() + 1 };
-        self.n_step_rows() + opening
+        // A block may open, and shifted logits may need the row before it.
+        let may_open = !self.geometry.is_prompt_only() && !self.geometry.rules().attends_to_all;
+        let opening = if may_open { self.geometry.block_size() + 1 } else { 0 };
+        if self.rows_of(&(ready.start..end)).len() + opening <= budget {
+            return Some(self.step_blocks());
+        }
+        if !self.is_encoding() {
+            return None;
+        }
+        let affordable = ready.clone().take_while(|last| self.rows_of(&(ready.start..last + 1)).len() <= budget);
+        Some(ready.start..ready.start + affordable.count())
     }
 
     /// Whether the next forward leaves out the blocks that are not decided.
     fn encodes_apart(&self) -> bool {
-        let (ready, active) = self.window();
-        let mut active = active.map(|index| self.focus(index).forwarded);
-        self.declared.encodes_apart && !ready.is_empty() && active.any(|forwarded| !forwarded.is_empty())
+        let (ready, active) = self.blocks.window();
+        let mut active = active.map(|index| self.block(index).focus().forwarded);
+        self.decoding.requirements().encodes_apart && !ready.is_empty() && active.any(|forwarded| !forwarded.is_empty())
     }
 
-    /// Opens the next block if the strategy and the limits want it. Called once before each step.
-    fn open_block_if_due(&mut self) {
-        let next = self.blocks.len();
-        let starts_below_end = self.block_start(next) < self.answer_end();
-        // No block opens after the one with an end token.
-        if !starts_below_end || self.first_stop.is_some() {
-            return;
-        }
-        // Blocks that were cached once are not in flight, even while they are written again.
-        let live = self.n_cached_blocks().max(self.n_prompt_blocks()).max(self.rebuild_end)..next;
-        let newest = live.clone().next_back().map(|index| self.progress(index));
-        if self.strategy.opens_block(live.len(), newest, self.n_cached_blocks() == next) {
-            self.open_block();
-        }
-    }
-
-    /// Undecided positions of block `index` that the next step may decide: the first of them, where it scores.
-    pub fn undecided(&self, index: usize) -> Vec<usize> {
-        let start = self.block_start(index);
-        let decided = self.focus(index).decided;
-        let positions = start + decided.start..start + decided.end;
-        let n_wanted = if self.is_scoring() { 1 } else { usize::MAX };
-        positions.filter(|position| !self.positions.states[*position].is_decided()).take(n_wanted).collect()
-    }
-
-    /// The purpose of a forward over `blocks`.
+    /// Purpose of a forward over `blocks`.
     pub fn forward_kind(&self, blocks: &Range<usize>) -> ForwardKind {
-        let denoises = |index: usize| {
-            let StepRows { forwarded, decided } = self.focus(index);
-            !forwarded.is_empty() && !decided.is_empty()
-        };
-        if self.lost_context().is_some() {
+        let rebuild_end = self.blocks.rebuild_end();
+        if self.lost_forward().is_some() {
             ForwardKind::Rebuild
-        } else if blocks.clone().any(denoises) {
-            if self.is_scoring() { ForwardKind::Score } else { ForwardKind::Denoise }
-        } else if blocks.end <= self.rebuild_end || blocks.clone().any(|index| self.restored(index).is_some()) {
+        } else if blocks.clone().any(|index| self.block(index).is_denoised()) {
+            if self.decoding.scored().is_some() { ForwardKind::Score } else { ForwardKind::Denoise }
+        } else if blocks.end <= rebuild_end || blocks.clone().any(|index| self.block(index).restored().is_some()) {
             ForwardKind::Rebuild
-        } else if blocks.start.max(self.rebuild_end) < self.n_prompt_blocks() {
+        } else if blocks.start.max(rebuild_end) < self.geometry.n_prompt_blocks() {
             ForwardKind::Prefill
         } else {
             ForwardKind::Commit

@@ -17,7 +17,7 @@ pub enum PositionState {
 }
 
 impl PositionState {
-    /// Whether it can change no more.
+    /// Whether its token is final.
     pub fn is_decided(self) -> bool {
         matches!(self, Self::Prompt | Self::Filled)
     }
@@ -42,7 +42,7 @@ pub(super) struct Positions {
 }
 
 impl Positions {
-    /// Those of `tokens`, which the client gave.
+    /// Positions of `tokens`, which the client gave.
     pub(super) fn given(tokens: &[u32]) -> Self {
         let mut positions = Self::default();
         positions.extend_given(tokens);
@@ -80,7 +80,24 @@ impl Positions {
         self.confidences[position] = 1.0;
     }
 
-    /// Drops those from `end` on.
+    /// Writes `token` in `state` at `position`, which the network then reads as `input`.
+    pub(super) fn write(&mut self, position: usize, state: PositionState, token: u32, confidence: f32, input: Input) {
+        self.states[position] = state;
+        self.tokens[position] = token;
+        self.inputs[position] = input;
+        self.confidences[position] = confidence;
+        if state != PositionState::Masked {
+            self.written_confidences[position] = confidence;
+        }
+    }
+
+    /// Decides the draft at `position` as it is.
+    pub(super) fn decide(&mut self, position: usize) {
+        self.states[position] = PositionState::Filled;
+        self.inputs[position] = Input::Token(self.tokens[position]);
+    }
+
+    /// Drops positions from `end` on.
     pub(super) fn truncate(&mut self, end: usize) {
         self.tokens.truncate(end);
         self.states.truncate(end);

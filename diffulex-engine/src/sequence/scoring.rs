@@ -4,73 +4,58 @@
 //! masked position. The network says how likely the text's own token is there, and that token is written. So position `i` is
 //! predicted from the tokens before it, with the mask at `i` and at all later positions that its row attends to: those of its block,
 //! or, where rows attend to the whole answer, those of the whole text. By the chain rule the sum is the log-likelihood of the text
-//! behind its first token, under a model that writes one token a step from left to right. A text of `n` tokens takes `n - 1` forwards.
+//! after its first token, under a model that writes one token a step from left to right. A text of `n` tokens takes `n - 1` forwards.
 //!
-//! Log-probabilities are those of the whole vocabulary at temperature 1, before biases, penalties, cuts and guidance.
+//! Log-probabilities are over the whole vocabulary at temperature 1, before biases, penalties, cuts and guidance.
 //!
 //! Never here: answers; layouts without masks, or with a prompt that is one block.
 
-use diffulex_protocol::{FinishReason, PromptScores, SamplingParams};
-use diffulex_strategies::{AnyStrategy, BlockCandidates};
+use diffulex_protocol::{PromptScores, SamplingParams};
+use diffulex_strategies::BlockCandidates;
 
-use super::{Limits, Sequence};
-use crate::alignment::LogitAlignment;
+use super::answer::Answer;
 
-/// The text of a sequence that is scored.
+/// The scored text and its scores so far.
 #[derive(Debug)]
-pub(super) struct Scoring {
+pub struct Scoring {
     text: Vec<u32>,
-    /// Of the tokens behind the first, as far as they are decided.
+    /// Log-probabilities of the decided tokens after the first.
     log_probabilities: Vec<f32>,
 }
 
-impl Sequence {
-    /// A sequence that scores `text`, of at least one token, with so many of the likeliest tokens at each place. `None` where the
-    /// answers of `strategy` are laid out so that a text has no order from left to right.
-    pub fn scoring(
-        text: &[u32],
-        n_alternatives: u32,
-        mask_token_id: u32,
-        strategy: &AnyStrategy,
-        alignment: LogitAlignment,
-    ) -> Option<Self> {
-        let strategy = strategy.left_to_right()?;
-        let params = SamplingParams {
+impl Scoring {
+    pub(super) fn new(text: &[u32]) -> Self {
+        Self { text: text.to_vec(), log_probabilities: Vec::new() }
+    }
+
+    /// Parameters that write nothing but the text, with `n_alternatives` of the likeliest tokens at each position.
+    pub(super) fn params(n_alternatives: u32) -> SamplingParams {
+        SamplingParams {
             temperature: 0.0,
             ignore_eos: true,
             logprobs: true,
             top_logprobs: n_alternatives,
             ..SamplingParams::default()
-        };
-        let limits = Limits { end: text.len(), reason: FinishReason::MaxNewTokensReached };
-        let mut sequence = Self::new(&text[..1], limits, mask_token_id, &[], params, strategy, alignment);
-        sequence.scoring = Some(Scoring { text: text.to_vec(), log_probabilities: Vec::new() });
-        Some(sequence)
-    }
-
-    /// Its tokens are known, and scored.
-    pub fn is_scoring(&self) -> bool {
-        self.scoring.is_some()
-    }
-
-    /// The token that will be written at `position`, where that is known.
-    pub fn known(&self, position: usize) -> Option<u32> {
-        self.scoring.as_ref()?.text.get(position).copied()
-    }
-
-    /// The scores, of all that is decided.
-    pub fn scores(&self) -> Option<PromptScores> {
-        let log_probabilities = self.scoring.as_ref()?.log_probabilities.clone();
-        let scored = self.prompt_len()..self.prompt_len() + log_probabilities.len();
-        let alternatives = if self.params.top_logprobs > 0 { self.alternatives()[scored].to_vec() } else { Vec::new() };
-        Some(PromptScores { log_probabilities, alternatives, nfe: self.nfe.charged() })
-    }
-
-    /// Records the score of the position that this step decides.
-    pub(super) fn note_scores(&mut self, candidates: &[BlockCandidates]) {
-        if let Some(scoring) = &mut self.scoring {
-            let decided = candidates.iter().flat_map(|block| &block.candidates);
-            scoring.log_probabilities.extend(decided.map(|candidate| candidate.score));
         }
+    }
+
+    /// The token of the text at `position`, which is after the first.
+    pub fn known(&self, position: usize) -> Option<u32> {
+        self.text.get(position).copied()
+    }
+
+    /// Scores of the decided tokens of `answer`, for which `nfe` forwards were charged.
+    pub(super) fn scores(&self, answer: &Answer, nfe: u32) -> PromptScores {
+        let log_probabilities = self.log_probabilities.clone();
+        let scored = answer.prompt_len()..answer.prompt_len() + log_probabilities.len();
+        let has_alternatives = answer.params().top_logprobs > 0;
+        let alternatives = if has_alternatives { answer.alternatives()[scored].to_vec() } else { Vec::new() };
+        PromptScores { log_probabilities, alternatives, nfe }
+    }
+
+    /// Records the scores of the positions that a step decides.
+    pub(super) fn note(&mut self, candidates: &[BlockCandidates]) {
+        let decided = candidates.iter().flat_map(|block| &block.candidates);
+        self.log_probabilities.extend(decided.map(|candidate| candidate.score));
     }
 }

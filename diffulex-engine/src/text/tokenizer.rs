@@ -64,7 +64,7 @@ impl TextModel {
         let vocab_size = match largest_id.map(|id| id.checked_add(1)) {
             None => 0,
             Some(Some(size)) => size,
-            Some(None) => return Err(fail(format!("a token has the invalid id {}", u32::MAX))),
+            Some(None) => return Err(fail(format!("a token has the id {}, which is out of range", u32::MAX))),
         };
         let special_ids: BTreeSet<u32> = tokenizer
             .get_added_tokens_decoder()

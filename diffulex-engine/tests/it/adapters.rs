@@ -6,6 +6,7 @@ use std::path::Path;
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::{KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{AdapterSource, ContextUse, ServingCommand, ServingEvent, ServingGenerate};
 use safetensors::Dtype;

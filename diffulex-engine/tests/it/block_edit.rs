@@ -3,6 +3,7 @@
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions};
 use serde_json::json;
 

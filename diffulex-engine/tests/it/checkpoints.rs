@@ -3,6 +3,7 @@
 use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::{KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{LoadError, ModelFiles};
 use safetensors::Dtype;
 

@@ -1,10 +1,10 @@
 //! Contexts: an answer on one is that of the whole text, its pages are shared and accounted for, and what takes them costs time only.
 
+use diffulex_engine::sequence::{ContextGrowth, LayoutRules};
 use diffulex_engine::{Engine, EngineOptions, ServingEngine};
 use diffulex_protocol::{
     ContextUse, ErrorCode, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingReply,
 };
-use diffulex_strategies::ContextGrowth;
 
 use crate::harness::{Subject, engine, greedy, options, prompt, request, subjects};
 
@@ -42,7 +42,7 @@ fn plain(engine: &mut Engine, tokens: &[u32], params: &SamplingParams) -> Vec<u3
 }
 
 fn growth(engine: &Engine) -> ContextGrowth {
-    engine.config().strategy.requirements().layout.context_growth()
+    LayoutRules::of(engine.config().strategy.requirements().layout).context_growth()
 }
 
 fn seeded(max_tokens: u32, seed: u64) -> SamplingParams {

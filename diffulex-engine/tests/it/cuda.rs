@@ -4,6 +4,7 @@ use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::cuda::CudaOps;
 use diffulex_engine::kernels::{Ops, WeightType};
 use diffulex_engine::models::{self, Adapters};
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_gpu_emulator as emulator;
 use diffulex_protocol::{ErrorCode, ServingCommand, ServingEvent};

@@ -1,5 +1,6 @@
 //! Greedy and seeded answers do not depend on what else runs, nor on how memory is cut or lost.
 
+use diffulex_engine::sequence::LayoutRules;
 use diffulex_engine::{DtypeChoice, Engine, EngineOptions, Quantization, ServingEngine};
 use diffulex_protocol::{DecodingSettings, SamplingParams, ServingCommand};
 use diffulex_strategies::{AcceptRule, Layout};
@@ -149,7 +150,11 @@ fn a_prefix_hit_changes_nothing() {
             assert_eq!(told, want[..1], "{}", subject.strategy);
             let sent = requests.iter().map(|(rid, prompt, params)| request(rid, prompt, params.clone())).collect();
             let told = run(&mut engine, sent);
-            let cached = if engine.config().strategy.requirements().layout.shares_prefixes() { cached } else { 0 };
+            let cached = if LayoutRules::of(engine.config().strategy.requirements().layout).shares_prefixes() {
+                cached
+            } else {
+                0
+            };
             for ((rid, ..), want) in requests.iter().zip(&want) {
                 assert_eq!(&told.reply(rid).token_ids, want, "{}, {rid}", subject.strategy);
                 assert_eq!(told.reply(rid).cached_tokens, cached, "{}, {rid}", subject.strategy);
@@ -180,7 +185,7 @@ fn a_page_inside_a_block_is_found_only_with_all_of_the_block() {
 fn an_answer_is_a_prefix_for_the_next_turn() {
     for subject in subjects() {
         let mut engine = subject.engine(&subject.options);
-        if !engine.config().strategy.requirements().layout.shares_prefixes() {
+        if !LayoutRules::of(engine.config().strategy.requirements().layout).shares_prefixes() {
             continue;
         }
         let first = prompt(5, 8);

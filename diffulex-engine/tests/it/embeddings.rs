@@ -3,6 +3,7 @@
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, ModelBatch, Ops, SequenceRows, WeightType};
 use diffulex_engine::models;
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions, ServingEngine};
 use diffulex_protocol::{ErrorCode, FinishReason, Pooling, ServingCommand, ServingGenerate};
 

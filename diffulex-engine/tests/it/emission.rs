@@ -68,13 +68,14 @@ fn stream(
             .map(|block| BlockCandidates {
                 block,
                 candidates: sequence
-                    .undecided(block)
+                    .block(block)
+                    .undecided()
                     .into_iter()
                     .map(|position| {
                         let confidence = f32::from(*picks.next().unwrap()) / 255.0;
                         Candidate {
-                            row: position - sequence.block_range(block).start,
-                            current: sequence.draft(position),
+                            row: position - sequence.geometry().block_range(block).start,
+                            current: sequence.answer().draft(position),
                             // Positions after the limit are filled, too, but never reported.
                             // A network that is edited writes its neighbours' tokens, too.
                             token: ids
@@ -92,7 +93,7 @@ fn stream(
             })
             .collect();
         let change = sequence.advance(blocks, &candidates).unwrap();
-        assert!(!emitter.absorb(&sequence, text), "no stop string was asked for");
+        assert!(!emitter.absorb(sequence.answer(), text), "no stop string was asked for");
         match sequence.finished() {
             Some(reason) => {
                 events.extend(emitter.finish(&sequence, text, &Usage::default(), reason));
@@ -165,7 +166,7 @@ fn step(sequence: &mut Sequence, ids: &[u32], n_sure: usize) {
     let candidates: Vec<BlockCandidates> = sequence
         .denoised(&blocks)
         .map(|block| {
-            let start = sequence.block_range(block).start;
+            let start = sequence.geometry().block_range(block).start;
             let candidate = |(index, position): (usize, usize)| {
                 let confidence = if index < n_sure { 0.75 } else { 0.25 };
                 Candidate {
@@ -179,7 +180,7 @@ fn step(sequence: &mut Sequence, ids: &[u32], n_sure: usize) {
                     chance: 0.0,
                 }
             };
-            let candidates = sequence.undecided(block).into_iter().enumerate().map(candidate).collect();
+            let candidates = sequence.block(block).undecided().into_iter().enumerate().map(candidate).collect();
             BlockCandidates { block, candidates }
         })
         .collect();
@@ -214,7 +215,7 @@ fn a_reply_has_the_requests_share_of_the_work() {
     let sequence = after(5, &ids, &params);
     let asked = request("r", &PROMPT, params);
     let mut emitter = Emitter::new(&asked, 6);
-    assert!(!emitter.absorb(&sequence, &text));
+    assert!(!emitter.absorb(sequence.answer(), &text));
     let usage = Usage {
         cached_tokens: 4,
         queue_time_s: 0.25,
@@ -232,7 +233,7 @@ fn a_reply_has_the_requests_share_of_the_work() {
     assert_eq!((reply.engine_decode_tps, reply.queue_time_s, reply.preemptions), (Some(5.0), 0.25, 1));
     assert_eq!((reply.confidences.as_slice(), reply.seed), (&[0.75; 8][..], Some(3)));
     assert!(reply.alternatives.is_empty(), "they were not asked for");
-    assert_eq!(reply.nfe, sequence.nfe().charged());
+    assert_eq!(reply.nfe, sequence.decoding().nfe().charged());
     let untimed = Emitter::new(&asked, 6).finish(&sequence, &text, &Usage::default(), FinishReason::Aborted);
     let [ServingEvent::Reply(reply)] = &untimed[..] else { panic!("{untimed:?}") };
     assert_eq!(reply.engine_decode_tps, None);
@@ -247,7 +248,7 @@ fn a_delta_has_whole_blocks_and_a_snapshot_what_may_change() {
     let mut asked = request("r", &PROMPT, params.clone());
     (asked.stream, asked.stream_mode) = (true, StreamMode::BlockAppend);
     let mut emitter = Emitter::new(&asked, 6);
-    emitter.absorb(&sequence, &text);
+    emitter.absorb(sequence.answer(), &text);
     let event = emitter.step_event(&sequence, &text, &Usage::default(), true);
     let Some(ServingEvent::Delta(delta)) = event else { panic!("{event:?}") };
     assert_eq!((delta.token_offset, delta.token_ids.as_slice(), delta.seq), (0, &ids[..2], 0));
@@ -260,7 +261,7 @@ fn a_delta_has_whole_blocks_and_a_snapshot_what_may_change() {
         let mut seen = Vec::new();
         for n_steps in 1..=5 {
             let sequence = after(n_steps, &ids, &params);
-            emitter.absorb(&sequence, &text);
+            emitter.absorb(sequence.answer(), &text);
             assert_eq!(emitter.step_event(&sequence, &text, &Usage::default(), false), None, "nothing changed");
             let event = emitter.step_event(&sequence, &text, &Usage::default(), true);
             let Some(ServingEvent::BufferSnapshot(snapshot)) = event else { panic!("{event:?}") };
@@ -295,7 +296,7 @@ fn a_delta_holds_back_what_a_stop_string_may_take_back() {
         (asked.stream, asked.stream_mode) = (true, StreamMode::BlockAppend);
         let mut emitter = Emitter::new(&asked, PROMPT.len());
         let sequence = after(1, &ids, &params);
-        emitter.absorb(&sequence, &text);
+        emitter.absorb(sequence.answer(), &text);
         let event = emitter.step_event(&sequence, &text, &Usage::default(), true);
         let Some(ServingEvent::Delta(delta)) = event else { panic!("{event:?}") };
         assert_eq!((delta.token_ids.as_slice(), delta.text), (&ids[..n_told], text.decode(&ids[..n_told])));
@@ -320,7 +321,7 @@ fn a_delta_has_whole_blocks_of_an_answer_that_begins_where_the_prompt_ends() {
     let mut told = Vec::new();
     for _ in 0..3 {
         step(&mut sequence, &ids, 2);
-        emitter.absorb(&sequence, &text);
+        emitter.absorb(sequence.answer(), &text);
         told.push(match emitter.step_event(&sequence, &text, &Usage::default(), true) {
             Some(ServingEvent::Delta(delta)) => delta.token_ids,
             None => Vec::new(),
@@ -339,7 +340,7 @@ fn a_reply_has_the_end_token_if_that_ended_the_answer_and_confidences_are_asked_
             SamplingParams { logprobs, stop: stop.to_vec(), stop_token_ids: vec![13], ..SamplingParams::default() };
         let sequence = after(5, &ids, &params);
         let mut emitter = Emitter::new(&request("r", &PROMPT, params), PROMPT.len());
-        emitter.absorb(&sequence, &text);
+        emitter.absorb(sequence.answer(), &text);
         match emitter.finish(&sequence, &text, &Usage::default(), reason).pop() {
             Some(ServingEvent::Reply(reply)) => reply.end_token,
             other => panic!("{other:?}"),

@@ -7,6 +7,7 @@ use diffulex_engine::kernels::cpu::CpuOps;
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, Ops, SelfConditioning, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::testing::Inspect;
 use diffulex_strategies::AttentionKind;
 use safetensors::SafeTensors;
 
@@ -274,14 +275,13 @@ pub(crate) fn canvases_agree<O: Ops + 'static>(ops: &O) {
             conditioned = (0..batch.ids.len() as u32).collect();
         }
         let canvases = ModelBatch { conditioning: conditioned.clone(), conditioned, ..batch };
-        let mut states = Vec::new();
         let step = ops.begin(&canvases).unwrap();
-        let x = canvas_network
-            .denoise(ops, &canvases, &step, &conditioning, &mut cache, &mut |x| {
-                states.push(ops.host(x)?);
-                Ok(())
-            })
-            .unwrap();
+        let mut x = canvas_network.embed_canvases(ops, &canvases, &step, &conditioning).unwrap();
+        let mut states = vec![ops.host(&x).unwrap()];
+        for index in 0..network.n_layers() {
+            canvas_network.denoise_layer(index, &mut x, ops, &step, &mut cache).unwrap();
+            states.push(ops.host(&x).unwrap());
+        }
         compare(&states[0], &format!("{name}.decoder.self_conditioned_input"));
         for (layer, state) in states.iter().skip(1).enumerate() {
             compare(state, &format!("{name}.decoder.layer{layer}"));

@@ -158,7 +158,7 @@ fn adapters_are_bounded_by_rank_number_and_bytes() {
     assert_eq!(refusal(&mut engine, "a", folder.path()), None);
     assert_eq!(refusal(&mut engine, "b", folder.path()), None);
     let message = refusal(&mut engine, "c", folder.path()).unwrap();
-    assert_eq!(message, "2 adapters are loaded, as many as --max-loaded-loras lets in; unload one first");
+    assert_eq!(message, "2 adapters are loaded, the limit of --max-loaded-loras; unload one first");
     engine.tick(vec![ServingCommand::UnloadAdapter { name: "a".to_owned() }]);
     assert_eq!(refusal(&mut engine, "c", folder.path()), None);
 

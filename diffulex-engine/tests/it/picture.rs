@@ -79,7 +79,8 @@ impl Toy {
                 .map(|block| BlockCandidates {
                     block,
                     candidates: sequence
-                        .undecided(block)
+                        .block(block)
+                        .undecided()
                         .into_iter()
                         .map(|position| {
                             let token = match self.at_first.get(&position) {
@@ -89,8 +90,8 @@ impl Toy {
                             };
                             let confidence = *self.confidence.get(&position).unwrap_or(&self.otherwise);
                             Candidate {
-                                row: position - sequence.block_range(block).start,
-                                current: sequence.draft(position),
+                                row: position - sequence.geometry().block_range(block).start,
+                                current: sequence.answer().draft(position),
                                 token,
                                 confidence,
                                 likeliest: (token, confidence),
@@ -123,15 +124,15 @@ fn draw(sequence: &Sequence, kind: ForwardKind) -> String {
         ForwardKind::Commit => "c ",
     }
     .to_owned();
-    for block in sequence.n_prompt_blocks()..sequence.blocks().len() {
+    for block in sequence.geometry().n_prompt_blocks()..sequence.blocks().len() {
         line.push('|');
-        for position in sequence.block_range(block) {
-            line.push(match sequence.states()[position] {
+        for position in sequence.geometry().block_range(block) {
+            line.push(match sequence.answer().states()[position] {
                 PositionState::Prompt => '.',
                 PositionState::Masked => '_',
-                PositionState::Filled | PositionState::Draft if sequence.tokens()[position] == EOS => '$',
+                PositionState::Filled | PositionState::Draft if sequence.answer().tokens()[position] == EOS => '$',
                 PositionState::Filled | PositionState::Draft => {
-                    char::from(LETTERS[sequence.tokens()[position] as usize % LETTERS.len()])
+                    char::from(LETTERS[sequence.answer().tokens()[position] as usize % LETTERS.len()])
                 }
             });
         }
@@ -144,7 +145,7 @@ fn draw(sequence: &Sequence, kind: ForwardKind) -> String {
 fn one_block_at_a_time_spends_a_forward_on_each_commit() {
     let (picture, sequence, reason) = Toy::new(6, 1, 8).run();
     assert_eq!(picture, ["d |..gh|", "c |..gh|", "d |..gh|ijkl|", "c |..gh|ijkl|", "d |..gh|ijkl|mnop|"]);
-    assert_eq!((sequence.nfe().charged(), reason), (5, FinishReason::MaxNewTokensReached));
+    assert_eq!((sequence.decoding().nfe().charged(), reason), (5, FinishReason::MaxNewTokensReached));
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn with_two_blocks_commits_ride_along() {
     toy.config.add_block_threshold = 1.0;
     let (picture, sequence, _) = toy.run();
     assert_eq!(picture, ["d |..gh|", "d |..gh|ijkl|", "d |..gh|ijkl|mnop|"]);
-    assert_eq!(sequence.nfe().charged(), 3);
+    assert_eq!(sequence.decoding().nfe().charged(), 3);
 }
 
 #[test]
@@ -164,8 +165,8 @@ fn an_end_token_ends_the_answer_when_all_before_it_is_filled() {
     toy.confidence = [(10, 0.99)].into();
     let (picture, sequence, reason) = toy.run();
     assert_eq!(picture, ["p |", "d |__$_|", "d |i_$_|", "d |ij$_|"]);
-    assert_eq!((sequence.nfe().charged(), reason), (4, FinishReason::EosTokenGenerated));
-    assert_eq!(sequence.tokens()[8..sequence.final_end()], [8, 9]);
+    assert_eq!((sequence.decoding().nfe().charged(), reason), (4, FinishReason::EosTokenGenerated));
+    assert_eq!(sequence.answer().tokens()[8..sequence.answer().final_end()], [8, 9]);
 }
 
 #[test]
@@ -180,15 +181,15 @@ fn an_end_token_in_a_later_block_closes_the_window_behind_it() {
         ["p |", "d |i___|", "d |ij__|$$$$|", "d |ijk_|$$$$|", "d |ijkl|$$$$|"],
         "no block opens behind the end"
     );
-    assert_eq!(sequence.nfe().charged(), 5);
-    assert_eq!(sequence.final_end(), 12);
+    assert_eq!(sequence.decoding().nfe().charged(), 5);
+    assert_eq!(sequence.answer().final_end(), 12);
 }
 
 #[test]
 fn a_limit_inside_a_block_is_exact() {
     let (picture, sequence, _) = Toy::new(6, 1, 3).run();
     assert_eq!(picture, ["d |..gh|", "c |..gh|", "d |..gh|ijkl|"]);
-    assert_eq!((sequence.final_end() - 6, sequence.nfe().charged()), (3, 3));
+    assert_eq!((sequence.answer().final_end() - 6, sequence.decoding().nfe().charged()), (3, 3));
 }
 
 #[test]
@@ -196,8 +197,8 @@ fn an_unsure_network_gets_all_its_steps() {
     let mut toy = Toy::new(8, 1, 64);
     toy.otherwise = 0.2;
     let (_, sequence, _) = toy.run();
-    assert_eq!(sequence.nfe().charged(), 1 + 16 * 4 + 15);
-    assert_eq!(sequence.final_end(), 72);
+    assert_eq!(sequence.decoding().nfe().charged(), 1 + 16 * 4 + 15);
+    assert_eq!(sequence.answer().final_end(), 72);
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn a_prompt_may_be_fused_with_the_first_block() {
     toy.config.fuse_prefill = true;
     let (picture, sequence, _) = toy.run();
     assert_eq!(picture, ["d |ijkl|"]);
-    assert_eq!(sequence.nfe().charged(), 1);
+    assert_eq!(sequence.decoding().nfe().charged(), 1);
 }
 
 #[test]
@@ -234,7 +235,7 @@ fn blocks_behind_a_prompt_that_is_one_block_begin_where_it_ends() {
             "d |ghij|klmn|",
         ]
     );
-    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 7));
+    assert_eq!((sequence.answer().final_end(), sequence.decoding().nfe().charged()), (14, 7));
 }
 
 #[test]
@@ -258,7 +259,7 @@ fn a_commit_brings_the_first_token_of_the_next_block() {
             "d |..gh|ijkl|mn__|",
         ]
     );
-    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (14, 7));
+    assert_eq!((sequence.answer().final_end(), sequence.decoding().nfe().charged()), (14, 7));
     // An aligned prompt brings one, too.
     toy.prompt_len = 8;
     assert_eq!(toy.run().0[..2], ["p |i___|", "d |ij__|"]);
@@ -296,7 +297,7 @@ fn a_run_of_masks_is_no_repetition() {
     toy.otherwise = 0.2;
     toy.params.max_repetition_run = Some(3);
     let (_, sequence, reason) = toy.run();
-    assert_eq!((sequence.final_end(), reason), (16, FinishReason::MaxNewTokensReached));
+    assert_eq!((sequence.answer().final_end(), reason), (16, FinishReason::MaxNewTokensReached));
 }
 
 #[test]
@@ -307,7 +308,7 @@ fn a_shut_gate_is_forced_open_rather_than_waited_at() {
     toy.config.accept =
         AcceptRule::GatedThreshold(GatedThreshold { accept_threshold: 0.9, semi_complete_threshold: 1.5 });
     let (_, sequence, _, n_forced) = toy.run_counting();
-    assert_eq!(sequence.final_end(), 16);
+    assert_eq!(sequence.answer().final_end(), 16);
     assert!(n_forced > 0);
 }
 
@@ -330,14 +331,14 @@ fn a_block_is_edited_until_a_forward_changes_nothing() {
     toy.at_first = [(9, (35, 1)), (10, (36, 2))].into();
     let (picture, sequence, _) = toy.run();
     assert_eq!(picture, ["p |", "d |iJKl|", "d |ijKl|", "d |ijkl|", "d |ijkl|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
-    assert_eq!(sequence.tokens()[8..], (8..16).collect::<Vec<u32>>());
+    assert_eq!(sequence.answer().tokens()[8..], (8..16).collect::<Vec<u32>>());
 }
 
 #[test]
 fn a_forward_that_changed_nothing_was_the_commit() {
     let (picture, sequence, _) = editing(8, 1, 8).run();
     assert_eq!(picture, ["p |", "d |ijkl|", "d |ijkl|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
-    assert_eq!(sequence.nfe().commit, 0);
+    assert_eq!(sequence.decoding().nfe().commit, 0);
     // A last edit has to be written.
     let mut toy = editing(8, 1, 8);
     toy.at_first = [(9, (35, 3))].into();
@@ -346,7 +347,7 @@ fn a_forward_that_changed_nothing_was_the_commit() {
     toy.at_first = [(9, (35, 1))].into();
     let (picture, sequence, _) = toy.run();
     assert_eq!(picture, ["p |", "d |iJkl|", "d |ijkl|", "c |ijkl|", "d |ijkl|mnop|", "d |ijkl|mnop|"]);
-    assert_eq!(sequence.nfe().commit, 1);
+    assert_eq!(sequence.decoding().nfe().commit, 1);
 }
 
 #[test]
@@ -357,11 +358,14 @@ fn nothing_is_final_before_its_block_settles() {
     toy.eos = vec![14];
     let (picture, sequence, reason) = toy.run();
     assert_eq!(picture, ["p |", "d |i$kl|", "d |ijkl|", "d |ijkl|", "d |ijkl|mn$p|", "d |ijkl|mn$p|"]);
-    assert_eq!((sequence.final_end(), reason), (14, FinishReason::EosTokenGenerated));
+    assert_eq!((sequence.answer().final_end(), reason), (14, FinishReason::EosTokenGenerated));
     let mut cut = editing(8, 2, 12);
     cut.params.max_nfe = Some(1);
     let (picture, sequence, reason) = cut.run();
-    assert_eq!((picture[1].as_str(), sequence.final_end(), reason), ("d |ijkl|", 8, FinishReason::MaxNfeReached));
+    assert_eq!(
+        (picture[1].as_str(), sequence.answer().final_end(), reason),
+        ("d |ijkl|", 8, FinishReason::MaxNfeReached)
+    );
 }
 
 #[test]
@@ -395,7 +399,7 @@ fn canvases_begin_where_the_prompt_ends_and_are_encoded_along() {
     let (picture, sequence, _) = canvases(6, 6).run();
     // Each stays the same once, and is encoded while the next is denoised; the limit is in the middle of the second.
     assert_eq!(picture, ["d |ghij|", "d |ghij|", "d |ghij|klmn|", "d |ghij|klmn|"]);
-    assert_eq!((sequence.final_end(), sequence.nfe().charged()), (12, 4));
+    assert_eq!((sequence.answer().final_end(), sequence.decoding().nfe().charged()), (12, 4));
 }
 
 #[test]
@@ -414,8 +418,8 @@ fn nothing_of_a_canvas_is_final_before_it_is_decided() {
     toy.eos = vec![8];
     let (picture, sequence, reason) = toy.run();
     assert_eq!(picture, ["d |gh$j|", "d |gh$j|"]);
-    assert_eq!((sequence.final_end(), reason), (8, FinishReason::EosTokenGenerated));
+    assert_eq!((sequence.answer().final_end(), reason), (8, FinishReason::EosTokenGenerated));
     toy.params.max_nfe = Some(1);
     let (_, sequence, reason) = toy.run();
-    assert_eq!((sequence.final_end(), reason), (6, FinishReason::MaxNfeReached));
+    assert_eq!((sequence.answer().final_end(), reason), (6, FinishReason::MaxNfeReached));
 }

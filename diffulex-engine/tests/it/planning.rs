@@ -9,7 +9,7 @@ use diffulex_engine::contexts::ContextId;
 use diffulex_engine::kernels::KvType;
 use diffulex_engine::kv::PageId;
 use diffulex_engine::models::LogitAlignment;
-use diffulex_engine::scheduler::{Scheduled, Scheduler, Ticket};
+use diffulex_engine::scheduler::{RequestKey, Scheduled, Scheduler};
 use diffulex_engine::sequence::{BlockStatus, Limits, Sequence};
 use diffulex_protocol::{FinishReason, SamplingParams};
 use diffulex_strategies::{
@@ -88,7 +88,7 @@ fn scheduled(prompt: &[u32], max_tokens: usize, strategy: AnyStrategy) -> Schedu
 
 struct Toy {
     scheduler: Scheduler,
-    requests: BTreeMap<Ticket, Scheduled>,
+    requests: BTreeMap<RequestKey, Scheduled>,
 }
 
 impl Toy {
@@ -96,37 +96,37 @@ impl Toy {
         Self { scheduler: Scheduler::new(config), requests: BTreeMap::new() }
     }
 
-    fn add(&mut self, ticket: Ticket, prompt: &[u32], max_tokens: usize, strategy: AnyStrategy) {
+    fn add(&mut self, ticket: RequestKey, prompt: &[u32], max_tokens: usize, strategy: AnyStrategy) {
         let request = scheduled(prompt, max_tokens, strategy);
         let adapter = (ticket >= 100).then_some(7);
         self.enqueue(ticket, Scheduled::new(request.sequence, adapter));
     }
 
-    fn enqueue(&mut self, ticket: Ticket, request: Scheduled) {
+    fn enqueue(&mut self, ticket: RequestKey, request: Scheduled) {
         self.scheduler.enqueue(ticket, request.context);
         self.requests.insert(ticket, request);
     }
 
     /// Lets context `id` hold `prompt`, by the request `ticket`.
-    fn fill(&mut self, ticket: Ticket, id: ContextId, prompt: &[u32]) {
+    fn fill(&mut self, ticket: RequestKey, id: ContextId, prompt: &[u32]) {
         self.enqueue(ticket, scheduled(prompt, 8, multi_bd()).extending(Some(id)));
         self.tick();
         assert_eq!(self.scheduler.hold_context(&self.requests[&ticket], prompt.len()), prompt.len());
         self.remove(ticket);
     }
 
-    fn remove(&mut self, ticket: Ticket) {
+    fn remove(&mut self, ticket: RequestKey) {
         let mut request = self.requests.remove(&ticket).expect("a request");
         self.scheduler.remove(ticket, &mut request);
     }
 
     /// One tick: each request of the plan and its rows. Requests that are finished leave.
-    fn tick(&mut self) -> Vec<(Ticket, usize)> {
+    fn tick(&mut self) -> Vec<(RequestKey, usize)> {
         let mut rows = Vec::new();
         for span in self.scheduler.plan(&mut self.requests) {
-            let request = self.requests.get_mut(&span.ticket).expect("a request");
+            let request = self.requests.get_mut(&span.key).expect("a request");
             let sequence = &mut request.sequence;
-            rows.push((span.ticket, sequence.rows_of(&span.blocks).len()));
+            rows.push((span.key, sequence.rows_of(&span.blocks).len()));
             let candidates: Vec<BlockCandidates> = sequence
                 .denoised(&span.blocks)
                 .filter(|block| sequence.blocks()[*block].status == BlockStatus::Active)
@@ -135,7 +135,7 @@ impl Toy {
             sequence.advance(span.blocks, &candidates).expect("legal edits");
             self.scheduler.name_pages(request);
             if request.sequence.finished().is_some() {
-                self.remove(span.ticket);
+                self.remove(span.key);
             }
         }
         let holdings = self.requests.values().map(|request| request.pages.as_slice());
@@ -143,17 +143,17 @@ impl Toy {
         rows
     }
 
-    fn pages(&self, ticket: Ticket) -> &[PageId] {
+    fn pages(&self, ticket: RequestKey) -> &[PageId] {
         &self.requests[&ticket].pages
     }
 }
 
 /// A certain candidate at each position that a step is about.
 fn sure(sequence: &Sequence, block: usize) -> Vec<Candidate> {
-    let start = sequence.block_range(block).start;
+    let start = sequence.geometry().block_range(block).start;
     let candidate = |position: usize| Candidate {
         row: position - start,
-        current: sequence.draft(position),
+        current: sequence.answer().draft(position),
         token: position as u32,
         confidence: 1.0,
         likeliest: (position as u32, 1.0),
@@ -161,7 +161,7 @@ fn sure(sequence: &Sequence, block: usize) -> Vec<Candidate> {
         score: 1.0,
         chance: 0.5,
     };
-    sequence.undecided(block).into_iter().map(candidate).collect()
+    sequence.block(block).undecided().into_iter().map(candidate).collect()
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn who_waited_longest_is_forwarded_first() {
     for ticket in [1, 2, 3] {
         toy.add(ticket, &prompt(ticket as u32, 4), 40, multi_bd());
     }
-    let order: Vec<Ticket> = (0..9).flat_map(|_| toy.tick()).map(|(ticket, _)| ticket).collect();
+    let order: Vec<RequestKey> = (0..9).flat_map(|_| toy.tick()).map(|(ticket, _)| ticket).collect();
     for ticket in [1, 2, 3] {
         assert!(order[order.len() - 3..].contains(&ticket), "{order:?}");
     }
@@ -270,7 +270,7 @@ fn a_request_that_leaves_the_queue_never_runs() {
     toy.tick();
     toy.remove(2);
     assert_eq!(toy.scheduler.n_waiting(), 1);
-    let after: Vec<Ticket> = (0..3).flat_map(|_| toy.tick()).map(|(ticket, _)| ticket).collect();
+    let after: Vec<RequestKey> = (0..3).flat_map(|_| toy.tick()).map(|(ticket, _)| ticket).collect();
     assert_eq!(after, [1, 3, 3]);
 }
 
@@ -315,7 +315,7 @@ fn pages_found_in_the_cache_need_not_be_free() {
     assert_eq!(toy.scheduler.n_running(), 2);
     assert_eq!(toy.pages(2)[..2], toy.pages(1)[..2]);
     let request = &toy.requests[&2];
-    assert_eq!((request.cached_tokens, request.sequence.n_cached_blocks()), (8, 2));
+    assert_eq!((request.cached_tokens, request.sequence.blocks().n_cached()), (8, 2));
     assert_eq!((toy.scheduler.prefix_queries, toy.scheduler.prefix_hits), (16, 8));
 }
 
@@ -384,7 +384,7 @@ fn preempted_requests_wait_in_order_of_arrival() {
         toy.scheduler.preempt(ticket, &mut toy.requests);
     }
     assert_eq!((toy.scheduler.n_running(), toy.scheduler.n_waiting(), toy.scheduler.preemptions), (1, 3, 3));
-    let order: Vec<Ticket> = toy.tick().into_iter().map(|(ticket, _)| ticket).collect();
+    let order: Vec<RequestKey> = toy.tick().into_iter().map(|(ticket, _)| ticket).collect();
     assert_eq!(order, [1, 2, 3, 4]);
 }
 
@@ -392,7 +392,7 @@ fn preempted_requests_wait_in_order_of_arrival() {
 fn a_prefix_is_found_by_the_same_adapter_only_and_not_after_a_flush() {
     let mut toy = Toy::new(&roomy());
     let prompt = prompt(1, 8);
-    let mut cached_tokens = |ticket: Ticket, flush: bool| {
+    let mut cached_tokens = |ticket: RequestKey, flush: bool| {
         if flush {
             toy.scheduler.flush_cache();
         }
@@ -429,7 +429,7 @@ fn pages_with_a_salt_are_found_with_that_salt_only() {
 fn a_prompt_of_one_block_is_found_by_requests_of_a_context_only() {
     let mut toy = Toy::new(&roomy());
     let prompt = prompt(1, 8);
-    let mut cached_tokens = |ticket: Ticket, context: Option<ContextId>| {
+    let mut cached_tokens = |ticket: RequestKey, context: Option<ContextId>| {
         toy.enqueue(ticket, scheduled(&prompt, 8, d2f()).extending(context));
         toy.tick();
         toy.requests[&ticket].cached_tokens
@@ -460,7 +460,7 @@ fn a_context_that_a_waiting_request_uses_yields_to_a_request_that_runs_alone_onl
     for (max_num_reqs, n_pages) in [(2, 8), (1, 6)] {
         let mut toy = Toy::new(&EngineConfig { max_num_reqs, n_pages, ..roomy() });
         toy.fill(1, 1, &prompt(1, 8));
-        for ticket in 2..2 + max_num_reqs as Ticket {
+        for ticket in 2..2 + max_num_reqs as RequestKey {
             toy.add(ticket, &prompt(ticket as u32, 8), 16, multi_bd());
         }
         toy.tick();
@@ -484,7 +484,7 @@ fn a_prefix_ends_where_a_block_does() {
         toy.tick();
     }
     let request = &toy.requests[&2];
-    assert_eq!((request.cached_tokens, request.sequence.n_cached_blocks()), (8, 3), "8 found, 4 encoded");
+    assert_eq!((request.cached_tokens, request.sequence.blocks().n_cached()), (8, 3), "8 found, 4 encoded");
     assert_eq!((toy.scheduler.prefix_queries, toy.scheduler.prefix_hits), (24, 8));
 }
 

@@ -3,6 +3,7 @@
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
     ErrorCode, FinishReason, Prompt, PromptScores, SamplingParams, ServingCommand, ServingEvent, ServingGenerate,

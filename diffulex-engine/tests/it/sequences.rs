@@ -38,10 +38,10 @@ fn sequence(kind: StrategyKind, sizes: [usize; 2]) -> Sequence {
 
 /// A candidate at each position that a step over `block` is about, with these confidences in turn.
 fn candidates(sequence: &Sequence, block: usize, confidences: &[f32]) -> BlockCandidates {
-    let start = sequence.block_range(block).start;
+    let start = sequence.geometry().block_range(block).start;
     let candidate = |(position, confidence): (usize, &f32)| Candidate {
         row: position - start,
-        current: sequence.draft(position),
+        current: sequence.answer().draft(position),
         token: position as u32,
         confidence: *confidence,
         likeliest: (position as u32, *confidence),
@@ -49,7 +49,8 @@ fn candidates(sequence: &Sequence, block: usize, confidences: &[f32]) -> BlockCa
         score: *confidence,
         chance: 0.5,
     };
-    let candidates = sequence.undecided(block).into_iter().zip(confidences.iter().cycle()).map(candidate).collect();
+    let candidates =
+        sequence.block(block).undecided().into_iter().zip(confidences.iter().cycle()).map(candidate).collect();
     BlockCandidates { block, candidates }
 }
 
@@ -64,11 +65,15 @@ fn blocks_lie_as_their_layout_says() {
     ];
     for (kind, origin, n_prompt_blocks, starts) in cases {
         let sequence = sequence(kind, [6, 9]);
-        assert_eq!((sequence.block_origin(), sequence.n_prompt_blocks()), (origin, n_prompt_blocks), "{kind:?}");
+        assert_eq!(
+            (sequence.geometry().block_origin(), sequence.geometry().n_prompt_blocks()),
+            (origin, n_prompt_blocks),
+            "{kind:?}"
+        );
         for (block, pair) in starts.windows(2).enumerate() {
-            assert_eq!(sequence.block_range(block), pair[0]..pair[1], "{kind:?}");
+            assert_eq!(sequence.geometry().block_range(block), pair[0]..pair[1], "{kind:?}");
             for position in pair[0]..pair[1] {
-                assert_eq!(sequence.block_of(position), block, "{position} of {kind:?}");
+                assert_eq!(sequence.geometry().block_of(position), block, "{position} of {kind:?}");
             }
         }
     }
@@ -89,8 +94,8 @@ fn a_position_sees_to_the_end_of_its_block_or_of_the_answer() {
 #[test]
 fn a_whole_answer_is_open_from_the_start() {
     let sequence = sequence(StrategyKind::SemiAutoregressive, [6, 9]);
-    assert_eq!((sequence.blocks().len(), sequence.tokens().len()), (3, 15));
-    assert_eq!((sequence.frontier(), sequence.final_end(), sequence.answer_end()), (6, 6, 15));
+    assert_eq!((sequence.blocks().len(), sequence.answer().tokens().len()), (3, 15));
+    assert_eq!((sequence.answer().frontier(), sequence.answer().final_end(), sequence.answer().end()), (6, 6, 15));
     assert_eq!(sequence.rows_of(&(0..3)), 0..15);
     assert_eq!(sequence.denoised(&(0..3)), 0..1);
 }
@@ -103,21 +108,21 @@ fn the_tail_of_a_prompt_shares_a_block_with_masks() {
         sequence.blocks().iter().map(|block| block.status).collect::<Vec<_>>(),
         [BlockStatus::Ready, BlockStatus::Active]
     );
-    assert_eq!(sequence.undecided(1), [6, 7]);
-    assert_eq!(sequence.n_given(0..8), 6);
-    assert_eq!(sequence.states()[5..7], [PositionState::Prompt, PositionState::Masked]);
-    assert_eq!(sequence.tokens()[4..], [4, 5, MASK, MASK]);
+    assert_eq!(sequence.block(1).undecided(), [6, 7]);
+    assert_eq!(sequence.answer().n_given(0..8), 6);
+    assert_eq!(sequence.answer().states()[5..7], [PositionState::Prompt, PositionState::Masked]);
+    assert_eq!(sequence.answer().tokens()[4..], [4, 5, MASK, MASK]);
 }
 
 #[test]
 fn what_the_client_gave_of_an_answer_is_never_written() {
-    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).holding(&[None, Some(9), None, None]);
-    assert_eq!(sequence.tokens(), [0, 1, MASK, 9, MASK, MASK]);
-    assert_eq!(sequence.undecided(0), [2, 4, 5]);
-    assert_eq!((sequence.n_given(0..6), sequence.confidences()[3]), (3, 1.0));
-    let sequence = sequence.followed_by(&[7, 8]);
-    assert_eq!(sequence.tokens()[6..], [7, 8]);
-    assert_eq!((sequence.n_given(0..8), sequence.rows_of(&(0..1)), sequence.visible_from(0)), (5, 0..8, 8));
+    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&[None, Some(9), None, None]);
+    assert_eq!(sequence.answer().tokens(), [0, 1, MASK, 9, MASK, MASK]);
+    assert_eq!(sequence.block(0).undecided(), [2, 4, 5]);
+    assert_eq!((sequence.answer().n_given(0..6), sequence.answer().confidences()[3]), (3, 1.0));
+    let sequence = sequence.with_suffix(&[7, 8]);
+    assert_eq!(sequence.answer().tokens()[6..], [7, 8]);
+    assert_eq!((sequence.answer().n_given(0..8), sequence.rows_of(&(0..1)), sequence.visible_from(0)), (5, 0..8, 8));
 }
 
 #[test]
@@ -141,15 +146,18 @@ fn confidences_are_those_of_the_step_that_wrote() {
     let step = candidates(&sequence, 1, &[0.95, 0.3, 0.92, 0.2]);
     let change = sequence.advance(blocks, &[step]).expect("legal edits");
     assert_eq!((change.filled, change.is_visible, change.was_forced), (vec![0.95, 0.92], true, false));
-    assert_eq!(sequence.confidences(), [1.0, 1.0, 1.0, 1.0, 0.95, 0.0, 0.92, 0.0]);
-    assert_eq!((sequence.frontier(), sequence.blocks()[1].steps, sequence.blocks()[1].full_steps), (5, 1, 0));
-    assert_eq!(sequence.full_answer(), [4, 6]);
-    assert_eq!((sequence.nfe().prefill, sequence.nfe().denoise, sequence.nfe().charged()), (1, 1, 2));
+    assert_eq!(sequence.answer().confidences(), [1.0, 1.0, 1.0, 1.0, 0.95, 0.0, 0.92, 0.0]);
+    assert_eq!((sequence.answer().frontier(), sequence.blocks()[1].steps, sequence.blocks()[1].full_steps), (5, 1, 0));
+    assert_eq!(sequence.answer().full_answer(), [4, 6]);
+    assert_eq!(
+        (sequence.decoding().nfe().prefill, sequence.decoding().nfe().denoise, sequence.decoding().nfe().charged()),
+        (1, 1, 2)
+    );
 }
 
 #[test]
 fn a_step_that_writes_a_decided_position_is_an_error() {
-    let mut sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).holding(&[Some(9)]);
+    let mut sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&[Some(9)]);
     let mut step = candidates(&sequence, 0, &[0.95]);
     step.candidates[0].row = 0;
     assert!(sequence.advance(0..1, &[step]).is_err(), "a given position");
@@ -160,7 +168,7 @@ fn a_token_that_the_client_gave_ends_no_answer() {
     let params = SamplingParams { stop_token_ids: vec![9], ..SamplingParams::default() };
     let limits = Limits { end: 6, reason: FinishReason::MaxNewTokensReached };
     let strategy = strategy(StrategyKind::SemiAutoregressive, &[]);
-    let mut sequence = Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).holding(&[
+    let mut sequence = Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).with_given(&[
         None,
         Some(9),
         None,
@@ -168,7 +176,7 @@ fn a_token_that_the_client_gave_ends_no_answer() {
     ]);
     let step = candidates(&sequence, 0, &[0.95]);
     sequence.advance(0..1, &[step]).expect("legal edits");
-    assert_eq!(sequence.answer_end(), 6);
+    assert_eq!(sequence.answer().end(), 6);
 }
 
 #[test]
@@ -179,12 +187,12 @@ fn a_token_that_the_client_gave_is_no_part_of_a_run() {
         let limits = Limits { end: 6, reason: FinishReason::MaxNewTokensReached };
         let strategy = strategy(StrategyKind::SemiAutoregressive, &[]);
         let mut sequence =
-            Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).holding(&given);
+            Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).with_given(&given);
         let mut step = candidates(&sequence, 0, &[0.95]);
         step.candidates.iter_mut().for_each(|candidate| candidate.token = written);
         sequence.advance(0..1, &[step]).expect("legal edits");
-        assert!(sequence.undecided(0).is_empty());
-        sequence.answer_end()
+        assert!(sequence.block(0).undecided().is_empty());
+        sequence.answer().end()
     };
     assert_eq!(end(9, [Some(9), Some(9), Some(9), None]), 6);
     assert_eq!(end(9, [None, Some(9), None, Some(8)]), 6, "a given token between two of them");
@@ -193,8 +201,8 @@ fn a_token_that_the_client_gave_is_no_part_of_a_run() {
 
 #[test]
 fn what_the_client_gave_and_drafts_are_no_occurrences_in_the_answer() {
-    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).holding(&[None, Some(9), None, None]);
-    let occurrences = sequence.followed_by(&[7, 9]).occurrences();
+    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&[None, Some(9), None, None]);
+    let occurrences = sequence.with_suffix(&[7, 9]).answer().occurrences();
     assert_eq!(occurrences, BTreeMap::from([(0, 0), (1, 0), (7, 0), (9, 0)]));
 
     let mut sequence = self::sequence(StrategyKind::BlockEdit, [4, 4]);
@@ -203,26 +211,29 @@ fn what_the_client_gave_and_drafts_are_no_occurrences_in_the_answer() {
     let blocks = sequence.step_blocks();
     let step = candidates(&sequence, 1, &[0.95, 0.3]);
     sequence.advance(blocks, &[step]).expect("legal edits");
-    let drafts: Vec<_> = (0..8).map(|position| sequence.draft(position)).collect();
+    let drafts: Vec<_> = (0..8).map(|position| sequence.answer().draft(position)).collect();
     assert_eq!(drafts[4..], [Some(4), None, Some(6), None]);
-    assert_eq!(sequence.occurrences(), (0..4).map(|token| (token, 0)).collect());
+    assert_eq!(sequence.answer().occurrences(), (0..4).map(|token| (token, 0)).collect());
 }
 
 #[test]
 fn what_is_found_needs_no_forward_and_what_is_lost_is_written_again() {
     let mut sequence = sequence(StrategyKind::MultiBlock, [8, 4]);
-    sequence.found_in_cache(1);
-    assert_eq!((sequence.n_cached_blocks(), sequence.step_blocks()), (1, 1..2));
-    sequence.found_in_cache(0);
-    assert_eq!((sequence.n_cached_blocks(), sequence.step_blocks()), (0, 0..2));
+    sequence.blocks_mut().found_in_cache(1);
+    assert_eq!((sequence.blocks().n_cached(), sequence.step_blocks()), (1, 1..2));
+    sequence.blocks_mut().found_in_cache(0);
+    assert_eq!((sequence.blocks().n_cached(), sequence.step_blocks()), (0, 0..2));
     sequence.advance(0..2, &[]).expect("the prompt");
     let blocks = sequence.step_blocks();
-    assert_eq!((sequence.n_cached_blocks(), blocks.clone()), (2, 2..3));
+    assert_eq!((sequence.blocks().n_cached(), blocks.clone()), (2, 2..3));
     let step = candidates(&sequence, 2, &[0.95, 0.3]);
     sequence.advance(blocks, &[step]).expect("legal edits");
-    sequence.lose_cache();
-    assert_eq!(sequence.n_cached_blocks(), 0);
+    sequence.blocks_mut().lose_cache();
+    assert_eq!(sequence.blocks().n_cached(), 0);
     sequence.advance(0..2, &[]).expect("the prompt again");
-    assert_eq!((sequence.n_cached_blocks(), sequence.frontier()), (2, 9));
-    assert_eq!((sequence.nfe().prefill, sequence.nfe().denoise, sequence.nfe().rebuild), (1, 1, 1));
+    assert_eq!((sequence.blocks().n_cached(), sequence.answer().frontier()), (2, 9));
+    assert_eq!(
+        (sequence.decoding().nfe().prefill, sequence.decoding().nfe().denoise, sequence.decoding().nfe().rebuild),
+        (1, 1, 1)
+    );
 }

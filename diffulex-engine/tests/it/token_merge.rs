@@ -6,6 +6,7 @@
 use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{KvType, SequenceRows};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
+use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::json;

@@ -20,47 +20,6 @@ pub enum Layout {
     Canvases,
 }
 
-impl Layout {
-    /// Whether equal prefixes of requests have equal K/V.
-    pub fn shares_prefixes(self) -> bool {
-        match self {
-            Self::BlockCausal | Self::Canvases => true,
-            Self::PromptFirst | Self::WholeAnswer => false,
-        }
-    }
-
-    /// Returns the text that a context may hold under this layout.
-    pub fn context_growth(self) -> ContextGrowth {
-        match self {
-            Self::BlockCausal | Self::Canvases => ContextGrowth::Grows,
-            Self::PromptFirst => ContextGrowth::WholePrompt,
-            Self::WholeAnswer => ContextGrowth::Refused(
-                "it attends to the whole answer at every step, so no K/V of a context stay valid",
-            ),
-        }
-    }
-
-    /// Positions of a request, prompt included, if the answer ends at position `limit` at the latest (exclusive).
-    pub fn extent(self, prompt_len: usize, limit: usize, block_size: usize) -> usize {
-        match self {
-            Self::BlockCausal => limit.next_multiple_of(block_size),
-            Self::PromptFirst | Self::Canvases => prompt_len + (limit - prompt_len).next_multiple_of(block_size),
-            Self::WholeAnswer => limit,
-        }
-    }
-}
-
-/// Text that a context may hold; its K/V are shared by the context's requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ContextGrowth {
-    /// Any text, answers included: existing K/V stay valid when text is appended.
-    Grows,
-    /// One prompt: more text would change all of its K/V. Answers are not kept.
-    WholePrompt,
-    /// No text, for the given reason.
-    Refused(&'static str),
-}
-
 /// Positions that a row attends to in training, and therefore in decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionKind {

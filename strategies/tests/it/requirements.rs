@@ -1,8 +1,6 @@
 //! Declarations: which models a strategy fits, and its needs of the engine.
 
-use diffulex_strategies::{
-    AcceptRule, AttentionKind, ContextGrowth, KvReuse, Layout, Requirements, Score, StrategyKind, Value,
-};
+use diffulex_strategies::{AcceptRule, AttentionKind, KvReuse, Layout, Requirements, Score, StrategyKind, Value};
 
 use crate::harness::{BLOCK_SIZE, model, requirements, strategy};
 
@@ -116,30 +114,6 @@ fn an_accept_rule_declares_its_score_its_tokens_and_whether_it_pauses() {
     }
     let none = Requirements::new(Layout::BlockCausal, BLOCK_SIZE, None);
     assert_eq!((none.score, none.n_likeliest, none.may_pause()), (Score::Probability, 1, false));
-}
-
-#[test]
-fn prompts_are_shared_where_later_tokens_do_not_change_their_kv() {
-    assert!(Layout::BlockCausal.shares_prefixes() && Layout::Canvases.shares_prefixes());
-    assert!(!Layout::PromptFirst.shares_prefixes() && !Layout::WholeAnswer.shares_prefixes());
-}
-
-#[test]
-fn a_context_grows_where_prompts_are_shared_and_holds_one_prompt_where_that_is_a_block() {
-    assert_eq!(Layout::BlockCausal.context_growth(), ContextGrowth::Grows);
-    assert_eq!(Layout::Canvases.context_growth(), ContextGrowth::Grows);
-    assert_eq!(Layout::PromptFirst.context_growth(), ContextGrowth::WholePrompt);
-    assert!(matches!(Layout::WholeAnswer.context_growth(), ContextGrowth::Refused(why) if !why.is_empty()));
-}
-
-#[test]
-fn an_answer_takes_whole_blocks_where_its_layout_says_so() {
-    // A prompt of 3 and a limit of 13.
-    assert_eq!(Layout::BlockCausal.extent(3, 13, 8), 16, "blocks from position 0");
-    assert_eq!(Layout::PromptFirst.extent(3, 13, 8), 19, "blocks from the end of the prompt");
-    assert_eq!(Layout::Canvases.extent(3, 13, 8), 19);
-    assert_eq!(Layout::WholeAnswer.extent(3, 13, 8), 13);
-    assert_eq!(Layout::PromptFirst.extent(3, 11, 8), 11, "one block exactly");
 }
 
 #[test]

@@ -3,14 +3,17 @@
 //! The folder may be named by an untrusted client. Therefore only regular files are read, never beyond their size, and reads
 //! into memory are limited.
 
+pub mod content;
+pub mod gguf;
+
 use std::borrow::Cow;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::content::{Content, open_regular, refuse_pointer};
 use crate::error::LoadError;
-use crate::gguf::Gguf;
+use crate::files::content::{Content, open_regular, refuse_pointer};
+use crate::files::gguf::Gguf;
 
 /// The files of one model.
 #[derive(Clone, Debug)]

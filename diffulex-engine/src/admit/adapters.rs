@@ -2,21 +2,26 @@
 //!
 //! An unloaded adapter accepts no new request, and leaves the device when its last request ends.
 //!
-//! Never here: tensors, files.
+//! Never here: tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use diffulex_protocol::{AdapterSource, ModelCard};
+
 use crate::AdapterId;
-use crate::config::EngineOptions;
+use crate::config::{EngineConfig, EngineOptions};
+use crate::files::ModelFiles;
+use crate::models;
+use crate::runner::Runner;
 
 /// Longest name in bytes. Chosen by us: it is a model name in every request and every list.
 const MAX_NAME_BYTES: usize = 256;
 
 /// An adapter that requests may name.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Named {
+pub(crate) struct LoadedAdapter {
     pub(crate) id: AdapterId,
-    /// True for D2F's adapters, whose requests are decoded by `d2f`.
+    /// True for D2F's adapters: their requests are decoded by `d2f`.
     pub(crate) is_d2f: bool,
 }
 
@@ -25,7 +30,7 @@ pub(crate) struct Named {
 pub(crate) struct AdapterTable {
     max_adapters: usize,
     max_bytes: u64,
-    by_name: BTreeMap<String, Named>,
+    by_name: BTreeMap<String, LoadedAdapter>,
     /// Bytes of each on the device, including retired ones.
     n_bytes: BTreeMap<AdapterId, u64>,
     /// Unloaded adapters that running requests still use.
@@ -47,7 +52,7 @@ impl AdapterTable {
     }
 
     /// The adapter called `name`.
-    pub(crate) fn find(&self, name: &str) -> Option<Named> {
+    pub(crate) fn find(&self, name: &str) -> Option<LoadedAdapter> {
         self.by_name.get(name).copied()
     }
 
@@ -56,8 +61,32 @@ impl AdapterTable {
         self.by_name.keys().map(String::as_str)
     }
 
+    /// Loads the adapter of `source` on the device of `runner`; the error is the reason for a refusal.
+    pub(crate) fn load(
+        &mut self,
+        source: &AdapterSource,
+        config: &EngineConfig,
+        card: &ModelCard,
+        runner: &mut dyn Runner,
+    ) -> Result<(), String> {
+        let (id, max_bytes) = self.reserve(&source.name)?;
+        let files = ModelFiles::folder(&source.path).map_err(|error| error.to_string())?;
+        let is_d2f = models::is_d2f(&files).map_err(|error| error.to_string())?;
+        if is_d2f && config.strategy_with_d2f.is_none() {
+            return Err(format!(
+                "it is an adapter of D2F, for Dream, DiffuCoder and LLaDA; this model is {}, decoded by {}",
+                card.architecture,
+                config.strategy.name()
+            ));
+        }
+        let n_bytes = runner.load_adapter(id, &files, max_bytes).map_err(|error| error.to_string())?;
+        self.n_bytes.insert(id, n_bytes);
+        self.by_name.insert(source.name.clone(), LoadedAdapter { id, is_d2f });
+        Ok(())
+    }
+
     /// Reserves an id for a new adapter. Returns it with the bytes that the adapter may use, or the reason for a refusal.
-    pub(crate) fn room(&mut self, name: &str) -> Result<(AdapterId, u64), String> {
+    fn reserve(&mut self, name: &str) -> Result<(AdapterId, u64), String> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(format!("an adapter's name has 1 to {MAX_NAME_BYTES} bytes; this has {}", name.len()));
         }
@@ -67,33 +96,24 @@ impl AdapterTable {
         // Retired ones count: they leave the device with their last request.
         let n_adapters = self.n_bytes.len();
         if n_adapters >= self.max_adapters {
-            return Err(format!(
-                "{n_adapters} adapters are loaded, as many as --max-loaded-loras lets in; unload one first"
-            ));
+            return Err(format!("{n_adapters} adapters are loaded, the limit of --max-loaded-loras; unload one first"));
         }
         self.next_id += 1;
         Ok((self.next_id, self.max_bytes.saturating_sub(self.n_bytes.values().sum())))
     }
 
-    /// Registers the loaded adapter under `name` with its size.
-    pub(crate) fn add(&mut self, name: String, adapter: Named, n_bytes: u64) {
-        self.n_bytes.insert(adapter.id, n_bytes);
-        self.by_name.insert(name, adapter);
-    }
-
-    /// Removes the name. The adapter is retired until [`Self::is_gone`] finds it unused.
+    /// Removes the name. The adapter is retired until [`Self::drop_if_unused`] drops it.
     pub(crate) fn remove(&mut self, name: &str) -> Option<AdapterId> {
-        let Named { id, .. } = self.by_name.remove(name)?;
+        let LoadedAdapter { id, .. } = self.by_name.remove(name)?;
         self.retired.insert(id);
         Some(id)
     }
 
-    /// True, once, for a retired adapter that no request uses any more.
-    pub(crate) fn is_gone(&mut self, id: AdapterId, has_requests: bool) -> bool {
-        let is_gone = !has_requests && self.retired.remove(&id);
-        if is_gone {
+    /// Drops an unloaded adapter from the device of `runner`, unless requests still use it.
+    pub(crate) fn drop_if_unused(&mut self, id: AdapterId, is_used: bool, runner: &mut dyn Runner) {
+        if !is_used && self.retired.remove(&id) {
             self.n_bytes.remove(&id);
+            runner.unload_adapter(id);
         }
-        is_gone
     }
 }

@@ -23,7 +23,7 @@ pub struct Seeded;
 /// Added to the seed where noise is drawn; any number does.
 const NOISE: u64 = 0x6E6F_6973_6521;
 
-/// The same for [`Randomness::chance`].
+/// Added to the seed for [`Randomness::chance`].
 const CHANCE: u64 = 0x6368_616E_6365;
 
 impl Randomness for Seeded {

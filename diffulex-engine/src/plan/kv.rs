@@ -107,7 +107,7 @@ impl PagePool {
         }
     }
 
-    /// Names a page whose K/V are final. If the name exists already, the first page keeps it.
+    /// Names a page with final K/V. If the name exists already, the first page keeps it.
     pub fn name(&mut self, id: PageId, hash: PageHash, ids: &[u32]) {
         let page = &mut self.pages[id as usize];
         if page.content.is_none() {

@@ -14,20 +14,20 @@ pub struct PooledStates {
     pooling: Pooling,
     /// Positions of the text.
     n_positions: usize,
-    /// The first position whose state was not taken.
+    /// Next position to take.
     next: usize,
-    /// Of the states that were taken, in 64 bits and in order of position, so that chunks and preemptions change nothing.
+    /// Sum of the states so far, in 64 bits and in order of position, so that chunks and preemptions change nothing.
     sum: Vec<f64>,
     n_taken: usize,
 }
 
 impl PooledStates {
-    /// Of a text of `n_positions`, before its first forward.
+    /// No states yet, of a text of `n_positions`.
     pub fn new(pooling: Pooling, n_positions: usize) -> Self {
         Self { pooling, n_positions, next: 0, sum: Vec::new(), n_taken: 0 }
     }
 
-    /// Those of `positions`, which a forward takes, whose states are still wanted.
+    /// The part of a forward's `positions` with states that are still needed.
     pub fn wanted(&self, positions: Range<usize>) -> Range<usize> {
         let first = match self.pooling {
             Pooling::Mean => self.next,
@@ -51,7 +51,7 @@ impl PooledStates {
         Ok(())
     }
 
-    /// The embedding of what was taken.
+    /// The mean of the states so far: `[hidden_size]`.
     pub fn embedding(&self) -> Vec<f32> {
         self.sum.iter().map(|sum| (sum / self.n_taken as f64) as f32).collect()
     }

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
-use crate::content::Content;
 use crate::error::LoadError;
+use crate::files::content::Content;
 use architectures::Architecture;
 use header::{Header, List, Value};
 

@@ -2,14 +2,14 @@
 //!
 //! A context is a number, given by the front end, which owns its tokens; here it has the pages of their whole blocks. A page is
 //! held as requests hold theirs, by a count in the [`PagePool`], so pages are accounted for once and forks share them. A context
-//! whose pages are taken loses nothing but time: its next request encodes its tokens again.
+//! that loses its pages loses only time: its next request encodes its tokens again.
 //!
 //! Never here: tokens, requests, tensors.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::AdapterId;
-use crate::kv::{PageId, PagePool};
+use crate::plan::kv::{PageId, PagePool};
 
 /// Number of a context.
 pub type ContextId = u64;
@@ -144,7 +144,7 @@ impl Contexts {
         self.take(|held| held.n_users == 0, pool)
     }
 
-    /// The same of any context.
+    /// Releases the pages of an idle context, or else of one in use. False if no context holds pages.
     pub fn take_any(&mut self, pool: &mut PagePool) -> bool {
         self.take_idle(pool) || self.take(|_| true, pool)
     }

@@ -2,27 +2,29 @@
 //!
 //! Never here: the queue, pages, events.
 
+pub(crate) mod adapters;
+
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
 use diffulex_protocol::{ErrorCode, FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
+use diffulex_strategies::AnyStrategy;
 use diffulex_strategies::accept::DENOISING_STEPS;
-use diffulex_strategies::{AnyStrategy, ContextGrowth, Layout};
 
 use crate::AdapterId;
-use crate::adapters::{AdapterTable, Named};
+use crate::admit::adapters::{AdapterTable, LoadedAdapter};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
-use crate::sequence::{Limits, Sequence};
+use crate::sequence::{ContextGrowth, Geometry, LayoutRules, Limits, Sequence};
 use crate::text::TextModel;
 
-/// The place of an answer among the tokens of its sequence.
+/// The place of an answer between the tokens of its sequence.
 struct Place {
     /// Tokens before it.
     prompt: Vec<u32>,
-    /// Where it ends.
+    /// Limits of the answer.
     limits: Limits,
-    /// Tokens of it that the client gave, one entry per position; empty if it gave none.
+    /// Tokens of the answer that the client gave, one entry per position; empty if it gave none.
     given: Vec<Option<u32>>,
     /// Tokens after it.
     suffix: Vec<u32>,
@@ -41,7 +43,7 @@ pub(crate) struct Admission<'a> {
 pub(crate) struct Admitted {
     pub(crate) sequence: Sequence,
     pub(crate) adapter: Option<AdapterId>,
-    /// Scores the prompt, where that is asked for and it has more than one token.
+    /// Scores the prompt, if the client asks for scores and it has more than one token.
     pub(crate) scoring: Option<Sequence>,
 }
 
@@ -59,11 +61,15 @@ pub fn check_params_ids(params: &SamplingParams, vocab_size: u32) -> Result<(), 
     check_ids("logit_bias", &biased, vocab_size)
 }
 
-/// Refuses a request on a context that its strategy can make nothing of.
+fn rules_of(strategy: &AnyStrategy) -> LayoutRules {
+    LayoutRules::of(strategy.kind().layout())
+}
+
+/// Refuses a request on a context if its strategy cannot use one.
 fn check_context(strategy: &AnyStrategy, request: &ServingGenerate) -> Result<(), RequestError> {
-    match strategy.kind().layout().context_growth() {
+    match rules_of(strategy).context_growth() {
         ContextGrowth::Refused(why) => {
-            let message = format!("this model is decoded by {}, which keeps no contexts: {why}", strategy.name());
+            let message = format!("{} does not support contexts: {why}", strategy.name());
             Err(RequestError { message, code: ErrorCode::ContextUnsupported, param: None })
         }
         ContextGrowth::Grows | ContextGrowth::WholePrompt if request.masked.is_empty() => Ok(()),
@@ -74,9 +80,9 @@ fn check_context(strategy: &AnyStrategy, request: &ServingGenerate) -> Result<()
 }
 
 impl Admission<'_> {
-    /// The sequence of `request`, whose seed is set.
+    /// Sets the seed of `request` and makes its sequence.
     pub(crate) fn admit(&self, request: &mut ServingGenerate) -> Result<Admitted, RequestError> {
-        // Drawn here where the client has none, so that the reply can name it.
+        // Drawn here if the client gives none, so that the reply can name it.
         let seed = request.sampling_params.seed_or(|| RandomState::new().hash_one(&request.rid));
         request.sampling_params.seed = Some(seed);
         let params = &request.sampling_params;
@@ -104,17 +110,17 @@ impl Admission<'_> {
             check_context(&strategy, request)?;
         }
         let fills = request.context.is_some_and(|context| context.fills);
-        let is_only_read = fills || request.embed.is_some();
+        let is_prompt_only = fills || request.embed.is_some();
         let place = if fills {
             self.filling(&strategy, prompt)?
-        } else if is_only_read {
-            self.behind(prompt, Vec::new(), 0)?
+        } else if is_prompt_only {
+            self.after_prompt(prompt, Vec::new(), 0)?
         } else if request.masked.is_empty() {
-            self.behind(prompt, suffix, params.max_tokens as usize)?
+            self.after_prompt(prompt, suffix, params.max_tokens as usize)?
         } else {
-            self.at_masks(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
+            self.infill(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
         };
-        if is_only_read {
+        if is_prompt_only {
             self.check_pages("prompt", place.prompt.len(), 1)?;
         } else {
             self.check_room(&strategy, &place)?;
@@ -131,13 +137,13 @@ impl Admission<'_> {
             strategy,
             self.config.alignment,
         )
-        .holding(given)
-        .followed_by(suffix);
-        let sequence = if is_only_read { sequence.only_read() } else { sequence };
+        .with_given(given)
+        .with_suffix(suffix);
+        let sequence = if is_prompt_only { sequence.prompt_only() } else { sequence };
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
     }
 
-    /// The sequence that scores the prompt of `place`; `None` if there is nothing to score.
+    /// The sequence that scores the prompt of `place`; `None` for a prompt of one token.
     fn scoring(
         &self,
         strategy: &AnyStrategy,
@@ -153,10 +159,7 @@ impl Admission<'_> {
         }
         let (mask, alignment) = (self.config.mask_token_id.unwrap_or_default(), self.config.alignment);
         let Some(sequence) = Sequence::scoring(&place.prompt, n_alternatives, mask, strategy, alignment) else {
-            let why = match strategy.kind().layout() {
-                Layout::Canvases => "whose canvases start as noise instead of masks",
-                _ => "which encodes a prompt as one block, whose tokens have no order",
-            };
+            let why = rules_of(strategy).not_scored.unwrap_or_default();
             return refused(format!("are not defined for {}, {why}", strategy.name()));
         };
         Ok(Some(sequence).filter(|_| place.prompt.len() > 1))
@@ -171,37 +174,33 @@ impl Admission<'_> {
 
     fn suffix(&self, strategy: &AnyStrategy, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
         let ids = self.ids_of(suffix)?;
-        if !ids.is_empty() && strategy.kind().layout() != Layout::WholeAnswer {
+        if !ids.is_empty() && !rules_of(strategy).attends_to_all {
             let name = strategy.name();
-            let message = format!(
-                "suffix needs a model that sees what follows the gap; this one is decoded by {name}, block after block"
-            );
+            let message = format!("suffix requires a strategy that attends to later positions; {name} does not");
             return Err(RequestError::invalid("suffix", message));
         }
         check_ids("suffix", &ids, self.vocab_size)?;
         Ok(ids)
     }
 
-    /// The part of `prompt` whose K/V are final before an answer, with the limits of a request that goes on from there.
+    /// The part of `prompt` with final K/V before an answer, without an answer.
     fn filling(&self, strategy: &AnyStrategy, prompt: Vec<u32>) -> Result<Place, RequestError> {
-        let mut place = self.behind(prompt, Vec::new(), 1)?;
-        let requirements = strategy.requirements();
-        if requirements.layout == Layout::BlockCausal {
-            place.prompt.truncate(place.prompt.len() / requirements.block_size * requirements.block_size);
-        }
+        let mut place = self.after_prompt(prompt, Vec::new(), 1)?;
+        let n_final = Geometry::new(&strategy.requirements(), place.prompt.len(), place.limits.end).prompt_blocks_end();
+        place.prompt.truncate(n_final);
         place.limits = Limits { end: place.prompt.len(), reason: FinishReason::MaxNewTokensReached };
         Ok(place)
     }
 
-    /// The answer between `prompt` and `suffix`.
-    fn behind(&self, prompt: Vec<u32>, suffix: Vec<u32>, max_tokens: usize) -> Result<Place, RequestError> {
+    /// An answer of `max_tokens` at most between `prompt` and `suffix`.
+    fn after_prompt(&self, prompt: Vec<u32>, suffix: Vec<u32>, max_tokens: usize) -> Result<Place, RequestError> {
         let max_model_len = self.config.max_model_len;
         let (prompt_len, suffix_len) = (prompt.len(), suffix.len());
         if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
             return Err(RequestError::invalid(
                 "suffix",
                 format!(
-                    "prompt and suffix have {prompt_len} and {suffix_len} tokens; with at least one between them, the limit of {max_model_len} is passed"
+                    "prompt ({prompt_len}) and suffix ({suffix_len}) leave no room for an answer in {max_model_len} tokens"
                 ),
             ));
         }
@@ -223,8 +222,8 @@ impl Admission<'_> {
         Ok(Place { prompt, limits, given: Vec::new(), suffix })
     }
 
-    /// The answer from the first mask of `prompt` to the last; what follows that is its suffix.
-    fn at_masks(
+    /// An answer from the first mask of `prompt` to the last. The rest of the prompt is its suffix.
+    fn infill(
         &self,
         strategy: &AnyStrategy,
         prompt: &[u32],
@@ -233,14 +232,14 @@ impl Admission<'_> {
         max_tokens: usize,
     ) -> Result<Place, RequestError> {
         let invalid = |message: String| Err(RequestError::invalid("prompt", message));
-        if strategy.kind().layout() != Layout::WholeAnswer {
+        if !rules_of(strategy).attends_to_all {
             let name = strategy.name();
             return invalid(format!(
-                "masks in a prompt need a model that sees what follows them; this one is decoded by {name}, block after block"
+                "masks in a prompt require a strategy that attends to later positions; {name} does not"
             ));
         }
         if !suffix.is_empty() {
-            let message = "a prompt with masks has no suffix: what follows them is part of the prompt";
+            let message = "a prompt with masks takes no suffix: the text after them is part of the prompt";
             return Err(RequestError::invalid("suffix", message));
         }
         let masked: BTreeSet<usize> = masked.iter().map(|position| *position as usize).collect();
@@ -271,41 +270,42 @@ impl Admission<'_> {
         })
     }
 
-    /// Refuses a request that no plan could ever include.
+    /// Refuses a request that can never be planned.
     fn check_room(&self, strategy: &AnyStrategy, place: &Place) -> Result<(), RequestError> {
         let Place { prompt, limits, suffix, .. } = place;
         let requirements = strategy.requirements();
-        let n_positions = requirements.layout.extent(prompt.len(), limits.end, requirements.block_size) + suffix.len();
+        let geometry = Geometry::new(&requirements, prompt.len(), limits.end);
+        let n_positions = geometry.extent() + suffix.len();
         let n_copies = requirements.n_copies();
         if n_copies > 1 && n_copies * n_positions > self.config.max_num_batched_tokens {
             return Err(RequestError::too_large(
                 "decoding.cfg_scale",
                 format!(
-                    "guidance forwards {n_positions} positions twice; a forward takes {} rows",
+                    "guidance forwards {n_positions} positions twice; the limit is {} rows",
                     self.config.max_num_batched_tokens
                 ),
             ));
         }
         let budget = self.config.max_num_batched_tokens;
         // The server's own strategy was checked at the start.
-        if requirements.layout == Layout::PromptFirst && n_positions + requirements.block_size >= budget {
+        if geometry.rules().prompt_is_one_block && n_positions + requirements.block_size >= budget {
             let least = n_positions + requirements.block_size + 1;
             let message = format!(
-                "with this adapter prompts are encoded whole, which takes {least} rows; a forward takes {budget}: ask for less or serve with --max-num-batched-tokens"
+                "with this adapter a prompt is encoded in one forward, which needs {least} rows; the limit is {budget}: ask for fewer tokens or raise --max-num-batched-tokens"
             );
             return Err(RequestError::too_large("model", message));
         }
         self.check_pages("max_tokens", n_positions, n_copies)
     }
 
-    /// Refuses, for `param`, positions that the pool has no pages for.
+    /// Refuses, for `param`, more positions than the pool has pages for.
     fn check_pages(&self, param: &'static str, n_positions: usize, n_copies: usize) -> Result<(), RequestError> {
         let n_pages = n_copies * n_positions.div_ceil(self.config.page_size);
         if n_pages > self.config.n_pages {
             return Err(RequestError::too_large(
                 param,
                 format!(
-                    "{n_positions} positions need {n_pages} KV pages; the pool has {}: ask for fewer tokens or serve with a larger KV cache",
+                    "{n_positions} positions need {n_pages} KV pages; the pool has {}: ask for fewer tokens or raise --kv-cache-bytes",
                     self.config.n_pages
                 ),
             ));
@@ -313,7 +313,7 @@ impl Admission<'_> {
         Ok(())
     }
 
-    fn adapter(&self, name: &str) -> Result<Named, RequestError> {
+    fn adapter(&self, name: &str) -> Result<LoadedAdapter, RequestError> {
         self.adapters.find(name).ok_or_else(|| {
             let known: Vec<&str> = self.adapters.names().collect();
             RequestError::invalid("model", format!("no adapter {name:?} is loaded; loaded are {known:?}"))

@@ -12,7 +12,7 @@ use diffulex_protocol::{
     ServingReply, SnapshotSpan, StreamMode,
 };
 
-use crate::sequence::{PositionState, Sequence};
+use crate::sequence::{Answer, PositionState, Sequence};
 use crate::text::{Detokenizer, TextModel};
 
 /// Drawn in a snapshot's text at masked positions.
@@ -69,13 +69,13 @@ pub struct Emitter {
     stops: Vec<String>,
     /// Tokens before any stop string.
     min_tokens: usize,
-    /// Where a stop string may begin in `text`: behind the first `min_tokens`.
+    /// First byte of `text` at which a stop string may begin: after `min_tokens` tokens.
     stops_from: usize,
     detokenizer: Detokenizer,
     text: String,
     /// Length of `text` after each token.
     ends: Vec<usize>,
-    /// Where a stop string begins in `text`.
+    /// First byte of the first stop string in `text`.
     stop_at: Option<usize>,
     seq: u32,
     sent_tokens: usize,
@@ -84,7 +84,7 @@ pub struct Emitter {
     n_counted: u32,
     /// First position that was not final at the previous snapshot.
     snapshot_frontier: usize,
-    /// Of the prompt, if they are asked for.
+    /// Scores of the prompt, if the client asks for them.
     scores: Option<PromptScores>,
 }
 
@@ -107,7 +107,7 @@ impl Emitter {
             sent_bytes: 0,
             n_counted: 0,
             snapshot_frontier: prompt_len,
-            // Those of a prompt of one token.
+            // A prompt of one token has no scores.
             scores: request.sampling_params.prompt_logprobs.map(|_| PromptScores::default()),
         }
     }
@@ -118,9 +118,9 @@ impl Emitter {
     }
 
     /// Takes what has become final. True when a stop string is complete: the request is finished then.
-    pub fn absorb(&mut self, sequence: &Sequence, text: &TextModel) -> bool {
-        let start = sequence.prompt_len() + self.ends.len();
-        for id in &sequence.tokens()[start..sequence.final_end().max(start)] {
+    pub fn absorb(&mut self, answer: &Answer, text: &TextModel) -> bool {
+        let start = answer.prompt_len() + self.ends.len();
+        for id in &answer.tokens()[start..answer.final_end().max(start)] {
             let fresh = self.detokenizer.push(text, std::slice::from_ref(id));
             self.extend(&fresh);
             self.ends.push(self.text.len());
@@ -169,9 +169,9 @@ impl Emitter {
     }
 
     /// Tokens that were written and are certain to stay, as far as no earlier call has counted them.
-    pub fn count_written(&mut self, sequence: &Sequence) -> u32 {
-        let positions = sequence.prompt_len()..sequence.prompt_len() + self.n_safe_tokens();
-        let n_written = (positions.len() - sequence.n_given(positions.clone())) as u32;
+    pub fn count_written(&mut self, answer: &Answer) -> u32 {
+        let positions = answer.prompt_len()..answer.prompt_len() + self.n_safe_tokens();
+        let n_written = (positions.len() - answer.n_given(positions.clone())) as u32;
         n_written - std::mem::replace(&mut self.n_counted, n_written)
     }
 
@@ -205,13 +205,12 @@ impl Emitter {
         usage: &Usage,
         changed: bool,
     ) -> Option<ServingEvent> {
+        let answer = sequence.answer();
         match self.mode? {
             StreamMode::BlockAppend => {
-                let block_size = sequence.block_size();
-                // Whole blocks only; what the limit or an end token cuts short comes with the last delta.
-                let origin = sequence.block_origin();
-                let boundary = origin + (sequence.final_end() - origin) / block_size * block_size;
-                let n_tokens = boundary.saturating_sub(sequence.prompt_len()).min(self.n_safe_tokens());
+                // Whole blocks only; a block that the limit or an end token cuts short comes with the last delta.
+                let edge = sequence.geometry().edge_before(answer.final_end());
+                let n_tokens = edge.saturating_sub(answer.prompt_len()).min(self.n_safe_tokens());
                 if n_tokens <= self.sent_tokens {
                     return None;
                 }
@@ -233,6 +232,7 @@ impl Emitter {
         usage: &Usage,
         reason: FinishReason,
     ) -> Vec<ServingEvent> {
+        let answer = sequence.answer();
         self.close(text);
         let mut events = Vec::with_capacity(2);
         match self.mode {
@@ -244,14 +244,14 @@ impl Emitter {
             }
             None => {}
         }
-        let prompt_len = sequence.prompt_len();
-        let answer = prompt_len..prompt_len + self.ends.len();
-        let full_token_ids = sequence.full_answer();
-        let nfe = sequence.nfe();
+        let prompt_len = answer.prompt_len();
+        let positions = prompt_len..prompt_len + self.ends.len();
+        let full_token_ids = answer.full_answer();
+        let nfe = sequence.decoding().nfe();
         events.push(ServingEvent::Reply(Box::new(ServingReply {
             rid: self.rid.clone(),
             text: self.text.clone(),
-            token_ids: sequence.tokens()[answer.clone()].to_vec(),
+            token_ids: answer.tokens()[positions.clone()].to_vec(),
             nfe: nfe.charged() + self.scores.as_ref().map_or(0, |scores| scores.nfe),
             finish_reason: reason,
             full_text: text.decode(&full_token_ids),
@@ -260,16 +260,16 @@ impl Emitter {
             engine_decode_tokens: usage.decode_tokens,
             engine_decode_tps: usage.tokens_per_second(),
             finished: true,
-            prompt_tokens: sequence.n_given(0..sequence.states().len()) as u32,
-            given_tokens: sequence.n_given(answer.clone()) as u32,
+            prompt_tokens: answer.n_given(0..answer.states().len()) as u32,
+            given_tokens: answer.n_given(positions.clone()) as u32,
             cached_tokens: usage.cached_tokens,
             nfe_counts: nfe,
             queue_time_s: usage.queue_time_s,
-            confidences: self.reported_confidences(sequence, answer.clone()),
-            alternatives: reported_alternatives(sequence, answer),
-            end_token: self.end_token(sequence, reason),
+            confidences: self.reported_confidences(answer, positions.clone()),
+            alternatives: reported_alternatives(answer, positions),
+            end_token: self.end_token(answer, reason),
             prompt_scores: self.scores.take(),
-            seed: sequence.params().seed,
+            seed: answer.params().seed,
             preemptions: usage.preemptions,
             context: None,
             embedding: usage.embedding.clone().unwrap_or_default(),
@@ -277,17 +277,17 @@ impl Emitter {
         events
     }
 
-    fn reported_confidences(&self, sequence: &Sequence, positions: Range<usize>) -> Vec<f32> {
-        if sequence.params().logprobs { sequence.confidences()[positions].to_vec() } else { Vec::new() }
+    fn reported_confidences(&self, answer: &Answer, positions: Range<usize>) -> Vec<f32> {
+        if answer.params().logprobs { answer.confidences()[positions].to_vec() } else { Vec::new() }
     }
 
-    /// The end token behind the answer, if that is what ended it.
-    fn end_token(&self, sequence: &Sequence, reason: FinishReason) -> Option<(u32, f32)> {
+    /// The end token after the answer, if the answer ended there.
+    fn end_token(&self, answer: &Answer, reason: FinishReason) -> Option<(u32, f32)> {
         let ends = matches!(reason, FinishReason::EosTokenGenerated | FinishReason::StopString);
-        let stop = sequence.first_stop().filter(|_| ends && sequence.params().logprobs)?;
+        let stop = answer.first_stop().filter(|_| ends && answer.params().logprobs)?;
         // Otherwise a stop string ended the answer before.
-        let is_next = stop == sequence.prompt_len() + self.ends.len();
-        is_next.then(|| (sequence.tokens()[stop], sequence.confidences()[stop]))
+        let is_next = stop == answer.prompt_len() + self.ends.len();
+        is_next.then(|| (answer.tokens()[stop], answer.confidences()[stop]))
     }
 
     fn next_seq(&mut self) -> u32 {
@@ -312,21 +312,22 @@ impl Emitter {
         until: usize,
         finished: bool,
     ) -> ServingEvent {
+        let answer = sequence.answer();
         let offset = std::mem::replace(&mut self.sent_tokens, n_tokens);
-        let positions = sequence.prompt_len() + offset..sequence.prompt_len() + n_tokens;
+        let positions = answer.prompt_len() + offset..answer.prompt_len() + n_tokens;
         ServingEvent::Delta(ServingDelta {
             rid: self.rid.clone(),
             token_offset: offset as u32,
             text: self.take_text(until),
-            token_ids: sequence.tokens()[positions.clone()].to_vec(),
-            nfe: sequence.nfe().charged(),
+            token_ids: answer.tokens()[positions.clone()].to_vec(),
+            nfe: sequence.decoding().nfe().charged(),
             finished,
             engine_decode_time_s: usage.decode_time_s,
             engine_decode_tokens: usage.decode_tokens,
             engine_decode_tps: usage.tokens_per_second(),
             seq: self.next_seq(),
-            confidences: self.reported_confidences(sequence, positions.clone()),
-            alternatives: reported_alternatives(sequence, positions),
+            confidences: self.reported_confidences(answer, positions.clone()),
+            alternatives: reported_alternatives(answer, positions),
         })
     }
 
@@ -338,23 +339,19 @@ impl Emitter {
         until: usize,
         finished: bool,
     ) -> ServingEvent {
-        let prompt_len = sequence.prompt_len();
-        let end =
-            if finished { prompt_len + self.ends.len() } else { sequence.states().len().min(sequence.answer_end()) };
-        let block_size = sequence.block_size();
+        let answer = sequence.answer();
+        let prompt_len = answer.prompt_len();
+        let end = if finished { prompt_len + self.ends.len() } else { answer.states().len().min(answer.end()) };
         let start = match self.span {
             SnapshotSpan::Full => prompt_len,
-            SnapshotSpan::Window => {
-                let origin = sequence.block_origin();
-                prompt_len.max(origin + (self.snapshot_frontier - origin) / block_size * block_size)
-            }
+            SnapshotSpan::Window => prompt_len.max(sequence.geometry().edge_before(self.snapshot_frontier)),
         }
         .min(end);
         let committed_end = if finished { end } else { prompt_len + self.n_safe_tokens() };
         self.snapshot_frontier = committed_end;
 
-        let token_ids = sequence.tokens()[start..end].to_vec();
-        let states = &sequence.states()[start..end];
+        let token_ids = answer.tokens()[start..end].to_vec();
+        let states = &answer.states()[start..end];
         let is_masked = |state: &PositionState| *state == PositionState::Masked;
         let pieces = token_ids
             .iter()
@@ -370,7 +367,7 @@ impl Emitter {
             absolute_end: end as u32,
             text: snapshot_text(text, &token_ids, &mask_positions),
             token_ids,
-            nfe: sequence.nfe().charged(),
+            nfe: sequence.decoding().nfe().charged(),
             finished,
             engine_decode_time_s: usage.decode_time_s,
             engine_decode_tokens: usage.decode_tokens,
@@ -380,14 +377,14 @@ impl Emitter {
             committed_text: self.take_text(until),
             mask_positions,
             pieces,
-            confidences: sequence.confidences()[start..end].to_vec(),
-            block_size: block_size as u32,
-            alternatives: reported_alternatives(sequence, start..end),
+            confidences: answer.confidences()[start..end].to_vec(),
+            block_size: sequence.geometry().block_size() as u32,
+            alternatives: reported_alternatives(answer, start..end),
         }))
     }
 }
 
 /// The likeliest tokens at `positions`, if they are asked for.
-fn reported_alternatives(sequence: &Sequence, positions: Range<usize>) -> Vec<Alternatives> {
-    if sequence.params().top_logprobs > 0 { sequence.alternatives()[positions].to_vec() } else { Vec::new() }
+fn reported_alternatives(answer: &Answer, positions: Range<usize>) -> Vec<Alternatives> {
+    if answer.params().top_logprobs > 0 { answer.alternatives()[positions].to_vec() } else { Vec::new() }
 }

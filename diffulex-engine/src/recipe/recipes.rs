@@ -7,32 +7,32 @@ use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K, Score};
 
 use crate::error::RequestError;
 use crate::kernels::{self, MAX_LIKELIEST, RowScore, SampleableTokens, ScoreSpec};
-use crate::logit_changes::LogitChanges;
-use crate::randomness::{DrawKey, Randomness};
-use crate::scheduler::{Scheduled, Ticket};
+use crate::plan::scheduler::{RequestKey, Scheduled};
+use crate::recipe::logit_changes::LogitChanges;
+use crate::recipe::randomness::{DrawKey, Randomness};
 use crate::sequence::Sequence;
 
-// Candidates have what clients may ask for and what strategies look at.
+// Candidates have as many of the likeliest tokens as clients and strategies may ask for.
 const _: () = assert!(SamplingParams::MAX_TOP_LOGPROBS as usize <= MAX_LIKELIEST && MAX_TOP_K <= MAX_LIKELIEST);
 
-/// An undecided position, which a row of a forward predicts.
+/// An undecided position that a row of a forward predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Which request.
-    pub ticket: Ticket,
-    /// Which of its blocks.
+pub struct ScoredPosition {
+    /// The request.
+    pub key: RequestKey,
+    /// Index of the block.
     pub block: usize,
-    /// Index into the block.
+    /// Index of the position in the block.
     pub row: usize,
 }
 
 /// The key of everything drawn for `position` in the next step.
 pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
-    let step = sequence.blocks()[sequence.block_of(position)].steps;
-    DrawKey { seed: sequence.params().seed.unwrap_or_default(), position, step }
+    let step = sequence.blocks()[sequence.geometry().block_of(position)].steps;
+    DrawKey { seed: sequence.answer().params().seed.unwrap_or_default(), position, step }
 }
 
-/// A strategy's score, in the kernels' words.
+/// The kernels' name of a strategy's score.
 fn score_of(score: Score) -> kernels::Score {
     match score {
         Score::Probability => kernels::Score::Probability,
@@ -41,7 +41,7 @@ fn score_of(score: Score) -> kernels::Score {
     }
 }
 
-/// How the row `row` of a forward is scored, which predicts `position`; without guidance.
+/// The recipe of row `row`, which predicts `position`; without guidance.
 pub fn recipe(
     sequence: &Sequence,
     position: usize,
@@ -50,36 +50,42 @@ pub fn recipe(
     vocabulary: SampleableTokens,
     randomness: &dyn Randomness,
 ) -> ScoreSpec {
-    let params = sequence.params();
+    let (params, decoding) = (sequence.answer().params(), sequence.decoding());
+    let n_steps = sequence.blocks()[sequence.geometry().block_of(position)].steps;
     ScoreSpec {
-        strategy_temperature: sequence.temperature(sequence.block_of(position)),
+        strategy_temperature: decoding.temperature(n_steps),
         changes: changes.at(sequence, position),
         temperature: params.temperature,
         top_k: params.top_k,
         top_p: params.top_p,
         min_p: params.min_p,
         draw: randomness.draw(draw_key(sequence, position)),
-        score: score_of(sequence.score()),
-        n_likeliest: sequence.n_likeliest(),
-        asked: sequence.known(position).into_iter().collect(),
+        score: score_of(decoding.requirements().score),
+        n_likeliest: decoding.requirements().n_likeliest.max(params.top_logprobs as usize),
+        asked: known(sequence, position).into_iter().collect(),
         ..ScoreSpec::greedy(row, vocabulary)
     }
 }
 
-/// Candidates of each request by block, or the error of the request. There is one candidate for each of `owners`, which lists
+/// The token that is written at `position`, if the text is scored.
+fn known(sequence: &Sequence, position: usize) -> Option<u32> {
+    sequence.decoding().scored()?.known(position)
+}
+
+/// Candidates of each request by block, or the error of the request. There is one candidate for each of `scored_positions`, which lists
 /// the positions of a block together.
 pub fn candidates(
-    requests: &BTreeMap<Ticket, Scheduled>,
-    owners: &[Wanted],
+    requests: &BTreeMap<RequestKey, Scheduled>,
+    scored_positions: &[ScoredPosition],
     scored: Vec<Option<RowScore>>,
     randomness: &dyn Randomness,
-) -> BTreeMap<Ticket, Result<Vec<BlockCandidates>, RequestError>> {
+) -> BTreeMap<RequestKey, Result<Vec<BlockCandidates>, RequestError>> {
     let mut all = BTreeMap::new();
-    for (wanted, scored) in owners.iter().zip(scored) {
-        let Some(Scheduled { sequence, .. }) = requests.get(&wanted.ticket) else { continue };
-        let entry = all.entry(wanted.ticket).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
+    for (wanted, scored) in scored_positions.iter().zip(scored) {
+        let Some(Scheduled { sequence, .. }) = requests.get(&wanted.key) else { continue };
+        let entry = all.entry(wanted.key).or_insert_with(|| Ok(Vec::<BlockCandidates>::new()));
         let Ok(blocks) = entry else { continue };
-        let position = sequence.block_range(wanted.block).start + wanted.row;
+        let position = sequence.geometry().block_start(wanted.block) + wanted.row;
         let Some(scored) = scored else {
             *entry = Err(RequestError::engine(format!("the network's output at position {position} is not a number")));
             continue;
@@ -102,11 +108,20 @@ fn candidate(
 ) -> Candidate {
     let RowScore { token, confidence, score, likeliest, ref runners_up, .. } = *scored;
     let runners_up = runners_up.clone();
-    // A known token is ranked by nothing, so its score is what was asked for.
-    let known = sequence.known(position).zip(scored.log_probabilities.first().copied());
+    // RowScore prompts report the log-probability of the known token.
+    let known = known(sequence, position).zip(scored.log_probabilities.first().copied());
     let (token, confidence, score) = known.map_or((token, confidence, score), |(token, log)| (token, log.exp(), log));
     let chance = randomness.chance(draw_key(sequence, position));
-    Candidate { row, current: sequence.draft(position), token, confidence, likeliest, runners_up, score, chance }
+    Candidate {
+        row,
+        current: sequence.answer().draft(position),
+        token,
+        confidence,
+        likeliest,
+        runners_up,
+        score,
+        chance,
+    }
 }
 
 #[cfg(test)]
@@ -117,7 +132,7 @@ mod tests {
     use super::*;
     use crate::alignment::LogitAlignment;
     use crate::kernels::Draw;
-    use crate::randomness::Seeded;
+    use crate::recipe::randomness::Seeded;
     use crate::sequence::Limits;
 
     const VOCABULARY: SampleableTokens = SampleableTokens { n_sampleable: 12, mask_token_id: None };
@@ -150,7 +165,7 @@ mod tests {
         let mut sequence =
             Sequence::new(&[5; 4], limits, 12, &[], params.clone(), strategy.clone(), LogitAlignment::Same);
         let blocks = sequence.step_blocks();
-        assert!(blocks.clone().any(|block| sequence.is_canvas(block)), "{blocks:?}");
+        assert!(blocks.clone().any(|block| sequence.block(block).is_canvas()), "{blocks:?}");
         let changes = LogitChanges::of(&sequence, VOCABULARY);
         let made = recipe(&sequence, 5, 9, &changes, VOCABULARY, &Seeded);
         let draw = Seeded.draw(DrawKey { seed: 11, position: 5, step: 0 });

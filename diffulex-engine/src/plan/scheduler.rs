@@ -9,22 +9,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use diffulex_protocol::Pooling;
-use diffulex_strategies::{ContextGrowth, Layout};
+use diffulex_protocol::{HeldContext, Pooling};
 
 use crate::AdapterId;
 use crate::config::EngineConfig;
-use crate::contexts::{ContextId, Contexts};
-use crate::kv::{PageHash, PageId, PagePool};
-use crate::pooling::PooledStates;
-use crate::sequence::Sequence;
+use crate::plan::contexts::{ContextId, Contexts};
+use crate::plan::kv::{PageHash, PageId, PagePool};
+use crate::plan::pooling::PooledStates;
+use crate::sequence::{ContextGrowth, Sequence};
 
 /// Maximum rows of prompts in one forward, for prompts that can be encoded in chunks. Chosen by us: above one or two hundred
 /// rows, the time of a forward on a CPU is proportional to its rows, so larger chunks save little and delay other requests.
 const PROMPT_ROWS: usize = 512;
 
 /// Identifies a request by order of arrival; older is smaller.
-pub type Ticket = u64;
+pub type RequestKey = u64;
 
 /// A request as the scheduler holds it.
 #[derive(Debug)]
@@ -35,7 +34,7 @@ pub struct Scheduled {
     pub adapter: Option<AdapterId>,
     /// The context that it extends.
     pub context: Option<ContextId>,
-    /// Where only its prompt's states are asked for: those of them that forwards have brought.
+    /// States of its prompt so far, if it is a request for an embedding.
     pub pooled: Option<PooledStates>,
     /// Its pages, in order of position.
     pub pages: Vec<PageId>,
@@ -44,8 +43,8 @@ pub struct Scheduled {
     /// The name before its first page.
     root: PageHash,
     last_step: u64,
-    /// Its place in buffers of a device that keep something for each request. It has one from its first forward to its end:
-    /// the contents of such a buffer are not lost with the pages. Slots are below [`Scheduler::max_slots`].
+    /// Index into buffers of a device that have an entry per request, from the first forward to the end of the request: such
+    /// entries are not lost with the pages. Below [`Scheduler::max_slots`].
     pub slot: Option<u32>,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: usize,
@@ -71,14 +70,14 @@ impl Scheduled {
         }
     }
 
-    /// Pooling the states of its sequence, which is only read, where there is a `pooling`.
+    /// As a request for an embedding by `pooling`, if there is one.
     #[must_use]
     pub fn pooling(self, pooling: Option<Pooling>) -> Self {
-        let n_positions = self.sequence.tokens().len();
+        let n_positions = self.sequence.answer().tokens().len();
         Self { pooled: pooling.map(|pooling| PooledStates::new(pooling, n_positions)), ..self }
     }
 
-    /// With the name that stands before its first page, of [`PagePool::root`].
+    /// With the name before its first page; see [`Scheduler::root`].
     #[must_use]
     pub fn rooted(self, root: PageHash) -> Self {
         Self { named: (0, root), root, ..self }
@@ -90,15 +89,15 @@ impl Scheduled {
         Self { context, ..self }
     }
 
-    /// Positions at the front, up to `end` at most, whose K/V other requests may use once they are final. A prompt that is one
+    /// Positions at the front, up to `end` at most, with K/V that other requests may use once they are final. A prompt that is one
     /// block serves requests of a context only, which have the same prompt; its root names all of it.
     fn shared_end(&self, end: usize) -> usize {
-        let layout = self.sequence.layout();
-        match layout.context_growth() {
+        let rules = self.sequence.geometry().rules();
+        match rules.context_growth() {
             // Its states are asked for, so all of it is forwarded.
             _ if self.pooled.is_some() => 0,
-            _ if layout.shares_prefixes() => end,
-            ContextGrowth::WholePrompt if self.context.is_some() => end.min(self.sequence.prompt_len()),
+            _ if rules.shares_prefixes() => end,
+            ContextGrowth::WholePrompt if self.context.is_some() => end.min(self.sequence.answer().prompt_len()),
             ContextGrowth::Grows | ContextGrowth::WholePrompt | ContextGrowth::Refused(_) => 0,
         }
     }
@@ -108,7 +107,7 @@ impl Scheduled {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The request.
-    pub ticket: Ticket,
+    pub key: RequestKey,
     /// Indices of its blocks.
     pub blocks: Range<usize>,
 }
@@ -117,9 +116,9 @@ pub struct Span {
 #[derive(Debug)]
 pub struct Scheduler {
     /// In order of arrival, those that were preempted among them.
-    waiting: BTreeSet<Ticket>,
+    waiting: BTreeSet<RequestKey>,
     /// In order of admission.
-    running: Vec<Ticket>,
+    running: Vec<RequestKey>,
     pool: PagePool,
     contexts: Contexts,
     /// Slots that were given back, and the number of those ever given.
@@ -184,20 +183,41 @@ impl Scheduler {
         self.contexts.release_adapter(adapter, &mut self.pool);
     }
 
-    /// Makes the cached pages of the first `n_tokens` tokens of `request` those of its context, as far as they are whole, and whole
-    /// blocks. Returns the number of tokens that the context then holds.
+    /// Lets the context of `request` hold the cached pages of its first `n_tokens` tokens, up to the last end of a page that is
+    /// also the end of a block. Returns the number of tokens that the context then holds.
     pub fn hold_context(&mut self, request: &Scheduled, n_tokens: usize) -> usize {
         let Some(id) = request.context.filter(|_| self.prefix_caching) else { return 0 };
-        let sequence = &request.sequence;
+        let geometry = request.sequence.geometry();
         let n_final = request.shared_end(n_tokens);
-        // Where a request that goes on from here has a block edge.
-        let is_edge = |n_positions: usize| match sequence.layout() {
-            Layout::BlockCausal | Layout::Canvases => n_positions.is_multiple_of(sequence.block_size()),
-            Layout::PromptFirst | Layout::WholeAnswer => n_positions == sequence.prompt_len(),
-        };
-        let n_pages = (0..=n_final / self.page_size).rev().find(|n_pages| is_edge(n_pages * self.page_size));
+        let is_edge = |n_pages: &usize| geometry.is_context_edge(n_pages * self.page_size);
+        let n_pages = (0..=n_final / self.page_size).rev().find(is_edge);
         let (pages, _) = self.find_pages(request, n_pages.unwrap_or(0));
         self.contexts.hold(id, request.adapter, pages, &mut self.pool) * self.page_size
+    }
+
+    /// Holds the context of a finished `request` that wrote `n_written` tokens, if it has one.
+    pub fn hold_answer(&mut self, request: &Scheduled, n_written: usize) -> Option<HeldContext> {
+        request.context?;
+        let held = self.hold_context(request, request.sequence.answer().prompt_len() + n_written) as u32;
+        let grows = request.sequence.geometry().rules().context_growth() == ContextGrowth::Grows;
+        Some(HeldContext { held, grows })
+    }
+
+    /// The name before the first page of a request, of which `salt` and `context` are the client's.
+    pub fn root(
+        &self,
+        sequence: &Sequence,
+        adapter: Option<AdapterId>,
+        salt: Option<&str>,
+        context: Option<ContextId>,
+    ) -> PageHash {
+        let root = self.pool.root(adapter, salt);
+        let growth = sequence.geometry().rules().context_growth();
+        if context.is_none() || growth != ContextGrowth::WholePrompt {
+            return root;
+        }
+        let answer = sequence.answer();
+        self.pool.hash(root, &answer.tokens()[..answer.prompt_len()])
     }
 
     /// Number of running requests.
@@ -211,17 +231,17 @@ impl Scheduler {
     }
 
     /// Puts a new request into the queue.
-    pub fn enqueue(&mut self, ticket: Ticket, context: Option<ContextId>) {
-        self.waiting.insert(ticket);
+    pub fn enqueue(&mut self, key: RequestKey, context: Option<ContextId>) {
+        self.waiting.insert(key);
         if let Some(context) = context {
             self.contexts.begin_use(context);
         }
     }
 
     /// Removes a request from queue and batch and releases its pages.
-    pub fn remove(&mut self, ticket: Ticket, scheduled: &mut Scheduled) {
-        self.waiting.remove(&ticket);
-        self.running.retain(|running| *running != ticket);
+    pub fn remove(&mut self, key: RequestKey, scheduled: &mut Scheduled) {
+        self.waiting.remove(&key);
+        self.running.retain(|running| *running != key);
         self.pool.give_back(&mut scheduled.pages);
         self.free_slots.extend(scheduled.slot.take());
         if let Some(context) = scheduled.context {
@@ -249,43 +269,38 @@ impl Scheduler {
     }
 
     /// Plans the next forward. The plan is empty only if there is no request.
-    pub fn plan(&mut self, requests: &mut BTreeMap<Ticket, Scheduled>) -> Vec<Span> {
+    pub fn plan(&mut self, requests: &mut BTreeMap<RequestKey, Scheduled>) -> Vec<Span> {
         self.step += 1;
         let mut plan = Vec::new();
         let mut budget = self.max_num_batched_tokens;
         // The longest waiting come first, so that a budget too small for all starves no request.
         let mut order = self.running.clone();
-        order.sort_by_key(|ticket| requests.get(ticket).map(|request| request.last_step));
-        let (decoding, encoding): (Vec<Ticket>, Vec<Ticket>) = order.into_iter().partition(|ticket| {
-            requests.get(ticket).is_some_and(|request| {
-                let (ready, _) = request.sequence.window();
-                // A whole answer is forwarded together with its prompt at every step.
-                request.sequence.layout() == Layout::WholeAnswer || ready.len() <= request.sequence.strategy_window()
-            })
-        });
-        for ticket in decoding {
-            self.plan_request(ticket, requests, &mut budget, &mut plan);
+        order.sort_by_key(|key| requests.get(key).map(|request| request.last_step));
+        let (decoding, encoding): (Vec<RequestKey>, Vec<RequestKey>) =
+            order.into_iter().partition(|key| requests.get(key).is_some_and(|request| !request.sequence.is_encoding()));
+        for key in decoding {
+            self.plan_request(key, requests, &mut budget, &mut plan);
         }
         let mut prompt_budget = PROMPT_ROWS;
-        for ticket in encoding {
-            self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
+        for key in encoding {
+            self.plan_prompt(key, requests, &mut budget, &mut prompt_budget, &mut plan);
         }
         while self.running.len() < self.max_num_reqs
-            && let Some(ticket) = self.waiting.first().copied()
+            && let Some(key) = self.waiting.first().copied()
         {
-            let Some(request) = requests.get_mut(&ticket) else {
+            let Some(request) = requests.get_mut(&key) else {
                 self.waiting.pop_first();
                 continue;
             };
-            let block_size = request.sequence.block_size();
+            let block_size = request.sequence.geometry().block_size();
             let has_room = budget >= block_size && prompt_budget >= block_size.min(PROMPT_ROWS);
             if !has_room || !self.admit(request) {
                 break;
             }
             request.slot = request.slot.or_else(|| Some(self.take_slot()));
             self.waiting.pop_first();
-            self.running.push(ticket);
-            self.plan_prompt(ticket, requests, &mut budget, &mut prompt_budget, &mut plan);
+            self.running.push(key);
+            self.plan_prompt(key, requests, &mut budget, &mut prompt_budget, &mut plan);
         }
         plan
     }
@@ -293,8 +308,9 @@ impl Scheduler {
     /// Looks up the prefix and checks that there are enough pages to start.
     fn admit(&mut self, request: &mut Scheduled) -> bool {
         self.find_prefix(request);
-        let n_positions = request.sequence.tokens().len() + request.sequence.block_size();
-        let n_pages = n_positions.div_ceil(self.page_size) * request.sequence.n_copies();
+        let sequence = &request.sequence;
+        let n_positions = sequence.answer().tokens().len() + sequence.geometry().block_size();
+        let n_pages = n_positions.div_ceil(self.page_size) * sequence.decoding().requirements().n_copies();
         let needed = n_pages.saturating_sub(request.pages.len());
         // One spare page for each running request, or the new one would be preempted in the next step.
         let n_wanted = if self.running.is_empty() { 0 } else { needed + self.running.len() };
@@ -304,7 +320,7 @@ impl Scheduler {
             return false;
         }
         if request.preemptions == 0 {
-            self.prefix_queries += request.sequence.prompt_len() as u64;
+            self.prefix_queries += request.sequence.answer().prompt_len() as u64;
             self.prefix_hits += request.cached_tokens as u64;
         }
         true
@@ -313,7 +329,7 @@ impl Scheduler {
     /// Acquires the pages of the longest cached prefix that consists of whole blocks and whole pages.
     fn find_prefix(&mut self, request: &mut Scheduled) {
         let sequence = &request.sequence;
-        let (ready, _) = sequence.window();
+        let (ready, _) = sequence.blocks().window();
         let n_final = request.shared_end(sequence.rows_of(&ready).end);
         if !self.prefix_caching || n_final == 0 {
             return;
@@ -324,7 +340,7 @@ impl Scheduler {
         // A page that ends inside a block holds a partial block: release it.
         let n_blocks = loop {
             let n_positions = request.pages.len() * self.page_size;
-            let n_blocks = sequence.block_of(n_positions);
+            let n_blocks = sequence.geometry().block_of(n_positions);
             if sequence.rows_of(&(0..n_blocks)).len() == n_positions {
                 break n_blocks;
             }
@@ -334,8 +350,8 @@ impl Scheduler {
         };
         let n_pages = request.pages.len();
         request.named = (n_pages, n_pages.checked_sub(1).map_or(request.root, |last| names[last]));
-        request.cached_tokens = (n_pages * self.page_size).min(request.sequence.prompt_len());
-        request.sequence.found_in_cache(n_blocks);
+        request.cached_tokens = (n_pages * self.page_size).min(request.sequence.answer().prompt_len());
+        request.sequence.blocks_mut().found_in_cache(n_blocks);
     }
 
     /// Acquires the longest run of the first `n_pages` pages of `request` that are cached; and the name of each.
@@ -357,11 +373,11 @@ impl Scheduler {
         self.pool.give_back(&mut request.pages);
         request.named = (0, request.root);
         request.cached_tokens = 0;
-        request.sequence.found_in_cache(0);
+        request.sequence.blocks_mut().found_in_cache(0);
     }
 
     fn lose_pages(&mut self, request: &mut Scheduled) {
-        request.sequence.lose_cache();
+        request.sequence.blocks_mut().lose_cache();
         self.forget_prefix(request);
     }
 
@@ -369,85 +385,65 @@ impl Scheduler {
     /// budget if any is left.
     fn plan_prompt(
         &mut self,
-        ticket: Ticket,
-        requests: &mut BTreeMap<Ticket, Scheduled>,
+        key: RequestKey,
+        requests: &mut BTreeMap<RequestKey, Scheduled>,
         budget: &mut usize,
         prompt_budget: &mut usize,
         plan: &mut Vec<Span>,
     ) {
-        let Some(request) = requests.get(&ticket) else { return };
+        let Some(request) = requests.get(&key) else { return };
         // If the rest fits into its next step, it is not cut and needs the rows of that step.
-        let (ready, _) = request.sequence.window();
-        let is_encoded_in_parts = match request.sequence.layout() {
-            Layout::BlockCausal | Layout::Canvases => ready.len() > request.sequence.strategy_window(),
-            Layout::PromptFirst | Layout::WholeAnswer => false,
-        };
+        let is_encoded_in_parts =
+            request.sequence.geometry().rules().shares_prefixes() && request.sequence.is_encoding();
         let held_back =
             if is_encoded_in_parts || *prompt_budget == 0 { budget.saturating_sub(*prompt_budget) } else { 0 };
         *budget -= held_back;
         let before = *budget;
-        self.plan_request(ticket, requests, budget, plan);
+        self.plan_request(key, requests, budget, plan);
         *prompt_budget = prompt_budget.saturating_sub(before.saturating_sub(*budget));
         *budget += held_back;
     }
 
     fn plan_request(
         &mut self,
-        ticket: Ticket,
-        requests: &mut BTreeMap<Ticket, Scheduled>,
+        key: RequestKey,
+        requests: &mut BTreeMap<RequestKey, Scheduled>,
         budget: &mut usize,
         plan: &mut Vec<Span>,
     ) {
         // It may have been preempted for a request that was planned earlier.
-        if !self.running.contains(&ticket) {
+        if !self.running.contains(&key) {
             return;
         }
-        let Some(request) = requests.get_mut(&ticket) else { return };
-        let blocks = match request.sequence.layout() {
-            Layout::BlockCausal | Layout::PromptFirst | Layout::Canvases => {
-                let sequence = &mut request.sequence;
-                let (ready, _) = sequence.window();
-                // Either everything its next step needs, including the block that may open, or a chunk of the prompt, or
-                // nothing. A part of the window could change the order in which blocks open.
-                if sequence.most_step_rows() <= *budget {
-                    sequence.step_blocks()
-                } else if ready.len() > sequence.strategy_window() {
-                    let affordable =
-                        ready.clone().take_while(|last| sequence.rows_of(&(ready.start..last + 1)).len() <= *budget);
-                    ready.start..ready.start + affordable.count()
-                } else {
-                    return;
-                }
-            }
-            Layout::WholeAnswer => 0..request.sequence.blocks().len(),
-        };
-        let n_copies = request.sequence.n_copies();
+        let Some(request) = requests.get_mut(&key) else { return };
+        let Some(blocks) = request.sequence.step_blocks_within(*budget) else { return };
+        let n_copies = request.sequence.decoding().requirements().n_copies();
         let rows = request.sequence.rows_of(&blocks);
         let n_rows = n_copies * rows.len();
         // Copies are adjacent, so the whole answer has pages from the start.
-        let n_positions = if n_copies == 1 { rows.end } else { request.sequence.tokens().len() };
+        let n_positions = if n_copies == 1 { rows.end } else { request.sequence.answer().tokens().len() };
         let n_pages = n_copies * n_positions.div_ceil(self.page_size);
-        if n_rows == 0 || n_rows > *budget || !self.hold_pages(ticket, n_pages, requests, budget, plan) {
+        if n_rows == 0 || n_rows > *budget || !self.hold_pages(key, n_pages, requests, budget, plan) {
             return;
         }
-        if let Some(request) = requests.get_mut(&ticket) {
+        if let Some(request) = requests.get_mut(&key) {
             request.last_step = self.step;
             *budget -= n_rows;
-            plan.push(Span { ticket, blocks });
+            plan.push(Span { key, blocks });
         }
     }
 
     /// Allocates pages up to `needed`, preempting the youngest if necessary. False if the request itself was preempted.
     fn hold_pages(
         &mut self,
-        ticket: Ticket,
+        key: RequestKey,
         needed: usize,
-        requests: &mut BTreeMap<Ticket, Scheduled>,
+        requests: &mut BTreeMap<RequestKey, Scheduled>,
         budget: &mut usize,
         plan: &mut Vec<Span>,
     ) -> bool {
         loop {
-            let Some(request) = requests.get_mut(&ticket) else { return false };
+            let Some(request) = requests.get_mut(&key) else { return false };
             while request.pages.len() < needed
                 && let Some(page) = self.pool.take()
             {
@@ -460,47 +456,48 @@ impl Scheduler {
                 continue;
             }
             // The youngest is preempted; admission ensures that the oldest fits alone, once contexts in use hold nothing more.
-            if self.running.as_slice() == [ticket] && self.contexts.take_any(&mut self.pool) {
+            if self.running.as_slice() == [key] && self.contexts.take_any(&mut self.pool) {
                 continue;
             }
             let Some(victim) = self.running.iter().copied().max() else { return false };
-            if let Some(index) = plan.iter().position(|span| span.ticket == victim) {
+            if let Some(index) = plan.iter().position(|span| span.key == victim) {
                 let span = plan.remove(index);
-                *budget += requests
-                    .get(&victim)
-                    .map_or(0, |request| request.sequence.n_copies() * request.sequence.rows_of(&span.blocks).len());
+                *budget += requests.get(&victim).map_or(0, |request| {
+                    request.sequence.decoding().requirements().n_copies() * request.sequence.rows_of(&span.blocks).len()
+                });
             }
             self.preempt(victim, requests);
-            if victim == ticket {
+            if victim == key {
                 return false;
             }
         }
     }
 
     /// Preempts a running request, which goes on later; one that is not running waits already.
-    pub fn preempt(&mut self, ticket: Ticket, requests: &mut BTreeMap<Ticket, Scheduled>) {
-        if let Some(request) = requests.get_mut(&ticket).filter(|_| self.running.contains(&ticket)) {
+    pub fn preempt(&mut self, key: RequestKey, requests: &mut BTreeMap<RequestKey, Scheduled>) {
+        if let Some(request) = requests.get_mut(&key).filter(|_| self.running.contains(&key)) {
             request.preemptions += 1;
             self.preemptions += 1;
-            self.requeue(ticket, requests);
+            self.requeue(key, requests);
         }
     }
 
     /// Releases the pages of a running request and puts it back into the queue.
-    pub fn requeue(&mut self, ticket: Ticket, requests: &mut BTreeMap<Ticket, Scheduled>) {
-        if let Some(request) = requests.get_mut(&ticket) {
+    pub fn requeue(&mut self, key: RequestKey, requests: &mut BTreeMap<RequestKey, Scheduled>) {
+        if let Some(request) = requests.get_mut(&key) {
             self.lose_pages(request);
-            self.running.retain(|running| *running != ticket);
-            self.waiting.insert(ticket);
+            self.running.retain(|running| *running != key);
+            self.waiting.insert(key);
         }
     }
 
-    /// Names the pages whose blocks are all cached.
+    /// Names the pages that hold cached blocks only.
     pub fn name_pages(&mut self, request: &mut Scheduled) {
         if !self.prefix_caching {
             return;
         }
-        let n_final = request.shared_end(request.sequence.cached_end());
+        let sequence = &request.sequence;
+        let n_final = request.shared_end(sequence.geometry().block_start(sequence.blocks().n_cached()));
         let (mut n_named, mut hash) = request.named;
         while (n_named + 1) * self.page_size <= n_final {
             let ids = content(&request.sequence, n_named, self.page_size);
@@ -516,9 +513,5 @@ impl Scheduler {
 /// this is more than the page's own tokens if a block continues after it.
 fn content(sequence: &Sequence, index: usize, page_size: usize) -> &[u32] {
     let (start, end) = (index * page_size, (index + 1) * page_size);
-    let end = match sequence.layout() {
-        Layout::BlockCausal => end.next_multiple_of(sequence.block_size()),
-        Layout::Canvases | Layout::PromptFirst | Layout::WholeAnswer => end,
-    };
-    &sequence.tokens()[start..end]
+    &sequence.answer().tokens()[start..sequence.geometry().content_end(end)]
 }

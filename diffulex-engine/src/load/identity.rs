@@ -26,7 +26,7 @@ pub fn model_identity(files: &ModelFiles) -> Result<ModelIdentity, LoadError> {
     Ok(ModelIdentity { config: hash_of(files, &["config.json"])?, tokenizer, chat_template })
 }
 
-/// The hash of those of `names` that there are, one after the other.
+/// The hash of the files called `names`, one after the other; missing ones are skipped. Empty if all are missing.
 fn hash_of(files: &ModelFiles, names: &[&str]) -> Result<String, LoadError> {
     let contents = names.iter().filter_map(|name| files.read(name).transpose()).collect::<Result<Vec<_>, _>>()?;
     Ok(if contents.is_empty() { String::new() } else { hexadecimal(contents.iter().map(AsRef::as_ref)) })

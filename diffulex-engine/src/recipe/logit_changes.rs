@@ -17,14 +17,14 @@ const SUPPRESSED: f32 = -1e9;
 pub struct LogitChanges {
     /// At every position: each token once, ascending.
     everywhere: Vec<LogitChange>,
-    /// End tokens, which are suppressed before [`Sequence::min_end`].
+    /// End tokens, which are suppressed before [`Answer::min_end`](crate::sequence::Answer::min_end).
     early: Vec<u32>,
 }
 
 impl LogitChanges {
     /// Changes for the next step of `sequence`.
     pub fn of(sequence: &Sequence, vocabulary: SampleableTokens) -> Self {
-        let params = sequence.params();
+        let params = sequence.answer().params();
         let biased = |(token, bias): &(u32, f32)| LogitChange { bias: *bias, ..LogitChange::none(*token) };
         let mut everywhere: Vec<LogitChange> = params.logit_bias.iter().map(biased).collect();
         let (presence, frequency) = (params.presence_penalty, params.frequency_penalty);
@@ -32,7 +32,7 @@ impl LogitChanges {
         if presence != 0.0 || frequency != 0.0 || repetition != 1.0 {
             let biases = std::mem::take(&mut everywhere);
             let mut biases = biases.into_iter().peekable();
-            for (token, n_written) in sequence.occurrences() {
+            for (token, n_written) in sequence.answer().occurrences() {
                 while let Some(other) = biases.next_if(|other| other.token < token) {
                     everywhere.push(other);
                 }
@@ -46,15 +46,15 @@ impl LogitChanges {
         let early = if params.min_tokens == 0 {
             Vec::new()
         } else {
-            sequence.stop_ids().iter().copied().filter(can_come).collect()
+            sequence.answer().stop_ids().iter().copied().filter(can_come).collect()
         };
         Self { everywhere, early }
     }
 
-    /// Those at `position`: each token once, ascending.
+    /// Changes at `position`: each token once, ascending.
     pub fn at(&self, sequence: &Sequence, position: usize) -> Vec<LogitChange> {
         let mut changes = self.everywhere.clone();
-        if position < sequence.min_end() {
+        if position < sequence.answer().min_end() {
             for token in &self.early {
                 change_of(&mut changes, *token).bias += SUPPRESSED;
             }
@@ -110,13 +110,13 @@ mod tests {
 
     /// `sequence` with some of its first positions decided, with `tokens` in turn.
     fn decided(mut sequence: Sequence, tokens: &[u32], sure: &[bool]) -> Sequence {
-        while sequence.blocks().is_empty() || sequence.undecided(sequence.blocks().len() - 1).is_empty() {
+        while sequence.blocks().is_empty() || sequence.block(sequence.blocks().len() - 1).undecided().is_empty() {
             let blocks = sequence.step_blocks();
             sequence.advance(blocks, &[]).expect("the prompt is encoded");
         }
         let blocks = sequence.step_blocks();
         let index = sequence.denoised(&blocks).start;
-        let start = sequence.block_range(index).start;
+        let start = sequence.geometry().block_start(index);
         let of_position = |(place, position): (usize, usize)| {
             let confidence = if sure[place % sure.len()] { 0.9 } else { 0.1 };
             Candidate {
@@ -130,7 +130,7 @@ mod tests {
                 chance: 0.5,
             }
         };
-        let candidates = sequence.undecided(index).into_iter().enumerate().map(of_position).collect();
+        let candidates = sequence.block(index).undecided().into_iter().enumerate().map(of_position).collect();
         sequence.advance(blocks, &[BlockCandidates { block: index, candidates }]).expect("a step");
         sequence
     }
@@ -138,15 +138,15 @@ mod tests {
     /// A logit changed by the definition, with a count of its own: vLLM's order, bias, repetition, frequency and presence.
     fn plainly(sequence: &Sequence, position: usize, token: u32, logit: f32) -> f32 {
         use crate::sequence::PositionState::{Filled, Prompt};
-        let params = sequence.params();
-        let given =
-            (0..sequence.tokens().len()).any(|at| sequence.states()[at] == Prompt && sequence.tokens()[at] == token);
-        let end = sequence.answer_end();
-        let n_written = (sequence.prompt_len()..end.min(sequence.tokens().len()))
-            .filter(|at| sequence.states()[*at] == Filled && sequence.tokens()[*at] == token)
+        let params = sequence.answer().params();
+        let given = (0..sequence.answer().tokens().len())
+            .any(|at| sequence.answer().states()[at] == Prompt && sequence.answer().tokens()[at] == token);
+        let end = sequence.answer().end();
+        let n_written = (sequence.answer().prompt_len()..end.min(sequence.answer().tokens().len()))
+            .filter(|at| sequence.answer().states()[*at] == Filled && sequence.answer().tokens()[*at] == token)
             .count();
         let mut bias = params.logit_bias.iter().find(|(id, _)| *id == token).map_or(0.0, |(_, bias)| *bias);
-        if token == END && position < sequence.prompt_len() + params.min_tokens as usize {
+        if token == END && position < sequence.answer().prompt_len() + params.min_tokens as usize {
             bias += SUPPRESSED;
         }
         let mut logit = logit + bias;
@@ -188,8 +188,8 @@ mod tests {
                 // Its decided positions are drafts.
                 1 => sequence(strategy(StrategyKind::BlockEdit, AttentionKind::BlockCausal), &prompt, &params),
                 _ => sequence(strategy(StrategyKind::SemiAutoregressive, AttentionKind::Full), &prompt, &params)
-                    .holding(&given)
-                    .followed_by(&suffix),
+                    .with_given(&given)
+                    .with_suffix(&suffix),
             };
             let sequence = decided(sequence, &tokens, &sure);
             let vocabulary = SampleableTokens { n_sampleable: N_TOKENS as usize, mask_token_id: None };

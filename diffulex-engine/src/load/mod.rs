@@ -1,26 +1,28 @@
 //! Builds a runner and its resolved configuration from a model's files and the operator's options.
 
+pub(crate) mod identity;
+
 use std::time::Instant;
 
 use diffulex_protocol::{DeviceLoad, ModelCard, ModelIdentity};
-use diffulex_strategies::Layout;
 use serde::Deserialize;
 
-use crate::block_size::MAX_BLOCK_SIZE;
 use crate::config::{
     CheckpointSettings, DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, offered_rules,
 };
-use crate::device_load::{DeviceWatch, ReadLoad};
 use crate::error::{DeviceError, LoadError};
 use crate::files::ModelFiles;
-use crate::identity::model_identity;
 use crate::kernels::cpu::CpuOps;
 use crate::kernels::cuda::CudaOps;
 use crate::kernels::reference::ReferenceOps;
 use crate::kernels::{Ops, WeightType};
+use crate::load::identity::model_identity;
+use crate::models::families::MAX_BLOCK_SIZE;
 use crate::models::{self, ModelSpec};
+use crate::plan::scheduler::Scheduler;
+use crate::report::device_load::{DeviceWatch, ReadLoad};
 use crate::runner::{DeviceRunner, Runner};
-use crate::scheduler::Scheduler;
+use crate::sequence::LayoutRules;
 use crate::text::TextModel;
 
 /// Progress of a load.
@@ -38,7 +40,7 @@ pub(crate) struct Loaded {
     pub(crate) card: ModelCard,
     pub(crate) text: TextModel,
     pub(crate) runner: Box<dyn Runner>,
-    /// Of the device.
+    /// Load of the device.
     pub(crate) device: DeviceWatch,
 }
 
@@ -207,7 +209,7 @@ fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelId
         kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
-        infills: requirements.layout == Layout::WholeAnswer,
+        infills: LayoutRules::of(requirements.layout).attends_to_all,
         identity,
     }
 }

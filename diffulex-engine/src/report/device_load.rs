@@ -21,7 +21,7 @@ pub(crate) struct DeviceWatch {
 }
 
 impl DeviceWatch {
-    /// A watch of the device that `read` asks; of none where there is nothing to ask.
+    /// A watch that reads the load by `read`, or always `None` without it.
     pub(crate) fn new(read: Option<ReadLoad>) -> Self {
         Self { read, last: Cell::new(None) }
     }

@@ -1,0 +1,93 @@
+//! Commands: requests are admitted and aborted, adapters and contexts change.
+
+use diffulex_protocol::{AdapterSource, ErrorCode, FinishReason, ServingCommand, ServingEvent, ServingGenerate};
+
+use super::requests::Output;
+use super::state::Engine;
+use crate::admit::{Admission, Admitted};
+use crate::error::RequestError;
+use crate::plan::scheduler::{RequestKey, Scheduled};
+use crate::report::emit::Emitter;
+
+impl Engine {
+    /// Carries out one command.
+    pub(super) fn handle(&mut self, command: ServingCommand, events: &mut Vec<ServingEvent>) {
+        match command {
+            ServingCommand::Generate(request) => {
+                let rid = request.rid.clone();
+                self.profiler.request_received(&rid);
+                match self.admit(request) {
+                    // An answer without tokens is whole from the start.
+                    Ok(key) => _ = self.finish_if_whole(key, events),
+                    Err(error) => events.push(ServingEvent::Error(error.into_event(rid))),
+                }
+            }
+            ServingCommand::Abort { rid } => {
+                self.profiler.abort_received(&rid);
+                if let Some(key) = self.requests.key(&rid) {
+                    self.finish(key, FinishReason::Aborted, events);
+                }
+            }
+            // Handled by the loop around the engine.
+            ServingCommand::Attach { .. } => {}
+            ServingCommand::FlushCache => self.scheduler.flush_cache(),
+            ServingCommand::ForkContext { parent, child } => self.scheduler.fork_context(parent, child),
+            ServingCommand::FreeContext { context } => self.scheduler.free_context(context),
+            ServingCommand::LoadAdapter(source) => events.push(self.load_adapter(source)),
+            ServingCommand::UnloadAdapter { name } => events.push(self.unload_adapter(name)),
+            ServingCommand::ProfileStart(order) => events.push(self.profiler.start(&order)),
+            ServingCommand::ProfileStop => events.push(self.profiler.stop()),
+            // Handled by the loop around the engine; one that comes here all the same ends every request.
+            ServingCommand::Shutdown { .. } => {
+                events.extend(self.fail_requests(ErrorCode::ShuttingDown, "the server is shutting down"));
+            }
+        }
+    }
+
+    fn admit(&mut self, mut request: ServingGenerate) -> Result<RequestKey, RequestError> {
+        if self.requests.key(&request.rid).is_some() {
+            return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
+        }
+        let admission = Admission {
+            config: &self.config,
+            text: &self.text,
+            adapters: &self.adapters,
+            vocab_size: self.card.vocab_size,
+        };
+        let Admitted { sequence, adapter, scoring } = admission.admit(&mut request)?;
+        self.counters.count_prompt(sequence.answer().n_given(0..sequence.answer().states().len()));
+        let emitter = Emitter::new(&request, sequence.answer().prompt_len());
+        let context = request.context.map(|context| context.id);
+        let (sequence, answer) = match scoring {
+            Some(scoring) => (scoring, Some(sequence)),
+            None => (sequence, None),
+        };
+        let root = self.scheduler.root(&sequence, adapter, request.cache_salt.as_deref(), context);
+        let scheduled = Scheduled::new(sequence, adapter).rooted(root).extending(context).pooling(request.embed);
+        self.profiler.request_queued(&request.rid);
+        let key = self.requests.add(scheduled, Output::new(request.rid, emitter, answer));
+        self.scheduler.enqueue(key, context);
+        Ok(key)
+    }
+
+    /// Loads an adapter, which requests may name from then on.
+    fn load_adapter(&mut self, source: AdapterSource) -> ServingEvent {
+        let Self { adapters, config, card, runner, .. } = self;
+        let message = adapters.load(&source, config, card, runner.as_mut()).err();
+        if let Some(why) = &message {
+            // The client must not learn what a path holds; the operator may.
+            tracing::warn!(name = source.name, path = source.path, why, "an adapter was not loaded");
+        }
+        ServingEvent::AdapterReply { name: source.name, ok: message.is_none(), message }
+    }
+
+    fn unload_adapter(&mut self, name: String) -> ServingEvent {
+        let Some(id) = self.adapters.remove(&name) else {
+            let message = Some(format!("no adapter {name:?} is loaded"));
+            return ServingEvent::AdapterReply { name, ok: false, message };
+        };
+        self.scheduler.free_contexts_of(id);
+        self.adapters.drop_if_unused(id, self.requests.use_adapter(id), self.runner.as_mut());
+        ServingEvent::AdapterReply { name, ok: true, message: None }
+    }
+}

@@ -1,0 +1,16 @@
+//! The engine: requests come in as commands, and each tick takes one denoise step of all of them.
+//!
+//! `tick.rs` is where to begin.
+
+mod commands;
+mod counters;
+mod endings;
+mod profiler;
+mod requests;
+mod state;
+#[cfg(test)]
+mod tests;
+mod tick;
+
+pub use crate::load::LoadProgress;
+pub use state::Engine;

@@ -1,0 +1,8 @@
+//! The plan: which blocks of which requests run, on which pages.
+//!
+//! Never here: tensors, scores, events.
+
+pub mod contexts;
+pub mod kv;
+pub(crate) mod pooling;
+pub mod scheduler;

@@ -1,0 +1,145 @@
+//! The sequence of a request and its parts.
+
+use diffulex_protocol::{FinishReason, PromptScores, SamplingParams};
+use diffulex_strategies::AnyStrategy;
+
+use super::answer::{Answer, Limits};
+use super::blocks::Blocks;
+use super::decoding::Decoding;
+use super::layout::Geometry;
+use super::position::PositionState;
+use super::scoring::Scoring;
+use crate::alignment::LogitAlignment;
+
+/// One request: an answer, its blocks and its strategy.
+#[derive(Debug)]
+pub struct Sequence {
+    pub(super) geometry: Geometry,
+    pub(super) answer: Answer,
+    pub(super) blocks: Blocks,
+    pub(super) decoding: Decoding,
+}
+
+impl Sequence {
+    /// A request for an answer after `prompt`, which is shorter than `limits.end`, and not empty unless the whole answer is open
+    /// from the start.
+    pub fn new(
+        prompt: &[u32],
+        limits: Limits,
+        mask_token_id: u32,
+        eos_token_ids: &[u32],
+        params: SamplingParams,
+        strategy: AnyStrategy,
+        alignment: LogitAlignment,
+    ) -> Self {
+        let decoding = Decoding::new(strategy, alignment);
+        let geometry = Geometry::new(decoding.requirements(), prompt.len(), limits.end);
+        let answer = Answer::new(prompt, limits, mask_token_id, eos_token_ids, params);
+        let mut sequence = Self { geometry, answer, blocks: Blocks::ready(geometry.n_prompt_blocks()), decoding };
+        while sequence.blocks.len() < geometry.n_first_blocks() {
+            sequence.open_block();
+        }
+        sequence
+    }
+
+    /// A request that scores `text`, of at least one token, with `n_alternatives` of the likeliest tokens at each position. `None`
+    /// if answers of `strategy` have no order from left to right.
+    pub fn scoring(
+        text: &[u32],
+        n_alternatives: u32,
+        mask_token_id: u32,
+        strategy: &AnyStrategy,
+        alignment: LogitAlignment,
+    ) -> Option<Self> {
+        let strategy = strategy.left_to_right()?;
+        let params = Scoring::params(n_alternatives);
+        let limits = Limits { end: text.len(), reason: FinishReason::MaxNewTokensReached };
+        let sequence = Self::new(&text[..1], limits, mask_token_id, &[], params, strategy, alignment);
+        Some(Self { decoding: sequence.decoding.scoring(text), ..sequence })
+    }
+
+    /// The same with positions of the answer that the client gave. Only if every position attends to the whole answer.
+    #[must_use]
+    pub fn with_given(mut self, given: &[Option<u32>]) -> Self {
+        assert!(given.is_empty() || self.geometry.rules().attends_to_all, "the answer opens block by block");
+        self.answer.give(given);
+        self
+    }
+
+    /// The same with `suffix` after the answer: every position attends to it, and it is never written. Only if every position
+    /// attends to the whole answer.
+    #[must_use]
+    pub fn with_suffix(mut self, suffix: &[u32]) -> Self {
+        self.geometry = self.geometry.with_suffix(suffix.len());
+        self.answer.positions.extend_given(suffix);
+        self
+    }
+
+    /// The same without an answer: the prompt is forwarded, and nothing is written.
+    #[must_use]
+    pub fn prompt_only(mut self) -> Self {
+        self.geometry = self.geometry.prompt_only();
+        self.answer.drop_answer();
+        self.blocks = Blocks::ready(self.geometry.n_prompt_blocks());
+        self.decoding.stop_predicting();
+        self
+    }
+
+    /// Positions of its blocks.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Its tokens, limits and end.
+    pub fn answer(&self) -> &Answer {
+        &self.answer
+    }
+
+    /// Its opened blocks.
+    pub fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// Its opened blocks, to note pages that were found or lost.
+    pub fn blocks_mut(&mut self) -> &mut Blocks {
+        &mut self.blocks
+    }
+
+    /// Its strategy.
+    pub fn decoding(&self) -> &Decoding {
+        &self.decoding
+    }
+
+    pub(super) fn open_block(&mut self) {
+        let end = self.geometry.block_start(self.blocks.len() + 1);
+        self.answer.open(end, self.geometry.first_input(self.answer.mask_token_id()));
+        self.blocks.open();
+    }
+
+    /// The token before `position` and the penalty that lowers its logit there, under the edit rule `joint`.
+    pub fn penalty(&self, position: usize) -> Option<(u32, f32)> {
+        let penalty = Some(self.decoding.requirements().penalty_lambda).filter(|penalty| *penalty > 0.0)?;
+        let is_first = position == self.geometry.block_start(self.geometry.block_of(position));
+        let before = position
+            .checked_sub(1)
+            .filter(|before| !is_first && self.answer.states()[*before] != PositionState::Masked)?;
+        Some((self.answer.tokens()[before], penalty))
+    }
+
+    /// Scores of the decided tokens, if the text is scored.
+    pub fn scores(&self) -> Option<PromptScores> {
+        let scoring = self.decoding.scored()?;
+        Some(scoring.scores(&self.answer, self.decoding.nfe().charged()))
+    }
+
+    /// The reason for which the request is finished, if it is. Stop strings are handled with the text, in `emit`.
+    pub fn finished(&self) -> Option<FinishReason> {
+        if self.geometry.is_prompt_only() {
+            let is_encoded = self.blocks.n_cached() == self.blocks.len();
+            return is_encoded.then_some(self.answer.limits().reason);
+        }
+        let is_exhausted = |max| self.decoding.nfe().decoding() >= max;
+        let out_of_forwards = || self.answer.params().max_nfe.is_some_and(is_exhausted);
+        self.answer.finished().or_else(|| out_of_forwards().then_some(FinishReason::MaxNfeReached))
+    }
+}
