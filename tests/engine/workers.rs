@@ -7,7 +7,7 @@
 
 #![expect(unsafe_code, reason = "the workers lend closures to threads")]
 
-#[path = "../src/kernels/cpu/workers.rs"]
+#[path = "../../diffulex-engine/src/kernels/cpu/workers.rs"]
 mod workers;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
