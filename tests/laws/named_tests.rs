@@ -1,4 +1,4 @@
-//! Pages that say which test holds what: every name is that of a test, and nothing stands without one.
+//! Pages that name tests: every name is that of a test.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -116,7 +116,7 @@ fn unheld(rows: &[Held]) -> Vec<String> {
 
 #[test]
 fn items_of_other_systems_name_tests_that_exist() {
-    let page = page("docs/embedding.md");
+    let page = page("docs/coming-from.md");
     assert!(page.matches("| test |").count() == 5, "a table for each of the five systems");
     hold("items of other systems", unheld(&held(&page)));
 }

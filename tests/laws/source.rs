@@ -37,10 +37,30 @@ impl Source {
         let mut paths = Vec::new();
         let mut at = 0;
         while at < self.tokens.len() {
-            if is_word(&self.tokens[at]) {
+            // A visibility, `pub(super)` or `pub(in path)`, names no item.
+            let is_visibility = at > 1 && self.tokens[at - 2..at] == ["pub", "("]
+                || at > 2 && self.tokens[at - 3..at] == ["pub", "(", "in"];
+            if is_visibility {
+                at = if self.tokens[at] == "in" {
+                    at + 1
+                } else {
+                    read_path(&self.tokens, at, Vec::new(), &mut Vec::new())
+                };
+            } else if is_word(&self.tokens[at]) {
                 at = read_path(&self.tokens, at, Vec::new(), &mut paths);
             } else {
                 at += 1;
+            }
+        }
+        paths
+    }
+
+    /// The paths that the file imports.
+    pub(crate) fn imports(&self) -> Vec<Words> {
+        let mut paths = Vec::new();
+        for at in 1..self.tokens.len() {
+            if self.tokens[at - 1] == "use" && is_word(&self.tokens[at]) {
+                read_path(&self.tokens, at, Vec::new(), &mut paths);
             }
         }
         paths
@@ -49,7 +69,7 @@ impl Source {
 
 /// The workspace's folder.
 pub(crate) fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a crate is in a folder of the workspace").to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("this package is in tests/laws").to_path_buf()
 }
 
 /// The production sources of a crate: all of `src` but files of tests.

@@ -101,7 +101,6 @@ pub(crate) use compiled_with;
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::cpu::isa::simd::Simd;
     use crate::cpu::isa::vector::{LANES, Vector};
 
