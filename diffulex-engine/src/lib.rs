@@ -38,7 +38,7 @@ pub mod text;
 pub use adapter_id::AdapterId;
 pub use admission::{check_ids, check_params_ids};
 pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, check_settings};
-pub use diffulex_strategies::{Setting, SettingError, Values, settings};
+pub use diffulex_strategies::{Setting, SettingError, Values, settings, strategies_with};
 pub use emit::snapshot_text;
 pub use engine::{Engine, LoadProgress};
 pub use error::{BatchError, DeviceError, LoadError, RequestError, StepError};

@@ -20,29 +20,19 @@ const MIN_TEMPERATURE: f32 = 0.01;
 const MAX_TEMPERATURE: f32 = 2.0;
 
 /// See [`CanvasRenoise::t_min`].
-const T_MIN: Setting = Setting::number(
-    "t_min",
-    "T",
-    MIN_TEMPERATURE,
-    MAX_TEMPERATURE,
-    "Final temperature of the canvas schedule of diffusion_gemma",
-);
+const T_MIN: Setting =
+    Setting::number("t_min", "T", MIN_TEMPERATURE, MAX_TEMPERATURE, "Final temperature of the canvas schedule");
 
 /// See [`CanvasRenoise::t_max`].
-const T_MAX: Setting = Setting::number(
-    "t_max",
-    "T",
-    MIN_TEMPERATURE,
-    MAX_TEMPERATURE,
-    "First temperature of the canvas schedule of diffusion_gemma",
-);
+const T_MAX: Setting =
+    Setting::number("t_max", "T", MIN_TEMPERATURE, MAX_TEMPERATURE, "Initial temperature of the canvas schedule");
 
 /// See [`CanvasRenoise::stability_threshold`].
 const STABILITY_THRESHOLD: Setting = Setting::count(
     "stability_threshold",
     0,
     u32::MAX,
-    "Steps that the likeliest tokens of a canvas of diffusion_gemma must stay the same before it is decided",
+    "Number of steps in which the likeliest tokens of a canvas must stay the same before it is decided",
 );
 
 /// See [`CanvasRenoise::confidence_threshold`].
@@ -51,7 +41,7 @@ const CONFIDENCE_THRESHOLD: Setting = Setting::number(
     "NATS",
     0.0,
     f32::MAX,
-    "Mean entropy, in nats, below which a canvas of diffusion_gemma may be decided",
+    "Mean entropy, in nats, below which a canvas may be decided",
 );
 
 /// Settings of `diffusion_gemma`, which has no other state. Defaults are transformers'.

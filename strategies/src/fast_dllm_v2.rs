@@ -14,16 +14,12 @@ use crate::setting::{Field, Overrides, Setting, SettingError};
 use crate::view::{BlockView, Focus, Progress};
 
 /// See [`FastDllmV2::sub_block_size`].
-const SUB_BLOCK_SIZE: Setting = Setting::count(
-    "sub_block_size",
-    1,
-    u32::MAX,
-    "Positions of a sub-block of fast_dllm_v2, a divisor of the block size",
-);
+const SUB_BLOCK_SIZE: Setting =
+    Setting::count("sub_block_size", 1, u32::MAX, "Sub-block size in tokens, a divisor of the block size");
 
 /// See [`FastDllmV2::block_cache`].
 const BLOCK_CACHE: Setting =
-    Setting::flag("block_cache", "Forward only the current sub-block of fast_dllm_v2, reusing stale KV for the others");
+    Setting::flag("block_cache", "Forward only the current sub-block, reusing stale KV for the others");
 
 /// Settings of `fast_dllm_v2`, which has no other state.
 #[derive(Clone, Debug, PartialEq)]

@@ -50,6 +50,6 @@ pub use revise::EditRule;
 pub use saber::Saber;
 pub use semi_autoregressive::SemiAutoregressive;
 pub use setting::{Setting, SettingError, Value, Values};
-pub use strategy::{Strategy, StrategyKind, check_settings, settings};
+pub use strategy::{Strategy, StrategyKind, check_settings, settings, strategies_with};
 pub use token_merge::{Merge, MergeMode, TokenMerge};
 pub use view::{BlockCandidates, BlockView, Candidate, Focus, MAX_LIKELIEST, MAX_TOP_K, Progress, Score};

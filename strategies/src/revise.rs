@@ -10,20 +10,12 @@ use crate::setting::{Field, Fields, Overrides, Setting, SettingError, Value};
 use crate::view::{BlockView, Candidate};
 
 /// The rule by name.
-pub(crate) const EDIT_RULE: Setting = Setting::choice(
-    "edit_rule",
-    &["joint", "remask", "renoise"],
-    "Edit rule, of which block_edit has the first two and diffusion_gemma the last",
-);
+pub(crate) const EDIT_RULE: Setting =
+    Setting::choice("edit_rule", &["joint", "remask", "renoise"], "Edit rule (renoise for diffusion_gemma only)");
 
 /// See [`EditRule::Joint`].
-pub(crate) const EDIT_THRESHOLD: Setting = Setting::number(
-    "edit_threshold",
-    "P",
-    0.0,
-    1.0,
-    "Confidence above which the edit rule joint replaces a written token by another",
-);
+pub(crate) const EDIT_THRESHOLD: Setting =
+    Setting::number("edit_threshold", "P", 0.0, 1.0, "Confidence above which joint replaces a written token");
 
 /// See [`EditRule::Joint`]. The most is chosen by us, one for each position of the longest block: tokens that replace one
 /// another in turn would never come to an end.
@@ -31,7 +23,7 @@ pub(crate) const MAX_POST_EDIT_STEPS: Setting = Setting::count(
     "max_post_edit_steps",
     0,
     64,
-    "Forwards over a block without masks in which the edit rule joint may still replace tokens",
+    "Maximum number of forwards over a block without masks in which joint may still replace tokens",
 );
 
 /// See [`EditRule::Joint`]. The most is chosen by us: a logit that is lowered by so much is never the largest, and what is
@@ -41,17 +33,12 @@ pub(crate) const PENALTY_LAMBDA: Setting = Setting::number(
     "LAMBDA",
     0.0,
     1e4,
-    "Penalty that the edit rule joint subtracts from the logit of the preceding token",
+    "Penalty that joint subtracts from the logit of the preceding token",
 );
 
 /// See [`EditRule::Remask`].
-pub(crate) const REMASK_THRESHOLD: Setting = Setting::number(
-    "remask_threshold",
-    "P",
-    0.0,
-    1.0,
-    "Confidence below which the edit rule remask may mask a written token again",
-);
+pub(crate) const REMASK_THRESHOLD: Setting =
+    Setting::number("remask_threshold", "P", 0.0, 1.0, "Confidence below which remask may mask a written token again");
 
 /// An edit rule with its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -20,7 +20,7 @@ use crate::view::{BlockView, Candidate};
 
 /// See [`Saber::min_accept_tokens`].
 const MIN_ACCEPT_TOKENS: Setting =
-    Setting::count("min_accept_tokens", 1, u32::MAX, "Masks that each step of saber unmasks at least");
+    Setting::count("min_accept_tokens", 1, u32::MAX, "Minimum number of masks to unmask per step");
 
 /// Settings of `saber`, which has no other state.
 #[derive(Clone, Debug, PartialEq)]

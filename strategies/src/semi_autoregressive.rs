@@ -16,12 +16,12 @@ const CFG_SCALE: Setting = Setting::number(
     "SCALE",
     0.0,
     100.0,
-    "Strength of classifier-free guidance in semi_ar, which forwards everything twice unless it is 0",
+    "Strength of classifier-free guidance; above 0, every row is forwarded twice",
 );
 
 /// See [`KvReuse`].
 const KV_REUSE: Setting =
-    Setting::choice("kv_reuse", &["none", "prefix", "dual"], "Stale KV that the steps inside a block of semi_ar reuse");
+    Setting::choice("kv_reuse", &["none", "prefix", "dual"], "Stale KV to reuse in the steps within a block");
 
 /// Settings of `semi_ar`, which has no other state.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,12 +18,12 @@ use crate::view::{BlockView, Candidate, MAX_TOP_K, Progress};
 const TOKEN_MERGE_MODE: Setting = Setting::choice(
     "token_merge_mode",
     &["dmax_topk", "iter_smooth_topk"],
-    "What the network reads in place of a token that dmax wrote",
+    "Blend that the network reads for a written token",
 );
 
 /// See [`Merge::top_k`].
 const TOKEN_MERGE_TOP_K: Setting =
-    Setting::count("token_merge_top_k", 1, MAX_TOP_K as u32, "Likeliest tokens that dmax merges");
+    Setting::count("token_merge_top_k", 1, MAX_TOP_K as u32, "Number of likeliest tokens to merge");
 
 /// See [`Merge::weight`]. The most is chosen by us: a token that is outweighed so far takes no part, and what is computed
 /// with it stays finite.

@@ -10,7 +10,7 @@ pub const ENTROPY_BOUND: Setting = Setting::number(
     "NATS",
     0.0,
     f32::MAX,
-    "Under the accept rule entropy_bound, largest sum of the entropies, in nats, of the tokens accepted before one",
+    "Under entropy_bound, maximum sum of the entropies, in nats, of the tokens accepted before another",
 );
 
 /// The lowest entropies first, as long as the entropies of those before sum up to the bound at most.

@@ -9,7 +9,7 @@ const FACTOR: Setting = Setting::above(
     "factor",
     "FACTOR",
     0.0,
-    "Under the accept rule factor, accept the n-th most confident token while its confidence is at least 1 - FACTOR / (n + 1)",
+    "Under factor, accept the n-th most confident token while its confidence is at least 1 - FACTOR / (n + 1)",
 );
 
 /// The most confident first, as long as the n-th is at least `1 - factor / (n + 1)`; always the best one.

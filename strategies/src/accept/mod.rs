@@ -147,7 +147,7 @@ pub const SEMI_COMPLETE_THRESHOLD: Setting = Setting::number(
     "SHARE",
     0.0,
     1.0,
-    "Share of a block that must be filled before the next one may be forced to progress",
+    "Under gated_threshold, share of a block that must be filled before the next one is forced to progress",
 );
 
 /// Steps of the rules with a schedule.
@@ -155,7 +155,7 @@ pub const DENOISING_STEPS: Setting = Setting::count(
     "denoising_steps",
     1,
     u32::MAX,
-    "Denoise steps that scheduled rules spread a block over, at most its size; most steps of a canvas",
+    "Denoise steps per block of a scheduled rule, at most the block size; maximum steps per canvas",
 );
 
 impl AcceptRule {

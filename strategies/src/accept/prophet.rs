@@ -20,14 +20,15 @@ const EARLY_GAP: Setting = Setting::number(
     "GAP",
     0.0,
     f32::MAX,
-    "Mean gap between the two largest logits at which the accept rule prophet commits a block in the first third of its steps",
+    "Under prophet, mean gap between the two largest logits that commits a block in the first third of its steps",
 );
 
 /// See [`Prophet::middle_gap`].
-const MIDDLE_GAP: Setting = Setting::number("middle_gap", "GAP", 0.0, f32::MAX, "The same in the second third");
+const MIDDLE_GAP: Setting =
+    Setting::number("middle_gap", "GAP", 0.0, f32::MAX, "Under prophet, the gap in the second third");
 
 /// See [`Prophet::late_gap`].
-const LATE_GAP: Setting = Setting::number("late_gap", "GAP", 0.0, f32::MAX, "The same in the last third");
+const LATE_GAP: Setting = Setting::number("late_gap", "GAP", 0.0, f32::MAX, "Under prophet, the gap in the last third");
 
 /// The scheduled number, the most confident first; all of them as soon as the mean gap is large enough.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -13,7 +13,7 @@ const ALG_TEMP: Setting = Setting::number(
     "TEMP",
     0.0,
     f32::MAX,
-    "Temperature for sampling which positions maskgit_plus, topk_margin and entropy unmask, where 0 takes the best",
+    "Under maskgit_plus, topk_margin and entropy, temperature for sampling the positions to unmask, where 0 takes the best",
 );
 
 /// Each position by itself, with the probability that its time has come; all that is left at the last step.
