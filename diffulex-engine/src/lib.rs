@@ -26,7 +26,7 @@ pub use admit::{check_ids, check_params_ids};
 pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, check_settings};
 pub use diffulex_kernels as kernels;
 pub use diffulex_kernels::AdapterId;
-pub use diffulex_strategies::{Setting, SettingError, Values, settings};
+pub use diffulex_strategies::{Setting, SettingError, Values, settings, strategies_with};
 pub use engine::{Engine, LoadProgress};
 pub use error::{BatchError, DeviceError, LoadError, RequestError, StepError};
 pub use files::{ModelFiles, content, gguf};

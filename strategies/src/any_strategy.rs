@@ -197,6 +197,12 @@ pub fn settings() -> Vec<&'static Setting> {
     settings
 }
 
+/// Names of the strategies that have `setting`; none for a setting of accept rules.
+pub fn strategies_with(setting: &Setting) -> Vec<&'static str> {
+    let kinds = StrategyKind::ALL.iter().filter(|kind| kind.settings().contains(&setting));
+    kinds.map(|kind| kind.name()).collect()
+}
+
 /// Refuses unknown names, and values out of range as far as this can be decided without a model.
 pub fn check_settings<'a>(values: impl IntoIterator<Item = (&'a str, Value<'a>)>) -> Result<(), SettingError> {
     values.into_iter().try_for_each(|(name, value)| match all_settings().find(|setting| setting.name == name) {

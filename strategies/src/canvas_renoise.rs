@@ -21,23 +21,18 @@ const MAX_TEMPERATURE: f32 = 2.0;
 
 /// See [`CanvasRenoise::t_min`].
 const T_MIN: Setting =
-    Setting::number("t_min", "T", MIN_TEMPERATURE, MAX_TEMPERATURE, "Final temperature of a canvas (diffusion_gemma)");
+    Setting::number("t_min", "T", MIN_TEMPERATURE, MAX_TEMPERATURE, "Final temperature of the canvas schedule");
 
 /// See [`CanvasRenoise::t_max`].
-const T_MAX: Setting = Setting::number(
-    "t_max",
-    "T",
-    MIN_TEMPERATURE,
-    MAX_TEMPERATURE,
-    "Initial temperature of a canvas (diffusion_gemma)",
-);
+const T_MAX: Setting =
+    Setting::number("t_max", "T", MIN_TEMPERATURE, MAX_TEMPERATURE, "Initial temperature of the canvas schedule");
 
 /// See [`CanvasRenoise::stability_threshold`].
 const STABILITY_THRESHOLD: Setting = Setting::count(
     "stability_threshold",
     0,
     u32::MAX,
-    "Steps for which the likeliest tokens of a canvas must stay the same before it is decided (diffusion_gemma)",
+    "Number of steps in which the likeliest tokens of a canvas must stay the same before it is decided",
 );
 
 /// See [`CanvasRenoise::confidence_threshold`].
@@ -46,7 +41,7 @@ const CONFIDENCE_THRESHOLD: Setting = Setting::number(
     "NATS",
     0.0,
     f32::MAX,
-    "Mean entropy, in nats, below which a canvas may be decided (diffusion_gemma)",
+    "Mean entropy, in nats, below which a canvas may be decided",
 );
 
 /// Settings of `diffusion_gemma`, with transformers' defaults; all state is in the block.

@@ -14,16 +14,12 @@ use crate::contract::view::{BlockProgress, BlockView, StepRows};
 use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`FastDllmV2::sub_block_size`].
-const SUB_BLOCK_SIZE: Setting = Setting::count(
-    "sub_block_size",
-    1,
-    u32::MAX,
-    "Positions of a sub-block, a divisor of the block size (fast_dllm_v2)",
-);
+const SUB_BLOCK_SIZE: Setting =
+    Setting::count("sub_block_size", 1, u32::MAX, "Sub-block size in tokens, a divisor of the block size");
 
 /// See [`FastDllmV2::block_cache`].
 const BLOCK_CACHE: Setting =
-    Setting::flag("block_cache", "Forward only the current sub-block and reuse stale KV of the others (fast_dllm_v2)");
+    Setting::flag("block_cache", "Forward only the current sub-block, reusing stale KV for the others");
 
 /// Settings of `fast_dllm_v2`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]

@@ -39,7 +39,7 @@ pub mod strategy;
 pub mod token_merge;
 
 pub use accept::{AcceptRule, EntropyBound, GatedThreshold, Threshold};
-pub use any_strategy::{AnyStrategy, StrategyKind, check_settings, settings};
+pub use any_strategy::{AnyStrategy, StrategyKind, check_settings, settings, strategies_with};
 pub use block_edit::BlockEdit;
 pub use canvas_renoise::CanvasRenoise;
 pub use contract::edit::{Edit, Input, Proposal, TokenBlend};

@@ -8,21 +8,13 @@ use crate::contract::edit::{Edit, Proposal};
 use crate::contract::setting::{Field, Overrides, Setting, SettingError, SettingFields, Value};
 use crate::contract::view::{BlockView, Candidate};
 
-/// Name of the edit rule.
-pub(crate) const EDIT_RULE: Setting = Setting::choice(
-    "edit_rule",
-    &["joint", "remask", "renoise"],
-    "Edit rule (diffusion_gemma: renoise; block_edit: the others)",
-);
+/// The rule by name.
+pub(crate) const EDIT_RULE: Setting =
+    Setting::choice("edit_rule", &["joint", "remask", "renoise"], "Edit rule (renoise for diffusion_gemma only)");
 
 /// See [`EditRule::Joint`].
-pub(crate) const EDIT_THRESHOLD: Setting = Setting::number(
-    "edit_threshold",
-    "P",
-    0.0,
-    1.0,
-    "Confidence above which a written token is replaced by another (edit rule joint)",
-);
+pub(crate) const EDIT_THRESHOLD: Setting =
+    Setting::number("edit_threshold", "P", 0.0, 1.0, "Confidence above which joint replaces a written token");
 
 /// See [`EditRule::Joint`]. The maximum is chosen by us, one per position of the longest block: without a limit, tokens could
 /// replace each other forever.
@@ -30,7 +22,7 @@ pub(crate) const MAX_POST_EDIT_STEPS: Setting = Setting::count(
     "max_post_edit_steps",
     0,
     64,
-    "Maximum number of edit steps over a block without masks (edit rule joint)",
+    "Maximum number of forwards over a block without masks in which joint may still replace tokens",
 );
 
 /// See [`EditRule::Joint`]. The maximum is chosen by us: a logit lowered by 10000 is never the largest, and results stay finite.
@@ -39,17 +31,12 @@ pub(crate) const PENALTY_LAMBDA: Setting = Setting::number(
     "LAMBDA",
     0.0,
     1e4,
-    "Penalty subtracted from the logit of the preceding token (edit rule joint)",
+    "Penalty that joint subtracts from the logit of the preceding token",
 );
 
 /// See [`EditRule::Remask`].
-pub(crate) const REMASK_THRESHOLD: Setting = Setting::number(
-    "remask_threshold",
-    "P",
-    0.0,
-    1.0,
-    "Confidence below which a written token may be masked again (edit rule remask)",
-);
+pub(crate) const REMASK_THRESHOLD: Setting =
+    Setting::number("remask_threshold", "P", 0.0, 1.0, "Confidence below which remask may mask a written token again");
 
 /// An edit rule with its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -21,7 +21,7 @@ use crate::strategy::{ModelTraits, Requirements, Strategy};
 
 /// See [`Saber::min_accept_tokens`].
 const MIN_ACCEPT_TOKENS: Setting =
-    Setting::count("min_accept_tokens", 1, u32::MAX, "Minimum number of tokens to unmask per step (saber)");
+    Setting::count("min_accept_tokens", 1, u32::MAX, "Minimum number of masks to unmask per step");
 
 /// Settings of `saber`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]

@@ -16,12 +16,12 @@ const CFG_SCALE: Setting = Setting::number(
     "SCALE",
     0.0,
     100.0,
-    "Classifier-free guidance scale; above 0, rows are forwarded twice (semi_ar)",
+    "Strength of classifier-free guidance; above 0, every row is forwarded twice",
 );
 
 /// See [`KvReuse`].
 const KV_REUSE: Setting =
-    Setting::choice("kv_reuse", &["none", "prefix", "dual"], "Stale KV that steps inside a block reuse (semi_ar)");
+    Setting::choice("kv_reuse", &["none", "prefix", "dual"], "Stale KV to reuse in the steps within a block");
 
 /// Settings of `semi_ar`; all state is in the block.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,12 +18,12 @@ use crate::strategy::{ModelTraits, Requirements, Strategy};
 const TOKEN_MERGE_MODE: Setting = Setting::choice(
     "token_merge_mode",
     &["dmax_topk", "iter_smooth_topk"],
-    "How the embedding of a written token is blended (dmax)",
+    "Blend that the network reads for a written token",
 );
 
 /// See [`Merge::top_k`].
 const TOKEN_MERGE_TOP_K: Setting =
-    Setting::count("token_merge_top_k", 1, MAX_TOP_K as u32, "Number of likeliest tokens to blend (dmax)");
+    Setting::count("token_merge_top_k", 1, MAX_TOP_K as u32, "Number of likeliest tokens to merge");
 
 /// See [`Merge::weight`]. The maximum is chosen by us: at 10000 the written token no longer contributes, and results stay finite.
 const TOKEN_MERGE_WEIGHT: Setting = Setting::number(

@@ -118,6 +118,30 @@ fn the_demo_model_needs_no_file() {
     assert!(!output.stdout.is_empty());
 }
 
+/// The section about flags that are accepted and ignored, by reason.
+fn ignored_flags(serve: &clap::Command) -> String {
+    let mut section = String::from(
+        "\n## Flags of Diffulex\n\n\
+         Every flag of Diffulex's server is accepted, so that its scripts run. `--accept-threshold`, `--add-block-threshold`,\n\
+         `--remask-threshold` and `--semi-complete-threshold` are left out, with a warning in the log, if the strategy or its accept\n\
+         rule has no such threshold; any other setting that the strategy lacks is an error. The flags below have no effect: a value\n\
+         that would change answers is refused, any other is logged.\n\n",
+    );
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
+    for argument in serve.get_arguments().filter(|argument| argument.is_hide_set()) {
+        let reason = argument.get_help().map(ToString::to_string).unwrap_or_default();
+        let flag = format!("`--{}`", argument.get_long().unwrap_or_default());
+        match reasons.iter_mut().find(|(other, _)| *other == reason) {
+            Some((_, flags)) => flags.push(flag),
+            None => reasons.push((reason, vec![flag])),
+        }
+    }
+    for (reason, flags) in reasons {
+        section.push_str(&format!("- {reason} ({}).\n", flags.join(", ")));
+    }
+    section
+}
+
 /// `docs/cli.md` as the grammar has it.
 fn cli_page() -> String {
     let mut page = String::from(
@@ -159,9 +183,9 @@ fn cli_page() -> String {
                 help.push_str(&format!(" [default: {}]", default.to_string_lossy()));
             }
             if let Some(variable) = argument.get_env() {
-                help.push_str(&format!(" [also from the environment: {}]", variable.to_string_lossy()));
+                help.push_str(&format!(" [env: {}]", variable.to_string_lossy()));
             }
-            // The flags of model and engine are the same under every command.
+            // The flags of the model and the engine are the same in every subcommand.
             let row = format!("| `{flag}` | {} |\n", help.replace('|', "\\|"));
             if argument.get_help_heading().is_some() && !printed.insert(row.clone()) {
                 continue;
@@ -169,7 +193,7 @@ fn cli_page() -> String {
             let of = argument.get_help_heading().map(str::to_owned);
             if of != heading || !page.ends_with("|\n") {
                 let title = of.clone().unwrap_or_else(|| "General".to_owned());
-                page.push_str(&format!("\n### {title}\n\n| flag | what |\n|---|---|\n"));
+                page.push_str(&format!("\n### {title}\n\n| flag | description |\n|---|---|\n"));
                 heading = of;
             }
             page.push_str(&row);
@@ -177,24 +201,11 @@ fn cli_page() -> String {
         let takes_engine = sub.get_arguments().any(|argument| argument.get_id() == "model");
         if name != "serve" && takes_engine {
             page.push_str(&format!(
-                "\nThe flags under [Model and engine](#model-and-engine) and [Settings of decoding\n\
-                 strategies](#settings-of-decoding-strategies) apply to `{name}`, too.\n"
+                "\n`{name}` also accepts the flags under [Model and engine](#model-and-engine) and below it.\n"
             ));
         }
     }
-    page.push_str(
-        "\n## Flags of Diffulex\n\n\
-         Every flag of Diffulex's server is accepted, so that its scripts run. `--accept-threshold`, `--add-block-threshold`,\n\
-         `--remask-threshold` and `--semi-complete-threshold` are left out, with a warning in the log, where the strategy or its accept rule has\n\
-         no such threshold; any other setting that the strategy lacks is an error. The ones below have no effect here: a value\n\
-         that would change answers is refused, and any other is logged.\n\n\
-         | flag | here |\n|---|---|\n",
-    );
-    let serve = command.find_subcommand("serve").unwrap();
-    for argument in serve.get_arguments().filter(|argument| argument.is_hide_set()) {
-        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-        page.push_str(&format!("| `--{}` | {help} |\n", argument.get_long().unwrap_or_default()));
-    }
+    page.push_str(&ignored_flags(command.find_subcommand("serve").unwrap()));
     page
 }
 

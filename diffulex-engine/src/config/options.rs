@@ -1,4 +1,4 @@
-//! Options of an operator, with every default.
+//! Options of an operator, each with its default and its help.
 //!
 //! Never here: the model, which [`EngineConfig`](super::EngineConfig) looks at.
 
@@ -6,17 +6,18 @@ use std::path::PathBuf;
 
 use diffulex_protocol::{AdapterSource, DecodingSettings};
 use serde::{Deserialize, Serialize};
+use smart_default::SmartDefault;
 
-/// Where a forward runs.
+/// The device of a forward. Serde and operators write it alike: `auto`, `cuda:1`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(try_from = "String", into = "String")]
 pub enum DeviceChoice {
-    /// The first CUDA device, or the CPU where there is none.
+    /// The first CUDA device, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU's kernels.
     Cpu,
-    /// Slow and simple, for checking the others: candle on the CPU.
+    /// The slow and simple reference, for tests: candle on the CPU.
     Reference,
     /// A CUDA device by index.
     Cuda(u32),
@@ -40,6 +41,20 @@ impl std::str::FromStr for DeviceChoice {
     }
 }
 
+impl TryFrom<String> for DeviceChoice {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceChoice> for String {
+    fn from(device: DeviceChoice) -> Self {
+        device.to_string()
+    }
+}
+
 impl std::fmt::Display for DeviceChoice {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -51,12 +66,12 @@ impl std::fmt::Display for DeviceChoice {
     }
 }
 
-/// How weights, or K and V, are held.
+/// Data type of weights, or of K and V.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum DtypeChoice {
-    /// Weights as in the checkpoint; K and V float32 if the weights are, otherwise bfloat16.
+    /// Weights as in the checkpoint; K and V float32 for float32 weights, otherwise bfloat16.
     #[default]
     Auto,
     /// 32-bit floats.
@@ -65,12 +80,13 @@ pub enum DtypeChoice {
     Bfloat16,
 }
 
-/// Whether weights are held as small integers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Quantization of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 #[serde(rename_all = "snake_case")]
 pub enum Quantization {
-    /// No: `dtype` applies.
+    /// Not quantized.
+    #[default]
     None,
     /// 8 bits, a scale per output; products with activations of 8 bits.
     Int8,
@@ -78,59 +94,98 @@ pub enum Quantization {
     Int4,
 }
 
-/// Options of an operator. `None` means: from the model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Options of an operator: the engine's flags, where the feature `clap` is on, and what other flags come to. `None` means:
+/// from the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 #[serde(default, deny_unknown_fields)]
 pub struct EngineOptions {
-    /// Decoding strategy by name.
-    pub decoding_strategy: Option<String>,
-    /// Positions of a block.
-    pub block_size: Option<u32>,
-    /// Blocks in flight.
-    pub buffer_size: Option<u32>,
-    /// The mask token.
-    pub mask_token_id: Option<u32>,
-    /// Settings of the strategy, which a request may change for itself.
-    pub decoding: DecodingSettings,
-    /// Names of those settings that are left out, with a warning in the log, where the strategy lacks them.
-    pub optional_settings: Vec<String>,
-    /// Longest prompt and answer together; cut to what the model was made for.
-    pub max_model_len: u32,
-    /// Requests in the batch.
-    pub max_num_reqs: u32,
-    /// Token rows of one forward.
-    pub max_num_batched_tokens: u32,
-    /// Tokens of one KV page.
-    pub page_size: u32,
-    /// Size of the KV pool in bytes; `None`: on a GPU, the memory that is left of its share; elsewhere enough for every request
-    /// of the batch at full length, at most 1 GiB and half of the memory that is left.
-    pub kv_cache_bytes: Option<u64>,
-    /// How to hold K and V; `Auto` is what [`crate::kernels::WeightType::kv_type`] says.
-    pub kv_cache_dtype: DtypeChoice,
-    /// Reuse the K/V of prompts that begin alike.
-    pub prefix_caching: bool,
-    /// Share of the pool's pages that contexts may hold between requests, 0 to 1.
-    pub context_memory_share: f32,
-    /// Where to run.
+    /// Device to run on: auto (the first NVIDIA GPU, otherwise the CPU), cpu, cuda, cuda:INDEX, or reference (slow, for tests).
+    #[cfg_attr(feature = "clap", arg(long))]
     pub device: DeviceChoice,
-    /// Share of a GPU's memory for weights and the KV pool; the rest is left to activations and to others.
+    /// Fraction of a GPU's memory for weights and KV pool, above 0 to 1; activations use the rest.
+    // vLLM's default.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE"))]
+    #[default(0.9)]
     pub gpu_memory_utilization: f32,
-    /// How to hold weights; `Auto` where they are quantized.
+    /// Data type of the weights in memory; ignored where they are quantized.
+    #[cfg_attr(feature = "clap", arg(long))]
     pub dtype: DtypeChoice,
-    /// Whether to hold weights as small integers.
+    /// Quantization of the weights at load.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "KIND"))]
     pub quantization: Quantization,
-    /// Adapters that requests may name, loaded at the start; more may come and go while the engine runs.
-    pub adapters: Vec<AdapterSource>,
-    /// Adapters that may be loaded at a time.
-    pub max_loaded_loras: u32,
-    /// Bytes of all of them together, in memory and as files.
-    pub max_lora_bytes: u64,
-    /// Folder of an adapter to add to the weights as they are loaded; `None`: the one in the model's own folder, if there
-    /// is one.
-    pub merged_adapter: Option<String>,
-    /// Threads of the kernels; `None`: one per core, less one for the front end where there are more than two.
+    /// CPU threads of the kernels [default: one per core, minus one if there are more than two].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub threads: Option<u32>,
+    /// Maximum number of loaded adapters.
+    // Chosen by us. Requests wait while an adapter is loaded: this is a second or two of reading at worst, and holds a dozen
+    // adapters of rank 16 for a network of 8 billion weights.
+    #[cfg_attr(feature = "clap", arg(long, alias = "max-cpu-loras", value_name = "N"))]
+    #[default(64)]
+    pub max_loaded_loras: u32,
+    /// Maximum total size of the loaded adapters in bytes, in memory and on disk.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES"))]
+    #[default(2 << 30)]
+    pub max_lora_bytes: u64,
+    /// Decoding strategy [default: the model's own].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME"))]
+    pub decoding_strategy: Option<String>,
+    /// Block size in tokens [default: the model's own].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    pub block_size: Option<u32>,
+    /// Maximum number of blocks in flight [default: the strategy's own].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    pub buffer_size: Option<u32>,
+    /// Id of the mask token [default: the model's own].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
+    pub mask_token_id: Option<u32>,
+    /// Maximum length of prompt and answer together, in tokens; capped at the model's context length.
+    // This and the next three are Diffulex's defaults (diffulex/config.py).
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    #[default(2048)]
+    pub max_model_len: u32,
+    /// Maximum number of requests in the batch.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    #[default(128)]
+    pub max_num_reqs: u32,
+    /// Maximum number of token rows of a forward.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    #[default(4096)]
+    pub max_num_batched_tokens: u32,
+    /// KV page size in tokens.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    #[default(32)]
+    pub page_size: u32,
+    /// KV pool size in bytes [default: on a GPU what is left of its share, otherwise enough for a full batch, at most 1 GiB and
+    /// half of the free memory].
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES"))]
+    pub kv_cache_bytes: Option<u64>,
+    /// Data type of K and V; auto is float32 for float32 weights, otherwise bfloat16.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DTYPE"))]
+    pub kv_cache_dtype: DtypeChoice,
+    /// Maximum fraction of the KV pool that contexts hold between requests, 0 to 1.
+    // Chosen by us: requests take the pages of idle contexts anyway; those in use leave half of the pool to others.
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE"))]
+    #[default(0.5)]
+    pub context_memory_share: f32,
+    /// Reuse the K/V of prompts with a common prefix.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    #[default(true)]
+    pub prefix_caching: bool,
+    /// Settings of the strategy, which a request may change for itself.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub decoding: DecodingSettings,
+    /// Names of the settings that are left out, with a warning in the log, if the strategy lacks them.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub optional_settings: Vec<String>,
+    /// Adapters that requests may name, loaded at the start; more may come and go while the engine runs.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub adapters: Vec<AdapterSource>,
+    /// Folder of an adapter to add to the weights at load; `None`: the one in the model's own folder, if there is one.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub merged_adapter: Option<String>,
     /// Folder below which profiles may be written; `None`: none are recorded.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub profile_dir: Option<PathBuf>,
 }
 
@@ -141,42 +196,6 @@ impl EngineOptions {
         match self.adapters.as_slice() {
             [only] => Some(&only.name),
             _ => None,
-        }
-    }
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        Self {
-            decoding_strategy: None,
-            block_size: None,
-            buffer_size: None,
-            mask_token_id: None,
-            decoding: DecodingSettings::default(),
-            optional_settings: Vec::new(),
-            // The next four are Diffulex's defaults (diffulex/config.py).
-            max_model_len: 2048,
-            max_num_reqs: 128,
-            max_num_batched_tokens: 4096,
-            page_size: 32,
-            kv_cache_bytes: None,
-            kv_cache_dtype: DtypeChoice::Auto,
-            prefix_caching: true,
-            // Chosen by us: requests take the pages of idle contexts anyway; those in use leave half of the pool to others.
-            context_memory_share: 0.5,
-            device: DeviceChoice::Auto,
-            // vLLM's default.
-            gpu_memory_utilization: 0.9,
-            dtype: DtypeChoice::Auto,
-            quantization: Quantization::None,
-            adapters: Vec::new(),
-            // Chosen by us. Requests wait while an adapter is loaded: this is a second or two of reading at worst, and holds a
-            // dozen adapters of rank 16 for a network of 8 billion weights.
-            max_loaded_loras: 64,
-            max_lora_bytes: 2 << 30,
-            merged_adapter: None,
-            threads: None,
-            profile_dir: None,
         }
     }
 }

@@ -27,7 +27,7 @@ use self::output::{Output, OutputError};
 use crate::cli::banner::counted;
 use crate::cli::commands::BatchArgs;
 use crate::cli::launch::{self, LaunchError};
-use crate::config::{ServerConfig, engine_options};
+use crate::config::ServerConfig;
 use crate::http::{HttpService, ServiceError};
 use crate::observe::log;
 use crate::observe::telemetry::Telemetry;
@@ -183,18 +183,16 @@ fn progress_bar(n_requests: Option<u64>) -> ProgressBar {
 
 /// The routes over an engine of this process.
 async fn service_of(args: &BatchArgs) -> Result<(EngineLoop, HttpService), BatchError> {
-    let path = args.local.engine.model.as_deref();
-    let files = demo::model_files(path).map_err(LaunchError::from)?;
-    let options = engine_options(&args.local.engine).map_err(LaunchError::from)?;
-    let text = TextModel::load(&files).map_err(LaunchError::from)?;
+    let config = args.local.engine.config().map_err(LaunchError::from)?;
     let config = ServerConfig {
-        model: args.local.engine.model.clone(),
         // One batch waits while another runs: more would only take memory.
-        max_queued_requests: options.max_num_reqs,
-        engine: options.clone(),
+        max_queued_requests: config.engine.max_num_reqs,
         request_timeout_seconds: 0.0,
-        ..ServerConfig::default()
+        ..config
     };
+    let files = demo::model_files(config.model.as_deref()).map_err(LaunchError::from)?;
+    let text = TextModel::load(&files).map_err(LaunchError::from)?;
+    let options = config.engine.clone();
     let http_options = launch::http_options(&config, &files, files.name()).map_err(LaunchError::from)?;
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;

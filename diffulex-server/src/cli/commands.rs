@@ -1,15 +1,14 @@
-//! The command line: subcommands, and the help with every default in it.
+//! The command line: subcommands, and their help.
 //!
-//! The flags themselves are in [`crate::config::flags`]; [`crate::config`] says what they come to. Never here: effects.
+//! The flags of the server and the engine are in [`crate::config`]. Never here: effects.
 
-use clap::{Args, CommandFactory, Parser, Subcommand};
 use std::path::PathBuf;
 
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use diffulex_protocol::SamplingParams;
-use serde_json::{Map, Value};
 
-use crate::config::ServerConfig;
-use crate::config::flags::{EngineFlags, ServeArgs};
+use crate::config::engine::{EngineArgs, ProfileFlags};
+use crate::config::{ServeArgs, ServerConfig};
 use crate::observe::profile_report::ReportArgs;
 
 /// Serves a diffusion language model over HTTP.
@@ -31,41 +30,41 @@ pub struct Cli {
 pub enum Command {
     /// Serve over HTTP (the default).
     Serve(Box<ServeArgs>),
-    /// Write one answer in the terminal and show each denoise step.
+    /// Generate one answer in the terminal and show each denoise step.
     Generate(Box<GenerateArgs>),
     /// Chat in the terminal and show each denoise step.
     Shell(Box<ShellArgs>),
-    /// Answer requests from a file, in the form of OpenAI's batches.
+    /// Answer the requests of a file in OpenAI's batch format.
     Batch(Box<BatchArgs>),
-    /// Report where the time of a profile's requests went.
+    /// Report the time that the requests of a profile spent in each stage.
     ProfileReport(ReportArgs),
-    /// Run an engine that servers attach to (serve --connect).
+    /// Run a worker that servers attach to (serve --connect).
     Worker(Box<WorkerArgs>),
 }
 
-/// Everything `generate` takes.
+/// The flags of `generate`.
 #[derive(Clone, Debug, Args)]
 pub struct GenerateArgs {
-    /// The prompt; - reads it from standard input, as does a pipe without a prompt.
+    /// Prompt; - reads standard input, as does a pipe without a prompt.
     pub prompt: Option<String>,
-    /// Use the prompt as it is, without the model's chat template.
+    /// Do not apply the model's chat template.
     #[arg(long)]
     pub raw: bool,
-    /// Of the answer.
+    /// Flags of the answer.
     #[command(flatten)]
     pub answers: AnswerFlags,
-    /// Of the model that runs in this process.
+    /// Flags of the model that runs in this process.
     #[command(flatten)]
     pub local: LocalFlags,
 }
 
-/// Everything `shell` takes.
+/// The flags of `shell`.
 #[derive(Clone, Debug, Args)]
 pub struct ShellArgs {
-    /// Of the answers.
+    /// Flags of the answers.
     #[command(flatten)]
     pub answers: AnswerFlags,
-    /// Of the model that runs in this process.
+    /// Flags of the model that runs in this process.
     #[command(flatten)]
     pub local: LocalFlags,
 }
@@ -73,83 +72,84 @@ pub struct ShellArgs {
 /// Flags of a model that runs in the process of the command.
 #[derive(Clone, Debug, Args)]
 pub struct LocalFlags {
-    /// Log level: error, warn, info, debug, trace, or a filter.
+    /// Log level (error, warn, info, debug, trace) or a filter.
     #[arg(long, default_value = "warn", value_name = "LEVEL")]
     pub log_level: String,
-    /// Of the model and the engine.
+    /// Flags of the model and the engine.
     #[command(flatten, next_help_heading = "Model and engine")]
-    pub engine: EngineFlags,
+    pub engine: EngineArgs,
 }
 
 /// Flags of answers on the terminal.
 #[derive(Clone, Debug, Args)]
 pub struct AnswerFlags {
-    /// Longest answer, in tokens.
+    /// Maximum length of the answer in tokens.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(help = of_checkpoint("Maximum length of the answer in tokens", SamplingParams::default().max_tokens))]
     pub max_tokens: Option<u32>,
-    /// Adapter to answer with, by its name; default: the one of --lora-path.
+    /// Name of the adapter to use [default: the --lora-path adapter].
     #[arg(long, value_name = "NAME")]
     pub adapter: Option<String>,
     /// Sampling temperature, 0 (greedy) to 2.
     #[arg(long, value_name = "T")]
+    #[arg(help = of_checkpoint("Sampling temperature, 0 (greedy) to 2", SamplingParams::default().temperature))]
     pub temperature: Option<f32>,
-    /// Seed of the sampler; the same seed gives the same answer.
+    /// Sampling seed; the same seed gives the same answer.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// Denoise steps shown per second; 0 shows each as it arrives.
+    /// Denoise steps to show per second; 0 shows each as it arrives.
     #[arg(long, default_value_t = 30.0, value_name = "N")]
     pub fps: f64,
 }
 
-/// Everything `batch` takes.
+/// The flags of `batch`.
 #[derive(Clone, Debug, Args)]
 pub struct BatchArgs {
-    /// File with a request per line: custom_id, url and body; - is standard input.
+    /// Input file with one request per line (custom_id, url, body); - is standard input.
     #[arg(short, long, value_name = "FILE")]
     pub input: PathBuf,
-    /// File for the answers; - is standard output. A file that an interrupted run has left is continued.
+    /// Output file; an interrupted run is resumed; - is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Of the model that runs in this process.
+    /// Flags of the model that runs in this process.
     #[command(flatten)]
     pub local: LocalFlags,
 }
 
-/// Everything `worker` takes. Without `--listen`, it takes its orders from the server that starts it.
+/// The flags of `worker`. Without `--listen`, it takes its orders from the server that starts it.
 #[derive(Clone, Debug, Args)]
 pub struct WorkerArgs {
-    /// Folder to listen in, as ipc:///FOLDER; it is made if it does not exist. Required.
+    /// Folder to listen in, as ipc:///FOLDER, created if missing. Required.
     #[arg(long, value_name = "URL")]
     pub listen: Option<String>,
-    /// Allow a folder that other users of this machine can reach; docs/operations.md describes the risk.
+    /// Allow a folder that other users of this machine can reach; see docs/operations.md for the risk.
     #[arg(long)]
     pub allow_shared_zmq: bool,
-    /// Folder below which servers that attach may record profiles, their --profile-dir; default: profiles are refused.
-    #[arg(long, value_name = "PATH")]
-    pub profile_dir: Option<PathBuf>,
-    /// Time for running requests to finish after SIGTERM or SIGINT; a second signal ends them at once.
-    #[arg(long, value_name = "S")]
-    pub shutdown_grace_seconds: Option<f64>,
-    /// Log level: error, warn, info, debug, trace, or a filter.
+    /// Folder of profiles.
+    #[command(flatten)]
+    pub profiles: ProfileFlags,
+    /// Seconds for running requests to finish after SIGTERM or SIGINT; a second signal ends them at once.
+    #[arg(long, default_value_t = ServerConfig::default().shutdown_grace_seconds, value_name = "S")]
+    pub shutdown_grace_seconds: f64,
+    /// Log level (error, warn, info, debug, trace) or a filter.
     #[arg(long, default_value = "info", value_name = "LEVEL")]
     pub log_level: String,
-    /// Of the model and the engine.
+    /// Flags of the model and the engine.
     #[command(flatten, next_help_heading = "Model and engine")]
-    pub engine: EngineFlags,
+    pub engine: EngineArgs,
 }
 
-/// The command line's grammar, with every default that there is written into the help.
+/// Help with a default that the checkpoint may have.
+fn of_checkpoint(help: &str, otherwise: impl std::fmt::Debug) -> String {
+    format!("{help} [default: the checkpoint's, otherwise {otherwise:?}]")
+}
+
+/// The command line's grammar.
 pub fn command() -> clap::Command {
-    let of_serve = ServerConfig::flag_defaults();
-    let mut of_generate = of_serve.clone();
-    let SamplingParams { max_tokens, temperature, .. } = SamplingParams::default();
-    let unless_named = |value: String| format!("the checkpoint's, otherwise {value}").into();
-    of_generate.extend([
-        ("max_tokens".to_owned(), unless_named(max_tokens.to_string())),
-        ("temperature".to_owned(), unless_named(format!("{temperature:?}"))),
-    ]);
-    with_defaults(Cli::command(), &of_serve)
-        // The flags of `serve`, whose own help has them all.
+    Cli::command()
+        // A number out of range is reported as such, not as an unknown flag.
+        .allow_negative_numbers(true)
+        // The flags of `serve`; its own help has all of them.
         .mut_args(|argument| {
             let is_rare = !is_common(&argument);
             argument.hide_short_help(is_rare).hide_long_help(is_rare)
@@ -157,11 +157,11 @@ pub fn command() -> clap::Command {
         .after_help(format!(
             "Examples:\n{SERVE_EXAMPLES}{GENERATE_EXAMPLES}\n`serve --help` and `generate --help` have all flags."
         ))
-        .mut_subcommand("serve", |command| of_subcommand(command, &of_serve, SERVE_EXAMPLES))
-        .mut_subcommand("batch", |command| of_subcommand(command, &of_serve, BATCH_EXAMPLES))
-        .mut_subcommand("worker", |command| of_subcommand(command, &of_serve, WORKER_EXAMPLES))
-        .mut_subcommand("shell", |command| of_subcommand(command, &of_generate, SHELL_EXAMPLES))
-        .mut_subcommand("generate", |command| of_subcommand(command, &of_generate, GENERATE_EXAMPLES))
+        .mut_subcommand("serve", |command| of_subcommand(command, SERVE_EXAMPLES))
+        .mut_subcommand("batch", |command| of_subcommand(command, BATCH_EXAMPLES))
+        .mut_subcommand("worker", |command| of_subcommand(command, WORKER_EXAMPLES))
+        .mut_subcommand("shell", |command| of_subcommand(command, SHELL_EXAMPLES))
+        .mut_subcommand("generate", |command| of_subcommand(command, GENERATE_EXAMPLES))
 }
 
 /// Flags in the short help: those for a first use, and all flags without a heading.
@@ -191,8 +191,9 @@ const WORKER_EXAMPLES: &str = "  diffulex-server worker --listen ipc:///run/user
   diffulex-server --connect ipc:///run/user/1000/diffulex --model SDAR-1.7B-Chat
 ";
 
-fn of_subcommand(command: clap::Command, defaults: &Map<String, Value>, examples: &str) -> clap::Command {
-    with_defaults(command, defaults)
+fn of_subcommand(command: clap::Command, examples: &str) -> clap::Command {
+    command
+        .allow_negative_numbers(true)
         .mut_args(|argument| {
             let is_rare = !is_common(&argument);
             argument.hide_short_help(is_rare)
@@ -203,23 +204,6 @@ fn of_subcommand(command: clap::Command, defaults: &Map<String, Value>, examples
 
 fn is_common(argument: &clap::Arg) -> bool {
     argument.get_help_heading().is_none() || COMMON_FLAGS.contains(&argument.get_id().as_str())
-}
-
-fn with_defaults(command: clap::Command, defaults: &Map<String, Value>) -> clap::Command {
-    // So that a number out of range is told as such, and not taken for a flag.
-    command.allow_negative_numbers(true).mut_args(|argument| {
-        // A default of the grammar's own is in the help already.
-        let is_told = !argument.get_default_values().is_empty();
-        let Some(value) = defaults.get(argument.get_id().as_str()).filter(|_| !is_told) else { return argument };
-        let default = match value {
-            Value::String(text) => text.clone(),
-            // Settings are 32-bit floats, to which JSON adds the digits that only 64 bits have.
-            Value::Number(number) if number.is_f64() => (number.as_f64().unwrap_or_default() as f32).to_string(),
-            value => value.to_string(),
-        };
-        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-        argument.help(format!("{help} [default: {default}]"))
-    })
 }
 
 #[cfg(test)]
@@ -233,17 +217,18 @@ mod tests {
 
     #[test]
     fn serve_is_the_default_subcommand() {
+        let port = |args: &ServeArgs| ServerConfig::resolve(args).expect("resolves").config.port;
         let bare = Cli::try_parse_from(["diffulex-server", "--port", "9"]).expect("parses");
-        assert_eq!((bare.command.is_none(), bare.serve.server.port), (true, Some(9)));
+        assert_eq!((bare.command.is_none(), port(&bare.serve)), (true, 9));
         let named = Cli::try_parse_from(["diffulex-server", "serve", "--port", "9"]).expect("parses");
-        assert!(matches!(named.command, Some(Command::Serve(args)) if args.server.port == Some(9)));
+        assert!(matches!(named.command, Some(Command::Serve(args)) if port(&args) == 9));
     }
 
     #[test]
     fn help_shows_defaults() {
         let mut command = command();
         let help = command.render_long_help().to_string();
-        assert!(help.contains("Port to listen on; 0 takes a free one [default: 8000]"), "{help}");
+        assert!(help.contains("Port to listen on; 0 picks a free one [default: 8000]"), "{help}");
         let help = command.find_subcommand_mut("serve").expect("serve").render_long_help().to_string();
         assert!(help.contains("[default: 0.9]") && help.contains("[default: 600]"), "{help}");
         let help = command.find_subcommand_mut("generate").expect("generate").render_long_help().to_string();
@@ -269,9 +254,16 @@ mod tests {
     fn settings_of_strategies_have_a_heading() {
         let mut command = command();
         let help = command.find_subcommand_mut("serve").expect("serve").render_long_help().to_string();
-        let (flags, settings) = help.split_once("Settings of decoding strategies:").expect("the heading");
+        let (flags, settings) = help.split_once("Decoding: accept rules:").expect("the heading");
         assert!(flags.contains("--decoding-strategy") && flags.contains("--max-model-len"), "{flags}");
         assert!(settings.contains("--accept-threshold") && !settings.contains("--max-model-len"), "{settings}");
+        for (strategy, flag) in
+            [("semi_ar", "--cfg-scale"), ("block_edit", "--edit-rule"), ("saber", "--min-accept-tokens")]
+        {
+            let (_, own) = settings.split_once(&format!("Decoding: {strategy}:")).expect(strategy);
+            let (own, _) = own.split_once("\n\n").unwrap_or((own, ""));
+            assert!(own.contains(flag), "{own}");
+        }
     }
 
     #[test]

@@ -17,9 +17,8 @@ use tokio::sync::watch;
 use crate::cli::banner::Banner;
 use crate::cli::commands::WorkerArgs;
 use crate::config::error::ConfigError;
-use crate::config::flags::ServeArgs;
 use crate::config::sampling_defaults::sampling_defaults;
-use crate::config::{self, ServerConfig, engine_options, profile_folder};
+use crate::config::{self, ServeArgs, ServerConfig};
 use crate::controllers::registration::{Announced, Registration};
 use crate::demo;
 use crate::frontend::{Frontend, NotServing, WorkerStarter, WorkerStatus};
@@ -201,8 +200,8 @@ fn loading_bar(n_weights: u64) -> ProgressBar {
 
 /// The `worker` subcommand of an operator: listens for front ends that attach.
 pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
-    let profile_dir = profile_folder(args.profile_dir.clone())?;
-    let engine_options = EngineOptions { profile_dir, ..engine_options(&args.engine)? };
+    let config = args.engine.config()?;
+    let engine_options = EngineOptions { profile_dir: args.profiles.clone().folder()?, ..config.engine };
     let _log = log::init(&args.log_level, log::LogFormat::Text)?;
     let wrong = |error: StandaloneError| LaunchError::Listens { url: url.to_owned(), error: error.into() };
     let end_order = EndOrder::new(ServerConfig::grace(args.shutdown_grace_seconds)?);
@@ -211,9 +210,9 @@ pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
         end_order,
         place: Place::parse(url).map_err(|error| wrong(error.into()))?,
         may_be_shared: args.allow_shared_zmq,
-        heartbeat_interval: ServerConfig::duration(ServerConfig::default().heartbeat_interval_seconds),
+        heartbeat_interval: ServerConfig::duration(config.heartbeat_interval_seconds),
     };
-    let files = demo::model_files(args.engine.model.as_deref())?;
+    let files = demo::model_files(config.model.as_deref())?;
     let make_engine = || load_engine(&files, &engine_options);
     let on_listening = || -> io::Result<()> {
         // Not before: a signal while the model loads ends the program at once.

@@ -18,9 +18,9 @@ use crate::cli::banner::counted;
 use crate::cli::commands::AnswerFlags;
 use crate::cli::launch;
 use crate::cli::launch::LaunchError;
-use crate::config::flags::EngineFlags;
+use crate::config::ServerConfig;
+use crate::config::engine::EngineArgs;
 use crate::config::sampling_defaults::sampling_defaults;
-use crate::config::{ServerConfig, engine_options};
 use crate::demo;
 use crate::frontend::{EventStream, StreamEvent, Submission, SubmitError};
 use crate::os::terminal::{Abilities, Screen, printable, say};
@@ -76,13 +76,13 @@ pub struct LocalModel {
 
 impl LocalModel {
     /// Loads the model and waits until it takes requests.
-    pub async fn start(engine: &EngineFlags, answers: &AnswerFlags) -> Result<Self, LocalModelError> {
-        let files = demo::model_files(engine.model.as_deref()).map_err(LaunchError::from)?;
-        let options = engine_options(engine).map_err(LaunchError::from)?;
-        let adapter = adapter(&options, answers.adapter.as_deref())?;
+    pub async fn start(engine: &EngineArgs, answers: &AnswerFlags) -> Result<Self, LocalModelError> {
+        let config = engine.config().map_err(LaunchError::from)?;
+        let config = ServerConfig { request_timeout_seconds: 0.0, ..config };
+        let files = demo::model_files(config.model.as_deref()).map_err(LaunchError::from)?;
+        let adapter = adapter(&config.engine, answers.adapter.as_deref())?;
         let text = TextModel::load(&files).map_err(LaunchError::from)?;
-        let defaults =
-            sampling_defaults(&files, engine.generation_config.unwrap_or_default()).map_err(LaunchError::from)?;
+        let defaults = sampling_defaults(&files, config.generation_config).map_err(LaunchError::from)?;
         let sampling = SamplingParams {
             max_tokens: answers.max_tokens.unwrap_or(defaults.max_tokens),
             temperature: answers.temperature.unwrap_or(defaults.temperature),
@@ -90,7 +90,7 @@ impl LocalModel {
             ..defaults
         };
         let name = files.name();
-        let config = ServerConfig { engine: options.clone(), request_timeout_seconds: 0.0, ..ServerConfig::default() };
+        let options = config.engine.clone();
         let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
         let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;
         let pause =

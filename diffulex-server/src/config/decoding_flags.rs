@@ -4,12 +4,9 @@
 
 use clap::builder::Str;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
-use diffulex_engine::{Setting, Values, settings};
+use diffulex_engine::{Setting, Values, settings, strategies_with};
 use diffulex_protocol::{DecodingSettings, SettingValue};
 use serde::{Deserialize, Serialize};
-
-/// Title of these flags in the help.
-pub const HEADING: &str = "Settings of decoding strategies";
 
 /// The settings that flags set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -21,11 +18,21 @@ pub(crate) fn flag(name: &str) -> String {
     format!("--{}", name.replace('_', "-"))
 }
 
+/// Title in the help: the strategies that have the setting.
+fn heading(setting: &Setting) -> String {
+    let strategies = strategies_with(setting);
+    if strategies.is_empty() {
+        "Decoding: accept rules".to_owned()
+    } else {
+        format!("Decoding: {}", strategies.join(", "))
+    }
+}
+
 fn argument(setting: &'static Setting) -> Arg {
     let argument = Arg::new(setting.name)
         .long(Str::from(setting.name.replace('_', "-")))
         .value_name(setting.placeholder)
-        .help_heading(HEADING)
+        .help_heading(Str::from(heading(setting)))
         .help(setting.full_help());
     match setting.values {
         Values::Number { .. } => argument.value_parser(value_parser!(f64)),

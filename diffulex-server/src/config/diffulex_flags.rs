@@ -1,8 +1,7 @@
-//! Flags of Diffulex's server that have nothing to act on here: one table of names, kinds and reasons.
+//! Flags of Diffulex's server that are ignored here: one table of names, types and reasons.
 //!
-//! They are accepted so that scripts written for Diffulex run. A value that would change answers is refused, any other is
-//! a notice. Flags of settings that act with some strategies only are
-//! `THRESHOLDS`. Never here: flags that act.
+//! They are accepted so that scripts written for Diffulex run. A value that would change answers is refused, any other is logged.
+//! [`THRESHOLDS`] are settings that apply to some strategies only. Never here: flags with an effect.
 
 use clap::builder::ValueParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
@@ -10,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::config::error::ConfigError;
 
-/// The form of a flag's value.
+/// The type of a flag's value.
 #[derive(Clone, Copy)]
 enum Kind {
     Text,
@@ -19,75 +18,75 @@ enum Kind {
     Switch,
 }
 
-/// The effect of a flag.
+/// The accepted values of a flag, and the reason why they have no effect.
 #[derive(Clone, Copy)]
 enum Outcome {
-    /// It changes nothing, for this reason.
-    NoEffect(&'static str),
-    /// It changes nothing, for this reason; but a value that Diffulex does not know is a mistake.
+    /// Any value.
+    Ignored(&'static str),
+    /// The values that Diffulex knows.
     OneOf(&'static [&'static str], &'static str),
-    /// Only values that ask for what happens anyway are accepted, for this reason.
+    /// The values that ask for what this server does anyway.
     Only(&'static [&'static str], &'static str),
 }
 
 use Kind::{Integer, Number, Switch, Text};
-use Outcome::{NoEffect, OneOf, Only};
+use Outcome::{Ignored, OneOf, Only};
 
-const ONE_PROCESS: &str = "there is one engine process and no process group";
-const ONE_DEVICE: &str = "a model runs on one device; --quantization makes a larger one fit";
+const ONE_PROCESS: &str = "applies to process groups only; there is one engine process";
+const ONE_DEVICE: &str = "a model runs on one device; --quantization makes larger ones fit";
 const ONE_REPLICA: &str =
-    "a server has one copy of the model; start a server for each device, with a --device-ids and --port of its own";
-const NO_TORCH: &str = "there is no PyTorch here, and kernels need no such choice";
-const NO_TORCH_PROFILER: &str = "profiles are recorded without torch; --profile-dir is their folder";
-const NO_AUTO_NFE: &str = "max_nfe is not chosen automatically; send it";
+    "a server holds one copy of the model; start one server per device, each with its own --device-ids and --port";
+const NO_TORCH: &str = "applies to PyTorch only";
+const NO_TORCH_PROFILER: &str = "applies to the PyTorch profiler only; see --profile-dir";
+const NO_AUTO_NFE: &str = "max_nfe is not chosen automatically; set it in the request";
 
-/// Every one of them, by its long name.
+/// All of them, by long name.
 const FLAGS: [(&str, Kind, Outcome); 30] = [
     ("tensor-parallel-size", Integer, Only(&["1"], ONE_DEVICE)),
     ("data-parallel-size", Integer, Only(&["1"], ONE_REPLICA)),
-    ("master-addr", Text, NoEffect(ONE_PROCESS)),
-    ("master-port", Integer, NoEffect(ONE_PROCESS)),
-    ("distributed-timeout-seconds", Integer, NoEffect(ONE_PROCESS)),
-    ("disable-prefill-cudagraph", Switch, NoEffect(NO_TORCH)),
-    ("prefill-cudagraph-max-len", Integer, NoEffect(NO_TORCH)),
-    ("disable-full-static-runner", Switch, NoEffect(NO_TORCH)),
-    ("disable-torch-compile", Switch, NoEffect(NO_TORCH)),
-    ("enable-cudagraph-torch-compile", Switch, NoEffect(NO_TORCH)),
-    ("torch-compile-mode", Text, NoEffect(NO_TORCH)),
-    ("enforce-eager", Switch, NoEffect(NO_TORCH)),
+    ("master-addr", Text, Ignored(ONE_PROCESS)),
+    ("master-port", Integer, Ignored(ONE_PROCESS)),
+    ("distributed-timeout-seconds", Integer, Ignored(ONE_PROCESS)),
+    ("disable-prefill-cudagraph", Switch, Ignored(NO_TORCH)),
+    ("prefill-cudagraph-max-len", Integer, Ignored(NO_TORCH)),
+    ("disable-full-static-runner", Switch, Ignored(NO_TORCH)),
+    ("disable-torch-compile", Switch, Ignored(NO_TORCH)),
+    ("enable-cudagraph-torch-compile", Switch, Ignored(NO_TORCH)),
+    ("torch-compile-mode", Text, Ignored(NO_TORCH)),
+    ("enforce-eager", Switch, Ignored(NO_TORCH)),
     ("auto-max-nfe-warmup-steps", Integer, Only(&["8"], NO_AUTO_NFE)),
     ("auto-max-nfe-tpf-floor", Number, Only(&["1", "1.0"], NO_AUTO_NFE)),
     ("attn-impl", Text, OneOf(&["triton_grouped", "triton", "naive"], "--device chooses the kernels")),
-    ("kv-cache-layout", Text, Only(&["unified"], "there is one layout")),
-    ("moe-dispatcher-backend", Text, NoEffect(NO_TORCH)),
-    ("moe-gemm-impl", Text, NoEffect(NO_TORCH)),
-    ("moe-topk-impl", Text, NoEffect(NO_TORCH)),
-    ("deepep-mode", Text, NoEffect(NO_TORCH)),
-    ("deepep-num-max-dispatch-tokens-per-rank", Integer, NoEffect(NO_TORCH)),
-    ("token-stability-threshold", Number, Only(&["0", "0.0"], "no strategy here edits by a threshold")),
-    ("profiler", Text, NoEffect(NO_TORCH_PROFILER)),
-    ("torch-profiler-dir", Text, NoEffect(NO_TORCH_PROFILER)),
-    ("profiler-record-shapes", Switch, NoEffect(NO_TORCH_PROFILER)),
-    ("profiler-profile-memory", Switch, NoEffect(NO_TORCH_PROFILER)),
-    ("profiler-memory", Switch, NoEffect(NO_TORCH_PROFILER)),
-    ("profiler-with-stack", Switch, NoEffect(NO_TORCH_PROFILER)),
-    ("profiler-delay-iterations", Integer, NoEffect(NO_TORCH_PROFILER)),
-    ("profiler-max-iterations", Integer, NoEffect(NO_TORCH_PROFILER)),
+    ("kv-cache-layout", Text, Only(&["unified"], "there is one KV cache layout")),
+    ("moe-dispatcher-backend", Text, Ignored(NO_TORCH)),
+    ("moe-gemm-impl", Text, Ignored(NO_TORCH)),
+    ("moe-topk-impl", Text, Ignored(NO_TORCH)),
+    ("deepep-mode", Text, Ignored(NO_TORCH)),
+    ("deepep-num-max-dispatch-tokens-per-rank", Integer, Ignored(NO_TORCH)),
+    ("token-stability-threshold", Number, Only(&["0", "0.0"], "no strategy edits by a stability threshold")),
+    ("profiler", Text, Ignored(NO_TORCH_PROFILER)),
+    ("torch-profiler-dir", Text, Ignored(NO_TORCH_PROFILER)),
+    ("profiler-record-shapes", Switch, Ignored(NO_TORCH_PROFILER)),
+    ("profiler-profile-memory", Switch, Ignored(NO_TORCH_PROFILER)),
+    ("profiler-memory", Switch, Ignored(NO_TORCH_PROFILER)),
+    ("profiler-with-stack", Switch, Ignored(NO_TORCH_PROFILER)),
+    ("profiler-delay-iterations", Integer, Ignored(NO_TORCH_PROFILER)),
+    ("profiler-max-iterations", Integer, Ignored(NO_TORCH_PROFILER)),
 ];
 
-/// Settings whose flags Diffulex's scripts pass whatever the strategy: one that the strategy lacks is left out, with a warning.
+/// Settings that Diffulex's scripts pass with every strategy; one that the strategy lacks is left out, with a warning.
 pub(crate) const THRESHOLDS: [&str; 4] =
     ["accept_threshold", "add_block_threshold", "remask_threshold", "semi_complete_threshold"];
 
-/// Those that were given on the command line, with their values.
+/// The ignored flags on a command line, with their values.
 #[derive(Clone, Debug, Default)]
 pub struct DiffulexFlags {
     given: Vec<(&'static str, String)>,
 }
 
 impl DiffulexFlags {
-    /// Takes those that `file`, the keys of a configuration file, has and the command line has not; then judges them all.
-    /// Returns a notice for each that has no effect. The error is a value that is not supported.
+    /// Removes the ignored flags from `file`, the keys of a configuration file, and returns a notice for each that is given there
+    /// or on the command line. The error is a value that is not supported.
     pub(crate) fn judge(&self, file: &mut Map<String, Value>) -> Result<Vec<String>, ConfigError> {
         let mut notices = Vec::new();
         for (name, kind, outcome) in FLAGS {
@@ -95,9 +94,9 @@ impl DiffulexFlags {
             let in_file = kind.take_from(file, &name.replace('-', "_"))?;
             let Some(value) = on_line.or(in_file) else { continue };
             match outcome {
-                NoEffect(reason) => notices.push(format!("--{name} {value} has no effect: {reason}")),
+                Ignored(reason) => notices.push(format!("--{name} {value} is ignored: {reason}")),
                 OneOf(known, reason) if known.contains(&value.as_str()) => {
-                    notices.push(format!("--{name} {value} has no effect: {reason}"));
+                    notices.push(format!("--{name} {value} is ignored: {reason}"));
                 }
                 OneOf(known, _) => {
                     let problem = format!("expected one of {}, got {value:?}", known.join(", "));
@@ -114,7 +113,7 @@ impl DiffulexFlags {
 }
 
 impl Kind {
-    /// The value of `key`, which leaves `file`.
+    /// The value of `key`, which is removed from `file`.
     fn take_from(self, file: &mut Map<String, Value>, key: &str) -> Result<Option<String>, ConfigError> {
         let (is_of_kind, expected): (fn(&Value) -> bool, _) = match self {
             Self::Text => (Value::is_string, "a string"),
@@ -146,8 +145,8 @@ impl clap::Args for DiffulexFlags {
     fn augment_args(command: Command) -> Command {
         FLAGS.iter().fold(command, |command, (name, kind, outcome)| {
             let help = match outcome {
-                NoEffect(reason) | OneOf(_, reason) => format!("No effect: {reason}."),
-                Only(accepted, reason) => format!("Only {}: {reason}.", accepted[0]),
+                Ignored(reason) | OneOf(_, reason) => format!("Ignored: {reason}"),
+                Only(accepted, reason) => format!("Only {}: {reason}", accepted[0]),
             };
             let argument = Arg::new(*name).long(*name).hide(true).help(help).value_parser(kind.parser());
             command.arg(match kind {

@@ -3,34 +3,37 @@
 /// A wrong flag or configuration file.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
-    /// A flag is wrong, or its value.
+    /// The command line cannot be read.
+    #[error("{0}")]
+    CommandLine(String),
+    /// A flag or its value is wrong.
     #[error("{flag}: {problem}")]
     Flag {
-        /// With its dashes; with its value where that is needed to find it.
+        /// With its dashes, and with its value if that helps to find it.
         flag: String,
         /// The expected value.
         problem: String,
     },
-    /// A flag of Diffulex asks for something that is not built.
+    /// A value of a flag of Diffulex is not supported.
     #[error("{flag} {value} is not supported: {reason}")]
     NotSupported {
         /// With its dashes.
         flag: String,
-        /// As it was given.
+        /// The given value.
         value: String,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
     /// A value of the configuration file is wrong.
-    #[error("the configuration file: {key}: {problem}")]
+    #[error("configuration file: {key}: {problem}")]
     Key {
         /// Its key.
         key: String,
         /// The expected value.
         problem: String,
     },
-    /// The configuration file has a key that is no flag.
-    #[error("the configuration file has an unknown key {key:?}")]
+    /// A key of the configuration file is not a flag.
+    #[error("configuration file: unknown key {key:?}")]
     UnknownKey {
         /// The key.
         key: String,
@@ -38,7 +41,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// `flag`, or its value, is wrong.
+    /// A wrong `flag` or value of it.
     pub(crate) fn flag(flag: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Flag { flag: flag.into(), problem: problem.into() }
     }

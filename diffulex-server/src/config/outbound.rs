@@ -1,63 +1,59 @@
-//! Other servers, as they are configured.
+//! Other servers that this one calls: flags, defaults and help in one struct, and its checks.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use serde::Serialize;
+use clap::Args;
+use serde::{Deserialize, Serialize};
 
 use crate::config::error::ConfigError;
-use crate::config::outbound_flags::OutboundFlags;
+use crate::config::given::{OrEmpty, or_empty, read_or_empty};
 use crate::controllers::engines::Reachable;
 use crate::outbound::secrets::{SecretKey, SecretUrl, is_loopback};
 
+/// OpenTelemetry's variable for the collector.
+const OTLP_ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
+/// Variable of the environment for the upstream's key, as everybody on the machine can read a command line.
+const SPEECH_UPSTREAM_KEY_VARIABLE: &str = "DIFFULEX_SPEECH_UPSTREAM_KEY";
+
 /// Other servers that this one calls; none by default.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, Args)]
+#[serde(default)]
 pub struct OutboundConfig {
-    /// Server that requests for speech are passed on to.
-    pub speech_upstream: Option<SecretUrl>,
-    /// Its key.
-    pub speech_upstream_key: Option<SecretKey>,
-    /// Certificates that it is trusted by; `None` is the system's.
+    /// Forward /v1/audio/speech to the OpenAI-compatible server at this URL, http(s)://HOST:PORT.
+    #[arg(long, value_parser = or_empty::<SecretUrl>(), value_name = "URL")]
+    #[serde(deserialize_with = "read_or_empty")]
+    pub speech_upstream: OrEmpty<SecretUrl>,
+    /// API key for --speech-upstream.
+    #[arg(long, value_parser = or_empty::<SecretKey>(), env = SPEECH_UPSTREAM_KEY_VARIABLE, hide_env_values = true, value_name = "KEY")]
+    #[serde(deserialize_with = "read_or_empty")]
+    pub speech_upstream_key: OrEmpty<SecretKey>,
+    /// PEM file with the CA certificates for --speech-upstream [default: the system's].
+    #[arg(long, value_name = "FILE")]
     pub speech_upstream_ca: Option<PathBuf>,
-    /// Controller to register with.
-    pub register_with: Option<SecretUrl>,
-    /// Where it calls this server; `None` is where this server listens.
-    pub advertise_url: Option<SecretUrl>,
-    /// Collector of traces; `None` makes none.
-    pub otlp_endpoint: Option<SecretUrl>,
+    /// Register as an engine with the Parrot controller at this URL, http(s)://HOST:PORT.
+    #[arg(long, value_parser = or_empty::<SecretUrl>(), value_name = "URL")]
+    #[serde(deserialize_with = "read_or_empty")]
+    pub register_with: OrEmpty<SecretUrl>,
+    /// URL at which the controller calls this server, http://HOST:PORT [default: --host and the port].
+    #[arg(long, value_parser = or_empty::<SecretUrl>(), value_name = "URL")]
+    #[serde(deserialize_with = "read_or_empty")]
+    pub advertise_url: OrEmpty<SecretUrl>,
+    /// OpenTelemetry collector for traces of requests (OTLP/HTTP): http(s)://HOST:4318, or with the path /v1/traces.
+    #[arg(long, value_parser = or_empty::<SecretUrl>(), alias = "otlp-traces-endpoint", env = OTLP_ENDPOINT_VARIABLE, hide_env_values = true, value_name = "URL")]
+    #[serde(deserialize_with = "read_or_empty")]
+    pub otlp_endpoint: OrEmpty<SecretUrl>,
 }
 
 impl OutboundConfig {
-    /// The flags' servers. `host` is where this server listens.
-    pub(crate) fn of_flags(flags: OutboundFlags, host: &str) -> Result<Self, ConfigError> {
-        let OutboundFlags {
-            speech_upstream,
-            speech_upstream_key,
-            speech_upstream_ca,
-            register_with,
-            advertise_url,
-            otlp_endpoint,
-        } = flags;
-        let config = Self {
-            speech_upstream: url("--speech-upstream", speech_upstream)?,
-            speech_upstream_key: speech_upstream_key
-                .filter(|key| !key.is_empty())
-                .map(|key| {
-                    let wrong = || ConfigError::flag("--speech-upstream-key", "expected visible ASCII characters");
-                    SecretKey::parse(&key).ok_or_else(wrong)
-                })
-                .transpose()?,
-            speech_upstream_ca,
-            register_with: url("--register-with", register_with)?,
-            advertise_url: url("--advertise-url", advertise_url)?,
-            otlp_endpoint: url("--otlp-endpoint", otlp_endpoint)?,
-        };
-        config.check_upstream()?;
-        config.check_announcement(host)?;
-        Ok(config)
+    /// Refuses flags that need or contradict another. `host` is where this server listens.
+    pub(crate) fn check(&self, host: &str) -> Result<(), ConfigError> {
+        self.check_upstream()?;
+        self.check_announcement(host)
     }
 
-    /// Where the controller calls this server, which listens on `host` and `port`.
+    /// The address at which the controller calls this server, which listens on `host` and `port`.
     pub fn reachable(&self, host: &str, port: u16, api_key: Option<String>) -> Reachable {
         match &self.advertise_url {
             Some(url) => Reachable { host: url.host().to_owned(), port: url.port(), api_key },
@@ -72,40 +68,37 @@ impl OutboundConfig {
             ("--speech-upstream-ca", self.speech_upstream_ca.is_some()),
         ] {
             if is_given && upstream.is_none() {
-                return Err(ConfigError::flag(flag, "has no effect without --speech-upstream"));
+                return Err(ConfigError::flag(flag, "requires --speech-upstream"));
             }
         }
         if self.speech_upstream_key.is_some() && upstream.is_some_and(SecretUrl::has_user) {
-            let problem = "contradicts the user in --speech-upstream; a request has one Authorization";
+            let problem = "cannot be combined with a user in --speech-upstream; a request has one Authorization header";
             return Err(ConfigError::flag("--speech-upstream-key", problem));
         }
         if self.speech_upstream_ca.is_some() && !upstream.is_some_and(SecretUrl::is_https) {
-            return Err(ConfigError::flag(
-                "--speech-upstream-ca",
-                "has no effect unless --speech-upstream is https://",
-            ));
+            return Err(ConfigError::flag("--speech-upstream-ca", "requires an https:// --speech-upstream"));
         }
         Ok(())
     }
 
-    /// Refuses addresses at which the controller would call itself, or nobody.
+    /// Refuses addresses that reach the controller itself, or nobody.
     fn check_announcement(&self, host: &str) -> Result<(), ConfigError> {
         const FLAG: &str = "--advertise-url";
 
         let Some(controller) = &self.register_with else {
             return match self.advertise_url {
-                Some(_) => Err(ConfigError::flag(FLAG, "has no effect without --register-with")),
+                Some(_) => Err(ConfigError::flag(FLAG, "requires --register-with")),
                 None => Ok(()),
             };
         };
         match &self.advertise_url {
-            // A host and a port is all that Parrot's controllers keep.
+            // Parrot's controllers keep a host and a port only.
             Some(url) if url.is_https() || url.has_more_than_a_host() || is_everywhere(url.host()) => {
-                let problem = format!("expected http://HOST[:PORT] of a host that can be called, got \"{url}\"");
+                let problem = format!("expected http://HOST[:PORT] with a host that can be called, got \"{url}\"");
                 Err(ConfigError::flag(FLAG, problem))
             }
             None if is_everywhere(host) || is_loopback(host) && !is_loopback(controller.host()) => {
-                let problem = format!("needed, as the controller at {controller} cannot call this server at {host}");
+                let problem = format!("required: the controller at {controller} cannot call this server at {host}");
                 Err(ConfigError::flag(FLAG, problem))
             }
             Some(_) | None => Ok(()),
@@ -113,12 +106,7 @@ impl OutboundConfig {
     }
 }
 
-fn url(flag: &str, text: Option<String>) -> Result<Option<SecretUrl>, ConfigError> {
-    let given = text.filter(|text| !text.is_empty());
-    given.map(|text| SecretUrl::parse(&text).map_err(|error| ConfigError::flag(flag, error.to_string()))).transpose()
-}
-
-/// True for 0.0.0.0 and ::, on which a server listens everywhere, and at which no client finds it.
+/// True for 0.0.0.0 and ::, which a server can listen on and no client can call.
 fn is_everywhere(host: &str) -> bool {
     host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified())
 }

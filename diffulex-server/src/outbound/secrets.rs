@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use axum::http::HeaderValue;
 use reqwest::Url;
@@ -26,16 +27,6 @@ pub struct UrlError {
 }
 
 impl SecretUrl {
-    /// Reads an address.
-    pub fn parse(text: &str) -> Result<Self, UrlError> {
-        let wrong = || UrlError { shown: without_secrets(text) };
-        let url = Url::parse(text).map_err(|_| wrong())?;
-        match (url.scheme(), url.host_str()) {
-            ("http" | "https", Some(_)) => Ok(Self(url)),
-            _ => Err(wrong()),
-        }
-    }
-
     /// The address of `route` below this one; the part of it that this address ends with is not repeated, so that both
     /// `http://a` and `http://a/v1` have `http://a/v1/models`.
     pub(crate) fn at(&self, route: &str) -> Url {
@@ -74,6 +65,19 @@ impl SecretUrl {
     /// The port, which may be the scheme's own.
     pub(crate) fn port(&self) -> u16 {
         self.0.port_or_known_default().unwrap_or_default()
+    }
+}
+
+impl FromStr for SecretUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        let wrong = || UrlError { shown: without_secrets(text) };
+        let url = Url::parse(text).map_err(|_| wrong())?;
+        match (url.scheme(), url.host_str()) {
+            ("http" | "https", Some(_)) => Ok(Self(url)),
+            _ => Err(wrong()),
+        }
     }
 }
 
@@ -124,19 +128,27 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 pub struct SecretKey(HeaderValue);
 
 impl SecretKey {
-    /// Reads a key of visible ASCII characters; `None` for another text.
-    pub fn parse(text: &str) -> Option<Self> {
-        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return None;
-        }
-        let mut bearer = HeaderValue::try_from(format!("Bearer {text}")).ok()?;
-        bearer.set_sensitive(true);
-        Some(Self(bearer))
-    }
-
     /// The value of `Authorization`.
     pub(crate) fn bearer(&self) -> HeaderValue {
         self.0.clone()
+    }
+}
+
+/// A text that is not a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected visible ASCII characters")]
+pub struct KeyError;
+
+impl FromStr for SecretKey {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(KeyError);
+        }
+        let mut bearer = HeaderValue::try_from(format!("Bearer {text}")).map_err(|_| KeyError)?;
+        bearer.set_sensitive(true);
+        Ok(Self(bearer))
     }
 }
 
@@ -164,7 +176,7 @@ mod tests {
             ("http://hush@a", "http://***@a/"),
             ("https://a/?hush", "https://a/?***"),
         ] {
-            let url = SecretUrl::parse(text).expect(text);
+            let url: SecretUrl = text.parse().expect(text);
             assert_eq!(url.to_string(), shown);
             assert_eq!(format!("{url:?}"), format!("{shown:?}"));
             assert_eq!(serde_json::to_value(&url).expect("JSON"), shown);
@@ -178,17 +190,17 @@ mod tests {
             "http://?hush",
             "hush@",
         ] {
-            let words = SecretUrl::parse(text).expect_err(text).to_string();
+            let words = text.parse::<SecretUrl>().expect_err(text).to_string();
             assert!(!words.contains("hu") && !words.contains("sh"), "{words}");
         }
-        let key = SecretKey::parse("hush").expect("a key");
+        let key: SecretKey = "hush".parse().expect("a key");
         assert_eq!((format!("{key:?}"), key.bearer().to_str().ok()), ("***".to_owned(), Some("Bearer hush")));
-        assert!(SecretKey::parse("").is_none() && SecretKey::parse("a b").is_none());
+        assert!("".parse::<SecretKey>().is_err() && "a b".parse::<SecretKey>().is_err());
     }
 
     #[test]
     fn a_route_is_added_but_for_what_is_there() {
-        let at = |base: &str, route: &str| SecretUrl::parse(base).expect(base).at(route).to_string();
+        let at = |base: &str, route: &str| base.parse::<SecretUrl>().expect(base).at(route).to_string();
         for base in ["http://a:4318", "http://a:4318/", "http://a:4318/v1", "http://a:4318/v1/traces/"] {
             assert_eq!(at(base, "/v1/traces"), "http://a:4318/v1/traces");
         }

@@ -18,7 +18,7 @@ use rustix::fs::Mode;
 use rustix::process::{getppid, umask};
 use serde::{Deserialize, Serialize};
 
-use crate::config::flags::API_KEY_VARIABLE;
+use crate::config::API_KEY_VARIABLE;
 use crate::frontend::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
 use crate::link::address::{Address, AddressError};
 use crate::link::zmq::{self as zmq_link, ZmqContext, ZmqWorker};

@@ -10,7 +10,7 @@ pub const ENTROPY_BOUND: Setting = Setting::number(
     "NATS",
     0.0,
     f32::MAX,
-    "Maximum summed entropy, in nats, of the tokens accepted before each one (accept rule entropy_bound)",
+    "Under entropy_bound, maximum sum of the entropies, in nats, of the tokens accepted before another",
 );
 
 /// Accepts in ascending order of entropy, as long as the entropies of the tokens accepted before sum to at most the bound.

@@ -9,7 +9,7 @@ const FACTOR: Setting = Setting::above(
     "factor",
     "FACTOR",
     0.0,
-    "Accept the n-th most confident token while its confidence is at least 1 - FACTOR / (n + 1) (accept rule factor)",
+    "Under factor, accept the n-th most confident token while its confidence is at least 1 - FACTOR / (n + 1)",
 );
 
 /// Accepts in descending order of confidence while the n-th confidence is at least `1 - factor / (n + 1)`; always the best one.

@@ -146,7 +146,7 @@ pub const SEMI_COMPLETE_THRESHOLD: Setting = Setting::number(
     "SHARE",
     0.0,
     1.0,
-    "Share of a block to fill before the next one is forced to progress",
+    "Under gated_threshold, share of a block that must be filled before the next one is forced to progress",
 );
 
 /// Number of steps of rules with a schedule.
@@ -154,7 +154,7 @@ pub const DENOISING_STEPS: Setting = Setting::count(
     "denoising_steps",
     1,
     u32::MAX,
-    "Denoise steps per block for rules with a schedule, at most the block size; maximum steps per canvas",
+    "Denoise steps per block of a scheduled rule, at most the block size; maximum steps per canvas",
 );
 
 impl AcceptRule {

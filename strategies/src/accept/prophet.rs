@@ -20,26 +20,15 @@ const EARLY_GAP: Setting = Setting::number(
     "GAP",
     0.0,
     f32::MAX,
-    "Mean gap of the two largest logits that commits a block in the first third of its steps (accept rule prophet)",
+    "Under prophet, mean gap between the two largest logits that commits a block in the first third of its steps",
 );
 
 /// See [`Prophet::middle_gap`].
-const MIDDLE_GAP: Setting = Setting::number(
-    "middle_gap",
-    "GAP",
-    0.0,
-    f32::MAX,
-    "Mean gap that commits a block in the second third of its steps (accept rule prophet)",
-);
+const MIDDLE_GAP: Setting =
+    Setting::number("middle_gap", "GAP", 0.0, f32::MAX, "Under prophet, the gap in the second third");
 
 /// See [`Prophet::late_gap`].
-const LATE_GAP: Setting = Setting::number(
-    "late_gap",
-    "GAP",
-    0.0,
-    f32::MAX,
-    "Mean gap that commits a block in the last third of its steps (accept rule prophet)",
-);
+const LATE_GAP: Setting = Setting::number("late_gap", "GAP", 0.0, f32::MAX, "Under prophet, the gap in the last third");
 
 /// Accepts the scheduled number, the most confident first; all candidates once the mean gap reaches the phase's threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -13,7 +13,7 @@ const ALG_TEMP: Setting = Setting::number(
     "TEMP",
     0.0,
     f32::MAX,
-    "Temperature for selecting positions, 0 for the best (accept rules maskgit_plus, topk_margin, entropy)",
+    "Under maskgit_plus, topk_margin and entropy, temperature for sampling the positions to unmask, where 0 takes the best",
 );
 
 /// Accepts each position independently, with the probability given by the schedule; all positions at the last step.
