@@ -18,6 +18,7 @@ use super::state::{Frontend, FrontendState, WorkerStatus, WorkerView};
 use super::stream::{EventStream, Permit};
 use super::submission::Submission;
 use super::submit_error::SubmitError;
+use super::timeline::Timeline;
 use super::tokenising::Tokenising;
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.
@@ -58,24 +59,25 @@ impl Frontend {
     /// Accepts a request, or says why not. One stream per choice, those of the first input first. Nothing is begun unless all
     /// are accepted.
     pub async fn submit(&self, mut submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
-        let accepted = Instant::now();
         if self.shared.options.salts_by_caller {
             submission.cache_salt = Some(submission.requester.caller.salt(submission.cache_salt.as_deref()));
         }
-        let log = submission.log.take().unwrap_or_else(|| submission.begin_log());
+        let client = submission.client.take().unwrap_or_else(|| submission.begin());
+        // Inputs that are submitted later are accepted later.
+        let accepted = if submission.first_input == 0 { client.accepted() } else { Instant::now() };
         let card = self.shared.card_of_running_worker()?;
         check_count(&submission, self.shared.options.max_in_flight)?;
         let (n_inputs, n_choices) = (submission.inputs.len(), u64::from(submission.n_choices));
         let n_answers = n_inputs as u64 * n_choices;
         let permits = (0..n_answers).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
-        let tokenising = self.shared.profiler.now();
+        let tokenising = Instant::now();
         let mut prompts = Vec::with_capacity(n_inputs);
         for (index, input) in std::mem::take(&mut submission.inputs).into_iter().enumerate() {
             let prompt = self.checked_prompt(input, &submission, &card).await;
             let index = submission.first_input + index;
             prompts.push(prompt.map_err(|error| if n_inputs + index > 1 { error.of_prompt(index) } else { error })?);
         }
-        let tokenised = self.shared.profiler.now();
+        let timeline = Timeline::new(accepted, (tokenising, Instant::now()));
         let suffix = match submission.suffix.take() {
             Some(prompt) => Some(self.suffix(prompt, &card).await?),
             None => None,
@@ -87,7 +89,7 @@ impl Frontend {
 
         let n_suffix = suffix.as_ref().map_or(0, Vec::len);
         let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + n_suffix;
-        log.note_prompts(prompts.iter().map(n_given).sum());
+        client.add_prompts(prompts.iter().map(n_given).sum());
         let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
         let answers = prompts.iter().zip(fingerprints).zip(seeds);
         let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
@@ -110,20 +112,13 @@ impl Frontend {
             let params = submission.params_of_choice(seed, choice);
             let generate = submission.command(rid.clone(), params, prompt, suffix.clone());
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
-            let state = RequestState::new(rid, submission.requester.caller, (fingerprint, size), accepted, deadline);
+            let state = RequestState::new(rid, submission.requester.caller, (fingerprint, size), timeline, deadline);
             let state = Arc::new(state.named(name).of_choices(first.or_else(|| submission.settled_id())));
-            self.shared.profiler.admitted(&state.rid, accepted, [tokenising, tokenised], ids.len());
-            tracing::debug!(
-                rid = state.rid,
-                id = state.public_id(),
-                user = generate.user,
-                prompt_tokens = ids.len(),
-                "accepted"
-            );
-            self.shared.register(&state, is_exclusive, generate)?;
+            self.shared.register(&state, is_exclusive, generate, timeline.tokenised)?;
             submission.settle_id(state.public_id());
-            self.shared.telemetry.accepted.add(1);
-            let stream = EventStream::new(&self.shared, state, &log, permit);
+            let user = submission.user.as_deref();
+            self.shared.recorders.admitted(&state.rid, state.public_id(), user, &timeline, ids.len());
+            let stream = EventStream::new(&self.shared, state, &client, permit);
             let kept = submission.keeps_prompt.map(|_| ids.as_slice().into());
             streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
         }
@@ -249,7 +244,7 @@ impl FrontendState {
         if in_flight < self.options.max_in_flight {
             return Ok(permit);
         }
-        self.telemetry.rejected.add(1);
+        self.recorders.telemetry.rejected.add(1);
         Err(SubmitError::QueueFull { retry_after: self.retry_after(in_flight) })
     }
 

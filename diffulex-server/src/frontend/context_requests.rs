@@ -96,7 +96,7 @@ impl Frontend {
         mut submission: Submission,
     ) -> Result<EventStream, SubmitError> {
         let (name, fills) = (turn.name, turn.fills);
-        let log = submission.begin_log();
+        let client = submission.begin();
         let card = self.shared.card_of_running_worker()?;
         let now = Instant::now();
         self.shared.sweep_contexts(now);
@@ -123,7 +123,7 @@ impl Frontend {
             cache_salt,
             context: Some(ContextUse { id: number, fills }),
             fills_masks: false,
-            log: Some(log),
+            client: Some(client),
             ..submission
         };
         let stream = self.submit(submission).await?.pop();

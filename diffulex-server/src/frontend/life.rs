@@ -15,8 +15,8 @@ use super::caller::Caller;
 use super::contexts::ContextTable;
 use super::locks::lock;
 use super::long_work::LongWork;
-use super::profile::Profiler;
 use super::quarantine::Quarantine;
+use super::recorders::Recorders;
 use super::starter::WorkerStarter;
 use super::state::{Frontend, FrontendOptions, FrontendState, WorkerStatus, WorkerView};
 use super::supervisor;
@@ -69,7 +69,6 @@ impl Frontend {
             quarantine: Mutex::new(Quarantine::new(options.tells_callers_apart)),
             options,
             text,
-            telemetry,
             requests: Mutex::default(),
             outbox: Mutex::default(),
             in_flight: AtomicUsize::new(0),
@@ -89,7 +88,7 @@ impl Frontend {
             stop_now: AtomicBool::new(false),
             completions: Mutex::default(),
             long_work: LongWork::default(),
-            profiler: Profiler::default(),
+            recorders: Recorders { telemetry, ..Recorders::default() },
             n_answered: AtomicU64::new(0),
             starter: Mutex::new(Some(starter)),
         });
@@ -108,7 +107,7 @@ impl Frontend {
 
     /// The counts and times of its requests, which `/metrics` shows.
     pub fn telemetry(&self) -> &Arc<Telemetry> {
-        &self.shared.telemetry
+        &self.shared.recorders.telemetry
     }
 
     /// The turns of long work, which parsing shares with tokenising.

@@ -33,7 +33,7 @@ impl Frontend {
         if is_taken {
             return Ok(PassedOn { shared: Arc::clone(shared) });
         }
-        shared.telemetry.rejected.add(1);
+        shared.recorders.telemetry.rejected.add(1);
         Err(SubmitError::QueueFull { retry_after: RETRY_AFTER })
     }
 }

@@ -10,14 +10,14 @@ use diffulex_protocol::{ProfileStart, ServingCommand};
 use tokio::sync::oneshot;
 
 use super::locks::lock;
-use super::profile::{MAX_RUN_ID, ProfileEnd, ProfileError, ProfileOrder, ProfileRun, WorkerWord};
+use super::recorders::profile::{MAX_RUN_ID, ProfileEnd, ProfileError, ProfileOrder, ProfileRun, WorkerWord};
 use super::state::Frontend;
 use super::submit_error::SubmitError;
 
 impl Frontend {
     /// Begins a profile of front end and worker.
     pub async fn start_profile(&self, order: ProfileOrder) -> Result<ProfileRun, ProfileError> {
-        let profiler = &self.shared.profiler;
+        let profiler = &self.shared.recorders.profiler;
         let mut turn = profiler.turn.lock().await;
         if let Some(run) = &*turn {
             return Err(ProfileError::Running { run_id: run.run_id.clone() });
@@ -44,7 +44,7 @@ impl Frontend {
 
     /// Ends the profile `run_id`, or whichever is being recorded.
     pub async fn stop_profile(&self, run_id: Option<&str>) -> Result<ProfileEnd, ProfileError> {
-        let profiler = &self.shared.profiler;
+        let profiler = &self.shared.recorders.profiler;
         let mut turn = profiler.turn.lock().await;
         let running = turn.as_ref().map(|run| run.run_id.clone());
         let is_meant = running.is_some() && (run_id.is_none() || run_id == running.as_deref());
@@ -66,7 +66,7 @@ impl Frontend {
 
     async fn tell_worker(&self, command: ServingCommand) -> Result<WorkerWord, SubmitError> {
         let (sender, word) = oneshot::channel();
-        *lock(&self.shared.profiler.waiter) = Some(sender);
+        *lock(&self.shared.recorders.profiler.waiter) = Some(sender);
         self.shared.send_control(command)?;
         self.shared.answer_of(word).await
     }

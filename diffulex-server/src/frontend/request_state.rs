@@ -16,7 +16,8 @@ use serde::Serialize;
 
 use super::caller::Caller;
 use super::quarantine::{Fingerprint, Running};
-use crate::observe::telemetry::Telemetry;
+use super::recorders::Recorders;
+use super::timeline::Timeline;
 
 /// Positions that unread snapshots may show in all. Chosen by us: over a hundred steps of two blocks of 8, and some
 /// 200 KB for a reader that never reads.
@@ -57,7 +58,6 @@ pub(super) struct RequestState {
     pub(super) first: Option<String>,
     pub(super) fingerprint: Fingerprint,
     pub(super) size: RequestSize,
-    pub(super) accepted: Instant,
     /// When the request has taken too long.
     pub(super) deadline: Option<Instant>,
     pending: Mutex<Pending>,
@@ -74,26 +74,32 @@ pub(super) struct RequestSize {
     pub(super) age_s: f64,
 }
 
-#[derive(Default)]
 struct Pending {
+    timeline: Timeline,
     /// The reader gets nothing: the request may have to run again from its beginning.
     is_withheld: bool,
     /// Deltas: one at most. Snapshots: at most [`MAX_UNREAD_POSITIONS`] in all but the last.
     progress: VecDeque<Progress>,
     unread_positions: usize,
     end: Option<End>,
-    /// When the end came.
-    ended: Option<Instant>,
     reader: Option<Waker>,
     /// Counts events handed to the reader, so that it sees no gap where events were merged.
     next_seq: u32,
-    has_event: bool,
-    last_commit: Option<Instant>,
-    /// Tokens of the answer that are final.
-    n_final: u32,
 }
 
 impl Pending {
+    fn new(timeline: Timeline) -> Self {
+        Self {
+            timeline,
+            is_withheld: false,
+            progress: VecDeque::new(),
+            unread_positions: 0,
+            end: None,
+            reader: None,
+            next_seq: 0,
+        }
+    }
+
     /// Who is to be woken now that there is something to read.
     fn waker(&mut self) -> Option<Waker> {
         if self.is_withheld { None } else { self.reader.take() }
@@ -146,10 +152,11 @@ impl RequestState {
         rid: String,
         caller: Caller,
         (fingerprint, size): (Fingerprint, RequestSize),
-        accepted: Instant,
+        timeline: Timeline,
         deadline: Option<Instant>,
     ) -> Self {
-        Self { rid, name: None, caller, first: None, fingerprint, size, accepted, deadline, pending: Mutex::default() }
+        let pending = Mutex::new(Pending::new(timeline));
+        Self { rid, name: None, caller, first: None, fingerprint, size, deadline, pending }
     }
 
     /// With the client's own id, if there is one.
@@ -184,7 +191,7 @@ impl RequestState {
 
     /// As the quarantine knows it.
     pub(super) fn running(&self) -> Running {
-        Running { rid: self.rid.clone(), fingerprint: self.fingerprint, since: self.accepted }
+        Running { rid: self.rid.clone(), fingerprint: self.fingerprint, since: self.timeline().accepted }
     }
 
     /// Keeps what comes from the reader until [`Self::release`].
@@ -209,19 +216,18 @@ impl RequestState {
         let mut pending = self.lock();
         pending.progress.clear();
         pending.unread_positions = 0;
-        pending.last_commit = None;
-        pending.n_final = 0;
+        pending.timeline.start_again();
     }
 
-    pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
+    pub(super) fn take_delta(&self, delta: ServingDelta, now: Instant, recorders: &Recorders) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.ended.is_some() {
+        if pending.timeline.ended.is_some() {
             return None;
         }
-        self.observe(&mut pending, delta.token_offset + delta.token_ids.len() as u32, now, telemetry);
+        recorders.arrived(&mut pending.timeline, delta.token_offset + delta.token_ids.len() as u32, now);
         let delta = match pending.progress.pop_back() {
             Some(Progress::Delta(older)) => {
-                telemetry.frames_coalesced.add(1);
+                recorders.telemetry.frames_coalesced.add(1);
                 merge_deltas(older, delta)
             }
             // A request has one mode, so there is never a snapshot here.
@@ -235,17 +241,17 @@ impl RequestState {
         &self,
         snapshot: Box<ServingBufferSnapshot>,
         now: Instant,
-        telemetry: &Telemetry,
+        recorders: &Recorders,
     ) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.ended.is_some() {
+        if pending.timeline.ended.is_some() {
             return None;
         }
-        self.observe(&mut pending, snapshot.committed_len, now, telemetry);
+        recorders.arrived(&mut pending.timeline, snapshot.committed_len, now);
         let is_full = pending.unread_positions + snapshot.token_ids.len() > MAX_UNREAD_POSITIONS;
         let progress = match if is_full { pending.progress.pop_back() } else { None } {
             Some(Progress::Snapshot(older) | Progress::MergedSnapshot(older)) => {
-                telemetry.frames_coalesced.add(1);
+                recorders.telemetry.frames_coalesced.add(1);
                 pending.unread_positions -= older.token_ids.len();
                 Progress::MergedSnapshot(Box::new(merge_snapshots(*older, *snapshot)))
             }
@@ -256,51 +262,48 @@ impl RequestState {
         pending.waker()
     }
 
-    pub(super) fn take_reply(&self, reply: Box<ServingReply>, now: Instant, telemetry: &Telemetry) -> Option<Waker> {
+    pub(super) fn take_reply(&self, reply: Box<ServingReply>, now: Instant, recorders: &Recorders) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.ended.is_some() {
+        if pending.timeline.ended.is_some() {
             return None;
         }
-        self.observe(&mut pending, 0, now, telemetry);
-        telemetry.count_success(reply.finish_reason);
-        telemetry.prompt_sizes.observe(reply.prompt_tokens);
-        if reply.embedding.is_empty() {
-            telemetry.answer_sizes.observe(reply.written_tokens());
-        }
-        telemetry.end_to_end.observe(now.saturating_duration_since(self.accepted));
-        telemetry.queue_time.observe(std::time::Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default());
-        pending.ended = Some(now);
+        recorders.answered(&mut pending.timeline, &reply, now);
         pending.end = Some(End::Reply(reply));
         pending.waker()
     }
 
-    pub(super) fn take_error(&self, error: ServingError, telemetry: &Telemetry) -> Option<Waker> {
+    pub(super) fn take_error(&self, error: ServingError, recorders: &Recorders) -> Option<Waker> {
         let mut pending = self.lock();
-        if pending.ended.is_some() {
+        if pending.timeline.ended.is_some() {
             return None;
         }
-        telemetry.count_failure(error.code);
-        pending.ended = Some(Instant::now());
+        recorders.failed(&mut pending.timeline, error.code);
         pending.end = Some(End::Error(error));
         pending.waker()
     }
 
     /// [`Self::take_error`] with words of the front end's own, which nothing withholds.
-    pub(super) fn fail(&self, code: ErrorCode, message: &str, telemetry: &Telemetry) -> Option<Waker> {
+    pub(super) fn fail(&self, code: ErrorCode, message: &str, recorders: &Recorders) -> Option<Waker> {
         self.lock().is_withheld = false;
         let error = ServingError::new(self.rid.as_str(), code, message);
-        self.take_error(error, telemetry)
+        self.take_error(error, recorders)
     }
 
-    /// When the engine, or the front end, ended it.
-    pub(super) fn ended(&self) -> Option<Instant> {
-        self.lock().ended
+    /// Its life so far.
+    pub(super) fn timeline(&self) -> Timeline {
+        self.lock().timeline
+    }
+
+    /// Its size, with its age at `now`.
+    pub(super) fn size_at(&self, now: Instant) -> RequestSize {
+        let age = now.saturating_duration_since(self.timeline().accepted);
+        RequestSize { age_s: age.as_secs_f64(), ..self.size }
     }
 
     /// `Ready` once the request has ended.
     pub(super) fn poll_end(&self, context: &mut Context<'_>) -> Poll<()> {
         let mut pending = self.lock();
-        if pending.ended.is_some() && !pending.is_withheld {
+        if pending.timeline.ended.is_some() && !pending.is_withheld {
             return Poll::Ready(());
         }
         pending.wait(context);
@@ -308,12 +311,12 @@ impl RequestState {
     }
 
     /// Makes one snapshot of all that are unread.
-    pub(super) fn fold(&self, telemetry: &Telemetry) {
+    pub(super) fn fold(&self, recorders: &Recorders) {
         let mut pending = self.lock();
         while pending.progress.len() > 1 {
             let (first, second) = (pending.progress.pop_front(), pending.progress.pop_front());
             if let (Some(first), Some(second)) = (first, second) {
-                telemetry.frames_coalesced.add(1);
+                recorders.telemetry.frames_coalesced.add(1);
                 pending.progress.push_front(first.and(second));
             }
         }
@@ -330,6 +333,9 @@ impl RequestState {
         let seq = pending.next_seq;
         let progress = pending.progress.pop_front();
         pending.unread_positions -= progress.as_ref().map_or(0, Progress::n_positions);
+        if progress.is_some() {
+            pending.timeline.read();
+        }
         let mut event = match progress {
             Some(Progress::Delta(delta)) => StreamEvent::Delta(ServingDelta { seq, ..delta }),
             Some(Progress::Snapshot(mut snapshot)) => {
@@ -342,9 +348,15 @@ impl RequestState {
                 StreamEvent::Snapshot(snapshot)
             }
             None => match pending.end.take() {
-                Some(End::Reply(reply)) => StreamEvent::Reply(reply),
-                Some(End::Error(error)) => StreamEvent::Error(error),
-                None if pending.ended.is_some() => return Poll::Ready(None),
+                Some(End::Reply(reply)) => {
+                    pending.timeline.read_reply(&reply);
+                    StreamEvent::Reply(reply)
+                }
+                Some(End::Error(error)) => {
+                    pending.timeline.error = Some(error.code);
+                    StreamEvent::Error(error)
+                }
+                None if pending.timeline.ended.is_some() => return Poll::Ready(None),
                 None => {
                     pending.wait(context);
                     return Poll::Pending;
@@ -361,42 +373,22 @@ impl RequestState {
     /// `Ready` once there is something to read; an error that nothing came before is taken.
     pub(super) fn poll_first(&self, context: &mut Context<'_>) -> Poll<Result<(), ServingError>> {
         let mut pending = self.lock();
-        let is_something = !pending.progress.is_empty() || pending.ended.is_some();
+        let is_something = !pending.progress.is_empty() || pending.timeline.ended.is_some();
         if pending.is_withheld || !is_something {
             pending.wait(context);
             return Poll::Pending;
         }
-        if !pending.progress.is_empty() {
-            return Poll::Ready(Ok(()));
-        }
-        match pending.end.take() {
-            Some(End::Error(error)) => Poll::Ready(Err(error)),
-            end => {
-                pending.end = end;
-                Poll::Ready(Ok(()))
-            }
-        }
-    }
-
-    /// An event arrives, with `n_final` tokens of the answer final.
-    fn observe(&self, pending: &mut Pending, n_final: u32, now: Instant, telemetry: &Telemetry) {
-        let age = now.saturating_duration_since(self.accepted);
-        if !pending.has_event {
-            pending.has_event = true;
-            telemetry.time_to_first_frame.observe(age);
-        }
-        let n_fresh = n_final.saturating_sub(pending.n_final);
-        if n_fresh > 0 {
-            pending.n_final = n_final;
-            match pending.last_commit.replace(now) {
-                Some(last) => {
-                    let passed = now.saturating_duration_since(last);
-                    telemetry.inter_commit.observe(passed);
-                    telemetry.inter_token.observe_times(n_fresh, passed / n_fresh);
+        if pending.progress.is_empty() {
+            match pending.end.take() {
+                Some(End::Error(error)) => {
+                    pending.timeline.error = Some(error.code);
+                    return Poll::Ready(Err(error));
                 }
-                None => telemetry.time_to_first_commit.observe(age),
+                end => pending.end = end,
             }
         }
+        pending.timeline.read();
+        Poll::Ready(Ok(()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
@@ -501,13 +493,15 @@ mod tests {
 
     #[test]
     fn unread_snapshots_wait_one_by_one_until_there_are_too_many() {
-        let state = RequestState::new("r".to_owned(), Caller::default(), Default::default(), Instant::now(), None);
-        let telemetry = Telemetry::default();
+        let now = Instant::now();
+        let timeline = Timeline::new(now, (now, now));
+        let state = RequestState::new("r".to_owned(), Caller::default(), Default::default(), timeline, None);
+        let recorders = Recorders::default();
         // Windows of 16, one position further at each step.
         let n_steps = 1000;
         for step in 0..n_steps {
             let shown = snapshot(step, &[7; 16], &[15], "x");
-            state.take_snapshot(Box::new(shown), Instant::now(), &telemetry);
+            state.take_snapshot(Box::new(shown), Instant::now(), &recorders);
         }
         let pending = state.lock();
         assert!(pending.progress.len() >= MAX_UNREAD_POSITIONS / 16 - 1, "{} are kept", pending.progress.len());

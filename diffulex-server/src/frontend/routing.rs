@@ -13,7 +13,6 @@ use diffulex_protocol::{
     ErrorCode, EventBatch, FinishReason, Prompt, ServingCommand, ServingEvent, ServingGenerate, ServingInput,
     ServingReply,
 };
-use serde_json::json;
 
 use super::adapters::AdapterRefusal;
 use super::admission::unavailable;
@@ -67,6 +66,7 @@ impl FrontendState {
         state: &Arc<RequestState>,
         is_exclusive: bool,
         generate: ServingGenerate,
+        now: Instant,
     ) -> Result<(), SubmitError> {
         // Held over both steps: the supervisor takes it to write before it fails the requests of a lost worker.
         let view = self.worker_view();
@@ -81,7 +81,7 @@ impl FrontendState {
                 return Err(SubmitError::IdInFlight { id: name.to_owned() });
             }
             let mut quarantine = lock(&self.quarantine);
-            let admitted = match quarantine.admit(state.fingerprint, state.caller, generate, Instant::now()) {
+            let admitted = match quarantine.admit(state.fingerprint, state.caller, generate, now) {
                 Admission::Send(generate) => Some(*generate),
                 Admission::Held => {
                     state.withhold();
@@ -128,7 +128,7 @@ impl FrontendState {
             (state, generate)
         };
         state.end_withholding();
-        if let Some(waker) = state.take_reply(Box::new(unbegun(&generate)), Instant::now(), &self.telemetry) {
+        if let Some(waker) = state.take_reply(Box::new(unbegun(&generate)), Instant::now(), &self.recorders) {
             waker.wake();
         }
         true
@@ -153,12 +153,10 @@ impl FrontendState {
             let rid = command.request_id().map(str::to_owned);
             let is_request = matches!(command, ServingCommand::Generate(_));
             // Before it is sent: the engine may have it before this thread goes on.
-            let sending = self.profiler.now();
+            let sending = self.recorders.sending();
             match commands.send(command) {
                 Ok(()) if is_request => {
-                    let rid = rid.as_deref().unwrap_or_default();
-                    self.profiler.hop_sent(rid, sending);
-                    tracing::debug!(rid, "sent to the engine");
+                    self.recorders.sent(rid.as_deref().unwrap_or_default(), sending);
                 }
                 Ok(()) => {}
                 Err(error) => self.fail_unsent(rid, &error),
@@ -173,7 +171,7 @@ impl FrontendState {
             LinkError::Full | LinkError::Lost(_) => ErrorCode::EngineLost,
             LinkError::Codec(_) => ErrorCode::TooLarge,
         };
-        if let Some(waker) = state.fail(code, &error.to_string(), &self.telemetry) {
+        if let Some(waker) = state.fail(code, &error.to_string(), &self.recorders) {
             waker.wake();
         }
     }
@@ -196,9 +194,7 @@ impl FrontendState {
     /// Brings every event of a batch to its request. One lock of the table a batch, wakes after it is released.
     pub(super) fn route(&self, batch: EventBatch) {
         let now = Instant::now();
-        if self.profiler.is_on() {
-            self.profiler.received(&batch);
-        }
+        self.recorders.received(&batch, now);
         let mut wakers: Vec<Waker> = Vec::with_capacity(batch.events.len());
         let mut n_ended = 0;
         let mut stats = None;
@@ -208,21 +204,21 @@ impl FrontendState {
                 let waker = match event {
                     ServingEvent::Delta(delta) => self
                         .known(&requests, &delta.rid)
-                        .and_then(|state| state.take_delta(delta, now, &self.telemetry)),
+                        .and_then(|state| state.take_delta(delta, now, &self.recorders)),
                     ServingEvent::BufferSnapshot(snapshot) => self
                         .known(&requests, &snapshot.rid)
-                        .and_then(|state| state.take_snapshot(snapshot, now, &self.telemetry)),
+                        .and_then(|state| state.take_snapshot(snapshot, now, &self.recorders)),
                     ServingEvent::Reply(reply) => {
                         n_ended += 1;
                         let is_aborted = reply.finish_reason == FinishReason::Aborted;
                         let ending = if is_aborted { Ending::Aborted } else { Ending::Complete };
                         self.ended(&mut requests, &reply.rid, ending)
-                            .and_then(|state| state.take_reply(reply, now, &self.telemetry))
+                            .and_then(|state| state.take_reply(reply, now, &self.recorders))
                     }
                     ServingEvent::Error(error) => {
                         n_ended += 1;
                         self.ended(&mut requests, &error.rid, Ending::Complete)
-                            .and_then(|state| state.take_error(error, &self.telemetry))
+                            .and_then(|state| state.take_error(error, &self.recorders))
                     }
                     ServingEvent::Heartbeat { stats: newest } => {
                         stats = Some(newest);
@@ -236,7 +232,7 @@ impl FrontendState {
                     // The supervisor has read these before it let the batch come here.
                     ServingEvent::Ready(_) | ServingEvent::Fatal { .. } | ServingEvent::Goodbye => None,
                     ServingEvent::ProfileReply { ok, message, paths } => {
-                        self.profiler.settle(ok, message, paths);
+                        self.recorders.profiler.settle(ok, message, paths);
                         None
                     }
                 };
@@ -265,7 +261,7 @@ impl FrontendState {
     fn known<'a>(&self, requests: &'a HashMap<String, Arc<RequestState>>, rid: &str) -> Option<&'a Arc<RequestState>> {
         let state = requests.get(rid);
         if state.is_none() {
-            self.telemetry.orphan_events.add(1);
+            self.recorders.telemetry.orphan_events.add(1);
         }
         state
     }
@@ -281,7 +277,7 @@ impl FrontendState {
         match &state {
             Some(state) if was_tried => state.end_withholding(),
             Some(_) => {}
-            None => self.telemetry.orphan_events.add(1),
+            None => self.recorders.telemetry.orphan_events.add(1),
         }
         state
     }
@@ -296,14 +292,13 @@ impl FrontendState {
     pub(super) fn sort_lost_requests(&self) -> LostRequests {
         let requests = self.requests();
         let mut quarantine = lock(&self.quarantine);
-        let waited = quarantine.held();
-        let aftermath = quarantine.worker_lost(requests.values().map(|state| state.running()), Instant::now());
+        let (waited, now) = (quarantine.held(), Instant::now());
+        let aftermath = quarantine.worker_lost(requests.values().map(|state| state.running()), now);
         for state in aftermath.again.iter().filter_map(|rid| requests.get(rid)) {
             state.start_again();
         }
         let ran = requests.values().filter(|state| !waited.contains(&state.rid));
-        let sizes =
-            ran.map(|state| RequestSize { age_s: state.accepted.elapsed().as_secs_f64(), ..state.size }).collect();
+        let sizes = ran.map(|state| state.size_at(now)).collect();
         let mut refused: HashMap<String, Refusal> = aftermath.refused.into_iter().collect();
         // The client gets one answer or one error for all that it asked for in one request.
         let whole = |(rid, refusal): (&String, &Refusal)| Some((requests.get(rid)?.request(), *refusal));
@@ -329,9 +324,9 @@ impl FrontendState {
         let failed: Vec<_> = self.requests().extract_if(|rid, _| is_meant(rid)).map(|(_, state)| state).collect();
         for state in failed {
             if code == ErrorCode::EngineLost {
-                self.profiler.event("engine_lost", &state.rid, || json!({}));
+                self.recorders.lost(&state.rid);
             }
-            if let Some(waker) = state.fail(code, message, &self.telemetry) {
+            if let Some(waker) = state.fail(code, message, &self.recorders) {
                 waker.wake();
             }
         }
@@ -348,7 +343,7 @@ impl FrontendState {
             self.give_up(&state);
             let message =
                 format!("the request took longer than {:?}", self.options.request_timeout.unwrap_or_default());
-            if let Some(waker) = state.fail(ErrorCode::Timeout, &message, &self.telemetry) {
+            if let Some(waker) = state.fail(ErrorCode::Timeout, &message, &self.recorders) {
                 waker.wake();
             }
         }

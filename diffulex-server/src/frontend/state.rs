@@ -17,13 +17,12 @@ use super::contexts::{ContextLimits, ContextTable};
 use super::crash_report::CrashReports;
 use super::locks::lock;
 use super::long_work::LongWork;
-use super::profile::Profiler;
 use super::quarantine::Quarantine;
+use super::recorders::Recorders;
 use super::request_state::RequestState;
 use super::starter::WorkerStarter;
 use super::task_name::TaskName;
 use crate::link::CommandSender;
-use crate::observe::telemetry::Telemetry;
 use crate::os::draws::Draws;
 
 /// How a front end behaves.
@@ -86,7 +85,6 @@ pub struct Frontend {
 pub(super) struct FrontendState {
     pub(super) options: FrontendOptions,
     pub(super) text: TextModel,
-    pub(super) telemetry: Arc<Telemetry>,
     pub(super) requests: Mutex<HashMap<String, Arc<RequestState>>>,
     /// Commands about to be sent, in order.
     pub(super) outbox: Mutex<Vec<ServingCommand>>,
@@ -105,7 +103,7 @@ pub(super) struct FrontendState {
     /// Tasks that have a request on a context.
     pub(super) tasks: Mutex<BTreeSet<TaskName>>,
     pub(super) quarantine: Mutex<Quarantine>,
-    pub(super) profiler: Profiler,
+    pub(super) recorders: Recorders,
     /// Replies and errors that came from workers.
     pub(super) n_answered: AtomicU64,
     /// Until the first worker is started.

@@ -7,12 +7,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use diffulex_protocol::{ServingDelta, ServingError, StreamMode};
-use serde_json::json;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
 use super::context_lease::ContextLease;
-use super::request_log::RequestLog;
+use super::recorders::ClientRequest;
 use super::request_state::{RequestState, StreamEvent};
 use super::state::FrontendState;
 
@@ -67,7 +66,7 @@ impl Pace {
 pub struct EventStream {
     shared: Arc<FrontendState>,
     state: Arc<RequestState>,
-    log: RequestLog,
+    client: ClientRequest,
     /// Tokens that the client gave.
     n_given: u32,
     /// The ids of the prompt, where they are kept.
@@ -81,13 +80,17 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// The events of `state`, a choice of the request that `log` is about.
-    pub(super) fn new(shared: &Arc<FrontendState>, state: Arc<RequestState>, log: &RequestLog, permit: Permit) -> Self {
-        let log = log.add_choice(state.public_id());
+    /// The events of `state`, a choice of the request of `client`.
+    pub(super) fn new(
+        shared: &Arc<FrontendState>,
+        state: Arc<RequestState>,
+        client: &ClientRequest,
+        permit: Permit,
+    ) -> Self {
         Self {
             shared: Arc::clone(shared),
             state,
-            log,
+            client: client.clone(),
             n_given: 0,
             prompt: None,
             pace: None,
@@ -148,9 +151,9 @@ impl EventStream {
     /// Waits until there is something to read. Where that is an error, and nothing came before it, it is taken.
     pub async fn first_event(&mut self) -> Result<(), ServingError> {
         let word = std::future::poll_fn(|context| self.state.poll_first(context)).await;
-        match &word {
-            Ok(()) => self.log.note_event(),
-            Err(error) => self.note_error(error),
+        if word.is_err() {
+            self.context = None;
+            self.close();
         }
         word
     }
@@ -162,7 +165,7 @@ impl EventStream {
             if self.state.poll_end(context).is_pending() && pace.poll_due(context).is_pending() {
                 return Poll::Pending;
             }
-            self.state.fold(&self.shared.telemetry);
+            self.state.fold(&self.shared.recorders);
         }
         let polled = self.state.poll(&self.shared.text, context);
         if let (Some(pace), Poll::Ready(Some(StreamEvent::Snapshot(_)))) = (&mut self.pace, &polled) {
@@ -176,32 +179,32 @@ impl EventStream {
 
     /// The error that the reader got is the whole answer, with HTTP status `status`.
     pub fn note_status(&self, status: u16) {
-        self.log.note_status(status);
+        self.client.set_status(status);
     }
 
     fn note(&mut self, event: &StreamEvent) {
-        let profiler = &self.shared.profiler;
         match event {
-            StreamEvent::Delta(ServingDelta { seq, .. }) => profiler.chunk_sent(&self.state.rid, *seq),
-            StreamEvent::Snapshot(snapshot) => profiler.chunk_sent(&self.state.rid, snapshot.seq),
+            StreamEvent::Delta(ServingDelta { seq, .. }) => self.shared.recorders.read(&self.state.rid, *seq),
+            StreamEvent::Snapshot(snapshot) => self.shared.recorders.read(&self.state.rid, snapshot.seq),
             StreamEvent::Reply(reply) => {
-                self.has_end = true;
-                self.log.note_reply(reply, self.state.ended());
                 if let Some(mut context) = self.context.take() {
                     context.settle(reply);
                 }
-                profiler.ended(&self.state.rid, || json!({"finish_reason": reply.finish_reason}));
+                self.close();
             }
-            StreamEvent::Error(error) => return self.note_error(error),
+            StreamEvent::Error(_) => {
+                self.context = None;
+                self.close();
+            }
         }
-        self.log.note_event();
     }
 
-    fn note_error(&mut self, error: &ServingError) {
+    /// The reader has the end, or leaves without it.
+    fn close(&mut self) {
         self.has_end = true;
-        self.context = None;
-        self.log.note_error(error.code);
-        self.shared.profiler.ended(&self.state.rid, || json!({"error": error.code}));
+        let timeline = self.state.timeline();
+        self.shared.recorders.closed(&self.state.rid, &timeline);
+        self.client.close(self.state.request().1, timeline);
     }
 }
 
@@ -216,12 +219,12 @@ impl Stream for EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.has_end {
-            self.shared.profiler.ended(&self.state.rid, || json!({"cancelled": true}));
+            self.close();
         }
-        if self.state.ended().is_some() {
+        if self.state.timeline().ended.is_some() {
             return;
         }
-        self.shared.telemetry.disconnected.add(1);
+        self.shared.recorders.left();
         if self.shared.requests().remove(&self.state.rid).is_some() {
             self.shared.give_up(&self.state);
         }

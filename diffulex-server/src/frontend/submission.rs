@@ -5,9 +5,8 @@
 use diffulex_engine::{ConversationEnd, RequestError};
 use diffulex_protocol::{ContextUse, Pooling, Prompt, SamplingParams, ServingInput, SnapshotSpan, StreamMode};
 
+use super::recorders::ClientRequest;
 use super::request_id::RequestId;
-use super::request_log::RequestLog;
-use super::request_spans;
 use super::requester::Requester;
 
 /// A request as a route hands it to the front end.
@@ -55,8 +54,8 @@ pub struct Submission {
     pub n_choices: u32,
     /// Who sent it.
     pub requester: Requester,
-    /// The log line of the client's request if several submissions share it; without one, the submission gets its own.
-    pub log: Option<RequestLog>,
+    /// The client's request if several submissions are of it; without one, the submission is one of its own.
+    pub client: Option<ClientRequest>,
 }
 
 /// Which tokens of a prompt are kept, from its end where nothing else is said.
@@ -121,22 +120,15 @@ impl Submission {
             first_input: 0,
             n_choices: 1,
             requester: Requester::default(),
-            log: None,
+            client: None,
         }
     }
 
-    /// The log line of the client's request, which is accepted now.
-    pub fn begin_log(&self) -> RequestLog {
-        if let Some(trace) = &self.requester.trace {
-            let operation = match (self.embed, self.inputs.first()) {
-                (Some(_), _) => request_spans::EMBEDDINGS,
-                (None, Some(ServingInput::Chat { .. })) => "chat",
-                (None, _) => "text_completion",
-            };
-            let adapter = self.adapter.as_deref();
-            request_spans::begin(trace, operation, adapter, &self.sampling_params, self.n_choices);
-        }
-        RequestLog::new(self.route, self.requester.trace.clone())
+    /// The client's request, which is accepted now.
+    pub fn begin(&self) -> ClientRequest {
+        let asked = (self.inputs.first(), self.embed);
+        let request = ClientRequest::new(self.route, self.requester.trace.clone());
+        request.asking(asked, self.adapter.as_deref(), &self.sampling_params, self.n_choices)
     }
 
     /// The id that the request has, once a part of it was accepted.

@@ -161,7 +161,7 @@ fn lose(shared: &FrontendState, incarnation: u64, loss: Loss, n_failures: &mut u
         view.expected = Some(Instant::now() + pause + view.loading);
     }
     let is_unfit = matches!(loss.reason, LossReason::Unfit(_));
-    shared.telemetry.worker_restarts.add(u64::from(!is_unfit));
+    shared.recorders.telemetry.worker_restarts.add(u64::from(!is_unfit));
     let is_stuck = matches!(loss.reason, LossReason::Silent(_));
     let cannot_end = is_stuck && loss.handle.as_ref().is_some_and(|handle| !handle.can_end());
     let was_ready = loss.was_ready;
@@ -190,7 +190,7 @@ fn out_of_service(shared: &FrontendState, loss: Loss) -> String {
     shared.worker_view_mut().commands = None;
     shared.adapters.worker_lost();
     shared.contexts().engine_lost();
-    shared.profiler.worker_lost();
+    shared.recorders.profiler.worker_lost();
     match loss.handle.map(|handle| handle.end()) {
         Some(end) if !end.is_empty() => format!("{} ({end})", loss.reason),
         Some(_) | None => loss.reason.to_string(),
@@ -206,7 +206,7 @@ fn keep(shared: &FrontendState, incarnation: u64, parts: WorkerParts) -> Ended {
     let reason = loop {
         match whole(shared, incarnation, events.receive(ORDERS_INTERVAL)) {
             Received::Batch(batch) if batch.incarnation != incarnation => {
-                shared.telemetry.stale_events.add(batch.events.len() as u64);
+                shared.recorders.telemetry.stale_events.add(batch.events.len() as u64);
             }
             Received::Batch(mut batch) => {
                 let notices = worker_notices(&mut batch);
@@ -264,8 +264,8 @@ fn whole(shared: &FrontendState, incarnation: u64, received: Received) -> Receiv
         Received::Malformed(reason) => (1, reason, Received::Quiet),
         received => return received,
     };
-    let n_before = shared.telemetry.malformed_frames.get();
-    shared.telemetry.malformed_frames.add(n_unreadable);
+    let n_before = shared.recorders.telemetry.malformed_frames.get();
+    shared.recorders.telemetry.malformed_frames.add(n_unreadable);
     // The first, then one for every power of two: a flood must not fill the log.
     let count = n_before + n_unreadable;
     if count.next_power_of_two() != n_before.next_power_of_two() || count == 1 {
@@ -334,7 +334,7 @@ fn welcome(
         return Err(LossReason::OtherNonce { found: ready.boot_nonce, expected: incarnation });
     }
     commands.wait_connected(CONNECT_DEADLINE)?;
-    for command in shared.adapters.missed().into_iter().chain(shared.profiler.missed()) {
+    for command in shared.adapters.missed().into_iter().chain(shared.recorders.profiler.missed()) {
         commands.send(command)?;
     }
     {

@@ -195,7 +195,7 @@ pub struct Telemetry {
     pub answer_sizes: Sizes,
     /// From acceptance to the reply.
     pub end_to_end: Latency,
-    /// From the worker's receipt to the first forward.
+    /// From acceptance by the engine to the first forward.
     pub queue_time: Latency,
     /// SSE frames written.
     pub frames_sent: ByMode,
@@ -425,7 +425,7 @@ impl Telemetry {
             ),
             ("inter_commit_latency_seconds", "Between commits of one answer.", &self.inter_commit),
             ("e2e_request_latency_seconds", "From acceptance to the reply.", &self.end_to_end),
-            ("request_queue_time_seconds", "From the worker's receipt to the first forward.", &self.queue_time),
+            ("request_queue_time_seconds", "From acceptance by the engine to the first forward.", &self.queue_time),
         ];
         for (name, help, latency) in latencies {
             page.histogram(name, help, &latency.snapshot());

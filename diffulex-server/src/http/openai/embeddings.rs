@@ -176,7 +176,7 @@ impl Texts {
         let Self { mut submission, shape, .. } = self;
         let inputs = std::mem::take(&mut submission.inputs);
         submission.requester = requester;
-        submission.log = Some(submission.begin_log());
+        submission.client = Some(submission.begin());
         let group = GROUP.min(app.frontend.max_in_flight()).max(1);
         let mut vectors = Vec::with_capacity(inputs.len());
         let mut prompt_tokens = 0;

@@ -42,7 +42,7 @@ pub(super) fn write(page: &mut Page, telemetry: &Telemetry, gauges: &Gauges, ser
             &telemetry.inter_token,
         ),
         ("e2e_request_latency_seconds", "From acceptance to the reply.", &telemetry.end_to_end),
-        ("request_queue_time_seconds", "From the worker's receipt to the first forward.", &telemetry.queue_time),
+        ("request_queue_time_seconds", "From acceptance by the engine to the first forward.", &telemetry.queue_time),
     ] {
         page.histogram(name, help, &latency.snapshot());
     }

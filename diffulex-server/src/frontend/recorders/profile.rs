@@ -13,11 +13,12 @@ use diffulex_protocol::{EventBatch, ProfileStart, ServingCommand, ServingEvent};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use super::locks::lock;
-use super::submit_error::SubmitError;
+use crate::frontend::locks::lock;
+use crate::frontend::submit_error::SubmitError;
+use crate::frontend::timeline::Timeline;
 
 /// Bytes of a run's name at most. Chosen by us: a file name with room for the stage and the process.
-pub(super) const MAX_RUN_ID: usize = 64;
+pub(in crate::frontend) const MAX_RUN_ID: usize = 64;
 
 /// A profile as it is asked for.
 #[derive(Clone, Debug, Default)]
@@ -103,97 +104,107 @@ pub enum ProfileError {
 }
 
 /// The worker's word about a command.
-pub(super) struct WorkerWord {
-    pub(super) message: Option<String>,
-    pub(super) is_ok: bool,
-    pub(super) paths: Vec<String>,
+pub(in crate::frontend) struct WorkerWord {
+    pub(in crate::frontend) message: Option<String>,
+    pub(in crate::frontend) is_ok: bool,
+    pub(in crate::frontend) paths: Vec<String>,
 }
 
 /// The front end's profile.
 #[derive(Default)]
-pub(super) struct Profiler {
+pub(in crate::frontend) struct Profiler {
     is_on: AtomicBool,
     recording: Mutex<Option<Recording>>,
     /// The order of the running profile, for a worker that is started again.
     order: Mutex<Option<ProfileStart>>,
-    pub(super) waiter: Mutex<Option<oneshot::Sender<WorkerWord>>>,
+    pub(in crate::frontend) waiter: Mutex<Option<oneshot::Sender<WorkerWord>>>,
     /// Held from a command to the worker's word.
-    pub(super) turn: tokio::sync::Mutex<Option<ProfileRun>>,
+    pub(in crate::frontend) turn: tokio::sync::Mutex<Option<ProfileRun>>,
 }
 
 impl Profiler {
     /// True while a profile is being recorded.
-    pub(super) fn is_on(&self) -> bool {
+    pub(in crate::frontend) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Now, while a profile is being recorded.
-    pub(super) fn now(&self) -> Option<Instant> {
-        self.is_on().then(Instant::now)
-    }
-
-    /// `name` happens to request `rid`, now.
-    pub(super) fn event(&self, name: &'static str, rid: &str, details: impl FnOnce() -> Value) {
-        if self.is_on() {
-            self.record(|recording| {
-                let now = recording.clock().now();
-                recording.event(Stage::Frontend, name, rid, now, details());
-            });
+    /// Request `rid` was accepted, tokenised and put into the outbox.
+    pub(super) fn admitted(&self, rid: &str, timeline: &Timeline, prompt_tokens: usize) {
+        if !self.is_on() {
+            return;
         }
-    }
-
-    /// Request `rid` was accepted at `accepted` and tokenised from one time to the other.
-    pub(super) fn admitted(&self, rid: &str, accepted: Instant, tokenising: [Option<Instant>; 2], n_tokens: usize) {
-        // A profile that began meanwhile has no times of it.
-        let [Some(from), Some(to)] = tokenising else { return };
         self.record(|recording| {
             let clock = recording.clock();
-            recording.event(Stage::Frontend, "request_admission", rid, clock.at(accepted), json!({}));
-            recording.event(Stage::Tokenizer, "preprocess_start", rid, clock.at(from), json!({}));
-            recording.event(Stage::Tokenizer, "preprocess_end", rid, clock.at(to), json!({"prompt_tokens": n_tokens}));
+            recording.event(Stage::Frontend, "request_admission", rid, clock.at(timeline.accepted), json!({}));
+            recording.event(Stage::Tokenizer, "preprocess_start", rid, clock.at(timeline.tokenising), json!({}));
+            let details = json!({"prompt_tokens": prompt_tokens});
+            recording.event(Stage::Tokenizer, "preprocess_end", rid, clock.at(timeline.tokenised), details);
         });
     }
 
     /// The command of request `rid` was sent to the engine at `sending`.
-    pub(super) fn hop_sent(&self, rid: &str, sending: Option<Instant>) {
+    pub(super) fn sent(&self, rid: &str, sending: Option<Instant>) {
         if let Some(sending) = sending {
-            self.record(|recording| {
-                let at = recording.clock().at(sending);
-                recording.event(Stage::Frontend, "stage_hop_sent", rid, at, json!({"to_stage": "engine"}));
-            });
+            self.event("stage_hop_sent", rid, sending, || json!({"to_stage": "engine"}));
         }
     }
 
     /// The events of a batch are here.
-    pub(super) fn received(&self, batch: &EventBatch) {
+    pub(super) fn received(&self, batch: &EventBatch, now: Instant) {
+        if !self.is_on() {
+            return;
+        }
         for event in &batch.events {
             let Some(rid) = event.request_id() else { continue };
             if let Some(chunk_id) = event.chunk_id() {
                 let details = || json!({"from_stage": "detokenizer", "chunk_id": chunk_id, "modality": "text"});
-                self.event("stage_stream_chunk_received", rid, details);
+                self.event("stage_stream_chunk_received", rid, now, details);
             } else if let ServingEvent::Reply(_) = event {
-                self.event("stage_input_received", rid, || json!({"from_stage": "detokenizer"}));
+                self.event("stage_input_received", rid, now, || json!({"from_stage": "detokenizer"}));
             }
         }
     }
 
-    /// A part of the answer of request `rid` is taken by its reader.
-    pub(super) fn chunk_sent(&self, rid: &str, seq: u32) {
-        let name = if seq == 0 { "stage_first_stream_chunk_sent" } else { "stage_stream_chunk_sent" };
-        self.event(name, rid, || json!({"to_stage": "client", "chunk_id": seq, "modality": "text"}));
-    }
-
-    /// Request `rid` has ended for its client.
-    pub(super) fn ended(&self, rid: &str, details: impl FnOnce() -> Value) {
+    /// Part `seq` of the answer to request `rid` is taken by its reader.
+    pub(super) fn read(&self, rid: &str, seq: u32) {
         if self.is_on() {
-            self.event("terminal_response", rid, details);
-            // What has happened so far can be read while the profile goes on.
-            self.record(Recording::flush);
+            let name = if seq == 0 { "stage_first_stream_chunk_sent" } else { "stage_stream_chunk_sent" };
+            let details = || json!({"to_stage": "client", "chunk_id": seq, "modality": "text"});
+            self.event(name, rid, Instant::now(), details);
         }
     }
 
+    /// Request `rid` lost its worker.
+    pub(super) fn lost(&self, rid: &str) {
+        if self.is_on() {
+            self.event("engine_lost", rid, Instant::now(), || json!({}));
+        }
+    }
+
+    /// Request `rid` has ended for its client.
+    pub(super) fn closed(&self, rid: &str, timeline: &Timeline) {
+        if !self.is_on() {
+            return;
+        }
+        self.event("terminal_response", rid, Instant::now(), || match (&timeline.answered, timeline.error) {
+            (Some(answered), _) => json!({"finish_reason": answered.finish}),
+            (None, Some(code)) => json!({"error": code}),
+            (None, None) => json!({"cancelled": true}),
+        });
+        // The events so far can be read while the profile goes on.
+        self.record(Recording::flush);
+    }
+
+    /// `name` happened to request `rid` at `instant`.
+    fn event(&self, name: &'static str, rid: &str, instant: Instant, details: impl FnOnce() -> Value) {
+        self.record(|recording| {
+            let at = recording.clock().at(instant);
+            recording.event(Stage::Frontend, name, rid, at, details());
+        });
+    }
+
     /// The worker's word about the last command.
-    pub(super) fn settle(&self, is_ok: bool, message: Option<String>, paths: Vec<String>) {
+    pub(in crate::frontend) fn settle(&self, is_ok: bool, message: Option<String>, paths: Vec<String>) {
         // Without a waiter, it is the word of a worker that was started again; one that waits no longer has left.
         match lock(&self.waiter).take() {
             Some(waiter) => drop(waiter.send(WorkerWord { message, is_ok, paths })),
@@ -203,12 +214,12 @@ impl Profiler {
     }
 
     /// The worker is gone: who waits for its word gets an error.
-    pub(super) fn worker_lost(&self) {
+    pub(in crate::frontend) fn worker_lost(&self) {
         drop(lock(&self.waiter).take());
     }
 
     /// The command that makes a new worker go on with the running profile.
-    pub(super) fn missed(&self) -> Option<ServingCommand> {
+    pub(in crate::frontend) fn missed(&self) -> Option<ServingCommand> {
         lock(&self.order).clone().map(ServingCommand::ProfileStart)
     }
 
@@ -220,7 +231,7 @@ impl Profiler {
     }
 
     /// Begins to record below `root`.
-    pub(super) fn begin(&self, order: ProfileStart, root: &Path) -> std::io::Result<()> {
+    pub(in crate::frontend) fn begin(&self, order: ProfileStart, root: &Path) -> std::io::Result<()> {
         *lock(&self.recording) = Some(Recording::start(&order, Some(root), Part::Frontend)?);
         *lock(&self.order) = Some(order);
         self.is_on.store(true, Ordering::Relaxed);
@@ -228,7 +239,7 @@ impl Profiler {
     }
 
     /// Ends the recording.
-    pub(super) fn end(&self) -> Recorded {
+    pub(in crate::frontend) fn end(&self) -> Recorded {
         self.is_on.store(false, Ordering::Relaxed);
         lock(&self.order).take();
         let recording = lock(&self.recording).take();
