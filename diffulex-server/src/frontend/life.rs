@@ -10,16 +10,16 @@ use diffulex_engine::TextModel;
 use diffulex_protocol::{EngineStats, ModelCard, ServingCommand};
 use tokio::sync::watch;
 
-use super::adapters::AdapterRegistry;
-use super::caller::Caller;
-use super::contexts::ContextTable;
-use super::locks::lock;
-use super::long_work::LongWork;
-use super::quarantine::Quarantine;
-use super::recorders::Recorders;
-use super::starter::WorkerStarter;
-use super::state::{Frontend, FrontendOptions, FrontendState, WorkerStatus, WorkerView};
-use super::supervisor;
+use crate::frontend::adapters::registry::AdapterRegistry;
+use crate::frontend::admit::long_work::LongWork;
+use crate::frontend::contexts::table::ContextTable;
+use crate::frontend::locks::lock;
+use crate::frontend::quarantine::Quarantine;
+use crate::frontend::requests::caller::Caller;
+use crate::frontend::running::recorders::Recorders;
+use crate::frontend::state::{Frontend, FrontendOptions, FrontendState, WorkerStatus, WorkerView};
+use crate::frontend::supervise::starter::WorkerStarter;
+use crate::frontend::supervise::supervisor;
 use crate::observe::telemetry::{Gauges, Telemetry};
 use crate::os::draws::Draws;
 

@@ -9,10 +9,12 @@ use diffulex_engine::profile::{Clock, Recorded, below};
 use diffulex_protocol::{ProfileStart, ServingCommand};
 use tokio::sync::oneshot;
 
-use super::locks::lock;
-use super::recorders::profile::{MAX_RUN_ID, ProfileEnd, ProfileError, ProfileOrder, ProfileRun, WorkerWord};
-use super::state::Frontend;
-use super::submit_error::SubmitError;
+use crate::frontend::locks::lock;
+use crate::frontend::requests::submit_error::SubmitError;
+use crate::frontend::running::recorders::profile::{
+    MAX_RUN_ID, ProfileEnd, ProfileError, ProfileOrder, ProfileRun, WorkerWord,
+};
+use crate::frontend::state::Frontend;
 
 impl Frontend {
     /// Begins a profile of front end and worker.

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use diffulex_protocol::ServingGenerate;
 
-use super::caller::Caller;
+use crate::frontend::requests::caller::Caller;
 pub(super) use fingerprint::{Computed, Fingerprint};
 use records::Records;
 pub(super) use records::Refusal;

@@ -14,14 +14,14 @@ use diffulex_protocol::{
     ServingReply,
 };
 
-use super::adapters::AdapterRefusal;
-use super::admission::unavailable;
-use super::caller::Caller;
-use super::locks::lock;
-use super::quarantine::{Admission, Ending, Refusal};
-use super::request_state::{RequestSize, RequestState};
-use super::state::{Frontend, FrontendState};
-use super::submit_error::SubmitError;
+use crate::frontend::adapters::registry::AdapterRefusal;
+use crate::frontend::admit::admission::unavailable;
+use crate::frontend::locks::lock;
+use crate::frontend::quarantine::{Admission, Ending, Refusal};
+use crate::frontend::requests::caller::Caller;
+use crate::frontend::requests::submit_error::SubmitError;
+use crate::frontend::running::request_state::{RequestSize, RequestState};
+use crate::frontend::state::{Frontend, FrontendState};
 use crate::link::LinkError;
 
 /// The requests that ran when a worker was lost.

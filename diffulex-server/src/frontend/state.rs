@@ -12,16 +12,16 @@ use diffulex_engine::TextModel;
 use diffulex_protocol::{AdapterSource, EngineStats, ModelCard, ServingCommand};
 use tokio::sync::watch;
 
-use super::adapters::AdapterRegistry;
-use super::contexts::{ContextLimits, ContextTable};
-use super::crash_report::CrashReports;
-use super::locks::lock;
-use super::long_work::LongWork;
-use super::quarantine::Quarantine;
-use super::recorders::Recorders;
-use super::request_state::RequestState;
-use super::starter::WorkerStarter;
-use super::task_name::TaskName;
+use crate::frontend::adapters::registry::AdapterRegistry;
+use crate::frontend::admit::long_work::LongWork;
+use crate::frontend::contexts::table::{ContextLimits, ContextTable};
+use crate::frontend::locks::lock;
+use crate::frontend::quarantine::Quarantine;
+use crate::frontend::requests::task_name::TaskName;
+use crate::frontend::running::recorders::Recorders;
+use crate::frontend::running::request_state::RequestState;
+use crate::frontend::supervise::crash_report::CrashReports;
+use crate::frontend::supervise::starter::WorkerStarter;
 use crate::link::CommandSender;
 use crate::os::draws::Draws;
 

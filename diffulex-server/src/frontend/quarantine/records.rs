@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::fingerprint::Fingerprint;
-use crate::frontend::caller::Caller;
+use crate::frontend::requests::caller::Caller;
 
 /// How long a request that killed a worker is refused, and how long one that may have done so is a suspect. Chosen by us.
 pub(super) const REFUSED_FOR: Duration = Duration::from_secs(600);

@@ -1,0 +1,338 @@
+//! Admission: a submission becomes a registered request, or an error.
+//!
+//! In: a [`Submission`]. Out: one [`EventStream`] per choice, whose command is in the outbox. Tokenises, checks lengths,
+//! limits the requests in flight, and computes `Retry-After`. Never here: sending, events.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use diffulex_engine::{RequestError, check_ids, check_params_ids};
+use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput};
+
+use crate::frontend::admit::tokenising::Tokenising;
+use crate::frontend::locks::lock;
+use crate::frontend::quarantine::{Computed, Fingerprint};
+use crate::frontend::requests::choice_ids::ChoiceIds;
+use crate::frontend::requests::submission::Submission;
+use crate::frontend::requests::submit_error::SubmitError;
+use crate::frontend::running::request_state::{RequestSize, RequestState};
+use crate::frontend::running::stream::{EventStream, Permit};
+use crate::frontend::running::timeline::Timeline;
+use crate::frontend::state::{Frontend, FrontendState, WorkerStatus, WorkerView};
+
+/// Completions that the rate for `Retry-After` is computed from. Chosen by us.
+const COMPLETIONS_KEPT: usize = 64;
+
+/// Bounds of `Retry-After`, as `http-api` promises them.
+const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
+
+impl Submission {
+    /// The engine's command for one answer to `prompt`.
+    fn command(
+        &self,
+        rid: String,
+        sampling_params: SamplingParams,
+        prompt: &Checked,
+        suffix: Option<Vec<u32>>,
+    ) -> ServingGenerate {
+        ServingGenerate {
+            rid,
+            input: ServingInput::ids(prompt.ids.clone()),
+            sampling_params,
+            stream: self.stream,
+            stream_mode: self.stream_mode,
+            snapshot: self.snapshot,
+            suffix: suffix.map(Prompt::Ids),
+            masked: prompt.masked.clone(),
+            adapter: self.adapter.clone(),
+            user: self.user.clone(),
+            cache_salt: self.cache_salt.clone(),
+            context: self.context,
+            embed: self.embed,
+            created_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
+        }
+    }
+}
+
+impl Frontend {
+    /// Accepts a request, or says why not. One stream per choice, those of the first input first. Nothing is begun unless all
+    /// are accepted.
+    pub async fn submit(&self, mut submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
+        if self.shared.options.salts_by_caller {
+            submission.cache_salt = Some(submission.requester.caller.salt(submission.cache_salt.as_deref()));
+        }
+        let client = submission.client.take().unwrap_or_else(|| submission.begin());
+        // Inputs that are submitted later are accepted later.
+        let accepted = if submission.first_input == 0 { client.accepted() } else { Instant::now() };
+        let card = self.shared.card_of_running_worker()?;
+        check_count(&submission, self.shared.options.max_in_flight)?;
+        let (n_inputs, n_choices) = (submission.inputs.len(), u64::from(submission.n_choices));
+        let n_answers = n_inputs as u64 * n_choices;
+        let permits = (0..n_answers).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
+        let tokenising = Instant::now();
+        let mut prompts = Vec::with_capacity(n_inputs);
+        for (index, input) in std::mem::take(&mut submission.inputs).into_iter().enumerate() {
+            let prompt = self.checked_prompt(input, &submission, &card).await;
+            let index = submission.first_input + index;
+            prompts.push(prompt.map_err(|error| if n_inputs + index > 1 { error.of_prompt(index) } else { error })?);
+        }
+        let timeline = Timeline::new(accepted, (tokenising, Instant::now()));
+        let suffix = match submission.suffix.take() {
+            Some(prompt) => Some(self.suffix(prompt, &card).await?),
+            None => None,
+        };
+        let mut fingerprints = Vec::with_capacity(n_inputs);
+        for prompt in &prompts {
+            fingerprints.push(self.accepted_fingerprint(prompt, suffix.as_deref(), &submission, accepted)?);
+        }
+
+        let n_suffix = suffix.as_ref().map_or(0, Vec::len);
+        let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + n_suffix;
+        client.add_prompts(prompts.iter().map(n_given).sum());
+        let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
+        let answers = prompts.iter().zip(fingerprints).zip(seeds);
+        let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
+            (0..n_choices).map(move |choice| (prompt, fingerprint, seed, choice))
+        });
+        let mut streams = Vec::with_capacity(permits.len());
+        for (nth, (permit, (prompt, fingerprint, seed, choice))) in
+            (submission.first_input as u64..).zip(permits.into_iter().zip(answers))
+        {
+            let (ids, n_given) = (&prompt.ids, n_given(prompt) as u32);
+            let size = RequestSize {
+                prompt_tokens: ids.len(),
+                max_tokens: submission.sampling_params.max_tokens,
+                stream: submission.stream,
+                stream_mode: submission.stream_mode,
+                age_s: 0.0,
+            };
+            let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
+            let ChoiceIds { rid, name, is_exclusive } = self.shared.choice_ids(&submission, first.as_deref(), nth);
+            let params = submission.params_of_choice(seed, choice);
+            let generate = submission.command(rid.clone(), params, prompt, suffix.clone());
+            let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
+            let state = RequestState::new(rid, submission.requester.caller, (fingerprint, size), timeline, deadline);
+            let state = Arc::new(state.named(name).of_choices(first.or_else(|| submission.settled_id())));
+            self.shared.register(&state, is_exclusive, generate, timeline.tokenised)?;
+            submission.settle_id(state.public_id());
+            let user = submission.user.as_deref();
+            self.shared.recorders.admitted(&state.rid, state.public_id(), user, &timeline, ids.len());
+            let stream = EventStream::new(&self.shared, state, &client, permit);
+            let kept = submission.keeps_prompt.map(|_| ids.as_slice().into());
+            streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
+        }
+        // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
+        tokio::task::yield_now().await;
+        self.shared.flush();
+        self.shared.advance_trials();
+        Ok(streams)
+    }
+
+    /// A prompt of `submission`, of which everything but the engine's state is checked.
+    async fn checked_prompt(
+        &self,
+        input: ServingInput,
+        submission: &Submission,
+        card: &ModelCard,
+    ) -> Result<Checked, SubmitError> {
+        let (field, params) = (field_of(&input), &submission.sampling_params);
+        let is_answered = submission.embed.is_none();
+        let max_tokens = if is_answered { params.max_tokens } else { 0 };
+        let ids = self.prompt(field, input, submission, max_tokens, card).await?;
+        // First, because the other checks read the whole list.
+        check_length(field, &ids, 0, card)?;
+        let masked = if submission.fills_masks { masks_of(&ids, card) } else { Vec::new() };
+        // Masks are places of the answer already.
+        let writes = is_answered && masked.is_empty();
+        let n_more = if writes { params.max_tokens.min(1) as usize } else { 0 };
+        check_prompt(field, &ids, n_more, params, card)?;
+        if let Some(keeps) = submission.keeps_prompt.filter(|_| !masked.is_empty()) {
+            let message = format!("{keeps} needs a prompt without masks: the answer would be inside of it");
+            return Err(RequestError::invalid(keeps, message).into());
+        }
+        Ok(Checked { ids, masked })
+    }
+
+    /// The fingerprint of a prompt that is not refused for what it has done to the engine.
+    fn accepted_fingerprint(
+        &self,
+        Checked { ids, masked }: &Checked,
+        suffix: Option<&[u32]>,
+        submission: &Submission,
+        now: Instant,
+    ) -> Result<Fingerprint, SubmitError> {
+        let Submission { embed, sampling_params: params, .. } = submission;
+        let adapter = submission.adapter.as_deref();
+        let computed = Computed { ids, masked, suffix, adapter, embed: *embed, params };
+        let fingerprint = Fingerprint::of(self.shared.draws.key(), computed);
+        match lock(&self.shared.quarantine).refusal(fingerprint, submission.requester.caller, now) {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(fingerprint),
+        }
+    }
+
+    /// Token ids of a prompt, cut where that is asked for.
+    async fn prompt(
+        &self,
+        field: &'static str,
+        input: ServingInput,
+        submission: &Submission,
+        max_tokens: u32,
+        card: &ModelCard,
+    ) -> Result<Vec<u32>, SubmitError> {
+        let how = Tokenising { conversation_end: submission.conversation_end, ..Tokenising::default() };
+        let Some(truncation) = submission.truncation else { return self.tokenise_with(field, input, how).await };
+        let mut ids = self.tokenise_any(field, input, None, how).await?;
+        truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
+        Ok(ids)
+    }
+
+    /// Token ids of a suffix.
+    async fn suffix(&self, prompt: Prompt, card: &ModelCard) -> Result<Vec<u32>, SubmitError> {
+        let suffix = self.tokenise("suffix", ServingInput::Prompt { prompt }).await?;
+        if masks_of(&suffix, card).is_empty() {
+            return Ok(suffix);
+        }
+        let message = "suffix holds the mask token; places to fill are masks of the prompt, without a suffix";
+        Err(RequestError::invalid("suffix", message).into())
+    }
+
+    /// Why a request would not be taken now, whatever it asks for.
+    pub fn check_ready(&self) -> Result<(), SubmitError> {
+        self.shared.card_of_running_worker().map(drop)
+    }
+}
+
+impl FrontendState {
+    pub(in crate::frontend) fn card_of_running_worker(&self) -> Result<Arc<ModelCard>, SubmitError> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(unavailable("the server is shutting down", 5));
+        }
+        let view = self.worker_view();
+        if let Some(silence) = self.stall_of(&view) {
+            return Err(unavailable(&format!("the engine has been silent for {} s", silence.as_secs()), 5));
+        }
+        match (&view.commands, &view.card) {
+            (Some(_), Some(card)) => Ok(Arc::clone(card)),
+            _ => Err(self.no_worker(&view)),
+        }
+    }
+
+    /// When a lost worker is likely to be replaced.
+    pub(in crate::frontend) fn restart_wait(&self, view: &WorkerView) -> Duration {
+        let wait = view.expected.map_or(Duration::ZERO, |expected| expected.saturating_duration_since(Instant::now()));
+        // Whole seconds, as the header has no others.
+        Duration::from_secs((wait.as_secs_f64().ceil() as u64).clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end()))
+    }
+
+    pub(in crate::frontend) fn no_worker(&self, view: &WorkerView) -> SubmitError {
+        match &*self.status.borrow() {
+            WorkerStatus::Starting | WorkerStatus::Running => unavailable("the model is loading", 2),
+            WorkerStatus::Restarting { reason } => SubmitError::Unavailable {
+                message: format!("the engine is being restarted after it was lost: {reason}"),
+                retry_after: self.restart_wait(view),
+            },
+            WorkerStatus::Failed { reason } => unavailable(&format!("the engine could not start: {reason}"), 60),
+            WorkerStatus::Stopped => unavailable("the server is shutting down", 5),
+        }
+    }
+
+    fn admit(self: &Arc<Self>) -> Result<Permit, SubmitError> {
+        let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
+        let permit = Permit::new(Arc::clone(self));
+        if in_flight < self.options.max_in_flight {
+            return Ok(permit);
+        }
+        self.recorders.telemetry.rejected.add(1);
+        Err(SubmitError::QueueFull { retry_after: self.retry_after(in_flight) })
+    }
+
+    /// The time in which the recent rate of completions empties half of what is in flight: waiting for all of it would
+    /// leave the server idle, coming back for the first free place would meet everybody else there.
+    fn retry_after(&self, in_flight: usize) -> Duration {
+        let completions = lock(&self.completions);
+        let seconds = match completions.front() {
+            Some(oldest) => {
+                let rate = completions.len() as f64 / oldest.elapsed().as_secs_f64().max(1e-3);
+                (in_flight as f64 / 2.0 / rate).ceil() as u64
+            }
+            // Nothing has finished yet, so nothing is known; 5 is chosen by us.
+            None => 5,
+        };
+        Duration::from_secs(seconds.clamp(*RETRY_AFTER.start(), *RETRY_AFTER.end()))
+    }
+
+    pub(in crate::frontend) fn note_completions(&self, count: usize, now: Instant) {
+        let mut completions = lock(&self.completions);
+        for _ in 0..count.min(COMPLETIONS_KEPT) {
+            if completions.len() == COMPLETIONS_KEPT {
+                completions.pop_front();
+            }
+            completions.push_back(now);
+        }
+    }
+}
+
+/// A prompt that was accepted.
+struct Checked {
+    ids: Vec<u32>,
+    /// Places to fill.
+    masked: Vec<u32>,
+}
+
+/// Refuses more answers than the server ever takes at once.
+fn check_count(submission: &Submission, max_in_flight: usize) -> Result<(), RequestError> {
+    let (n_inputs, n) = (submission.inputs.len(), submission.n_choices);
+    if n_inputs.saturating_mul(n as usize) <= max_in_flight {
+        return Ok(());
+    }
+    let limit = format!("this server takes {max_in_flight} requests at once");
+    Err(match n_inputs {
+        1 => RequestError::too_large("n", format!("n is {n}; {limit}")),
+        _ => RequestError::too_large("prompt", format!("prompt: {n_inputs} prompts with n = {n}; {limit}")),
+    })
+}
+
+/// The client's name of the field that holds `input`.
+pub(in crate::frontend) fn field_of(input: &ServingInput) -> &'static str {
+    match input {
+        ServingInput::Prompt { .. } => "prompt",
+        ServingInput::Chat { .. } => "messages",
+    }
+}
+
+/// Positions of `ids` where the mask is written.
+fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
+    (0..).zip(ids).filter(|(_, id)| Some(**id) == card.mask_token_id).map(|(position, _)| position).collect()
+}
+
+/// Refuses `ids` that exceed the context length together with `n_more` tokens of answer.
+fn check_length(field: &'static str, ids: &[u32], n_more: usize, card: &ModelCard) -> Result<(), RequestError> {
+    if ids.len() + n_more <= card.max_model_len as usize {
+        return Ok(());
+    }
+    let what = if n_more > 0 { ", and at least one to write" } else { "" };
+    let problem = format!("{} tokens{what}", ids.len());
+    Err(RequestError::context_length(field, card.max_model_len as usize, problem))
+}
+
+/// Checks that need no engine: emptiness, ids, length with `n_more` tokens of answer.
+fn check_prompt(
+    field: &'static str,
+    ids: &[u32],
+    n_more: usize,
+    params: &SamplingParams,
+    card: &ModelCard,
+) -> Result<(), RequestError> {
+    if ids.is_empty() {
+        return Err(RequestError::invalid(field, format!("{field} must not be empty")));
+    }
+    check_ids(field, ids, card.vocab_size)?;
+    check_length(field, ids, n_more, card)?;
+    check_params_ids(params, card.vocab_size)
+}
+
+pub(in crate::frontend) fn unavailable(message: &str, retry_after_s: u64) -> SubmitError {
+    SubmitError::Unavailable { message: message.to_owned(), retry_after: Duration::from_secs(retry_after_s) }
+}

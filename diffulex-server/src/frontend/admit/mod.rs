@@ -1,0 +1,6 @@
+//! Admission: texts become token ids, and submissions registered requests.
+
+pub(super) mod admission;
+pub mod long_work;
+pub(super) mod passed_on;
+pub(super) mod tokenising;

@@ -1,0 +1,54 @@
+//! The log lines of accepted requests: at `debug` when they begin, at `info` one when all choices have ended.
+//!
+//! Everything in it is ours: ids, names of routes and reasons, numbers. Never here: requests that were not accepted, which their
+//! route refuses.
+
+use std::time::{Duration, Instant};
+
+use crate::frontend::running::timeline::{ClientTimeline, Timeline};
+use crate::observe::telemetry::error_label;
+use crate::observe::traces::TraceId;
+
+/// Request `rid` is in the outbox.
+pub(super) fn accepted(rid: &str, id: &str, user: Option<&str>, prompt_tokens: usize) {
+    tracing::debug!(rid, id, user, prompt_tokens, "accepted");
+}
+
+/// Request `rid` was sent.
+pub(super) fn sent(rid: &str) {
+    tracing::debug!(rid, "sent to the engine");
+}
+
+/// A client's request has ended.
+pub(super) fn ended(
+    route: &'static str,
+    trace_id: Option<TraceId>,
+    client: &ClientTimeline,
+    choices: &Timeline,
+    now: Instant,
+) {
+    let answered = choices.answered.as_ref();
+    let since_accepted = |instant: Instant| milliseconds(instant.saturating_duration_since(choices.accepted));
+    let (word, status) = client.verdict();
+    tracing::info!(
+        id = %client.rid,
+        route = %route,
+        status,
+        finish = answered.map(|answered| tracing::field::display(answered.finish.as_str())),
+        error = choices.error.map(|code| tracing::field::display(error_label(code))),
+        choices = (client.n_choices > 1).then_some(client.n_choices),
+        prompt_tokens = client.n_prompt_tokens as u64,
+        answer_tokens = answered.map_or(0, |answered| answered.n_tokens),
+        nfe = answered.map_or(0, |answered| answered.nfe),
+        queue_ms = answered.map(|answered| milliseconds(answered.queue)),
+        first_ms = choices.first_read.map(since_accepted),
+        total_ms = since_accepted(now),
+        trace_id = trace_id.map(tracing::field::display),
+        "{word}"
+    );
+}
+
+/// To a tenth.
+fn milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e4).round() / 10.0
+}

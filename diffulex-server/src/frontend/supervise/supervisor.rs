@@ -1,0 +1,371 @@
+//! The thread that keeps a worker: starts it, takes its events, notices its death and starts it again.
+//!
+//! In: a [`WorkerStarter`]. Out: routed events, the worker's status. Starts are numbered, and events of another number
+//! than the current one are dropped. It waits on the link alone, which reports a dead worker at once, and looks at its
+//! orders (stop, deadlines) ten times a second. Never here: requests' contents, HTTP.
+
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, Salvaged, ServingEvent};
+
+use crate::frontend::state::{FrontendState, WorkerStatus};
+use crate::frontend::supervise::crash_report::Crash;
+use crate::frontend::supervise::starter::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
+use crate::link::{CommandSender, LinkError, Received};
+use crate::os::panics::panic_message;
+
+/// How often orders and deadlines are looked at. Chosen by us: a deadline is late by this much at most.
+const ORDERS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Pauses between restarts; the last one repeats. Chosen by us: a crash is over at once, a crash loop must not burn a
+/// core loading weights.
+const BACK_OFF: [Duration; 8] = [
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+    Duration::from_secs(16),
+    Duration::from_secs(30),
+];
+
+/// A worker that ran this long before it died starts the back-off anew. Chosen by us.
+const STABLE_AFTER: Duration = Duration::from_secs(30);
+
+/// How long a ready worker may take to connect for commands. Chosen by us; measured at 2 ms.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// How a worker's service ended.
+enum Ended {
+    /// It was told to.
+    Asked,
+    /// It was not.
+    Lost(Loss),
+}
+
+/// Why a worker is no longer of use.
+#[derive(Debug, thiserror::Error)]
+enum LossReason {
+    /// It could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// It reported that it gives up.
+    #[error("{message}")]
+    Fatal {
+        message: String,
+        /// The place of the failure, if the worker knows it.
+        backtrace: Option<String>,
+    },
+    /// It is of another build.
+    #[error("the worker (build {build}) uses protocol {protocol}, this front end {PROTOCOL_VERSION}")]
+    OtherProtocol { build: String, protocol: u32 },
+    /// It answers for another start.
+    #[error("the worker has boot nonce {found}, expected {expected}")]
+    OtherNonce { found: u64, expected: u64 },
+    /// It is not the one that this front end needs; another may come in its place.
+    #[error("the worker is refused: {0}")]
+    Unfit(String),
+    /// It cannot be sent commands.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// It left, and was not asked to.
+    #[error("the worker left without a shutdown")]
+    LeftUnasked,
+    /// Its link ended, in the words of the link.
+    #[error("{0}")]
+    LinkEnded(String),
+    /// It did not become ready in time.
+    #[error("the model did not load within {0:?}")]
+    SlowLoad(Duration),
+    /// It does not answer, so it will not end by itself.
+    #[error("it was silent for {0:.1?}, longer than --watchdog-timeout allows")]
+    Silent(Duration),
+    /// It was told to leave.
+    #[error("it was told to")]
+    Asked,
+}
+
+/// A worker that is lost, and how.
+struct Loss {
+    reason: LossReason,
+    /// It had been loaded.
+    was_ready: bool,
+    /// `None` if it could not be started at all.
+    handle: Option<Box<dyn WorkerHandle>>,
+}
+
+/// Keeps workers until the server stops. Ends every request when it returns or panics, so that none waits forever.
+pub(in crate::frontend) fn supervise(shared: &Arc<FrontendState>, starter: Box<dyn WorkerStarter>) {
+    // Unwind safe: after a panic the worker is dropped and every request fails.
+    let failure = match catch_unwind(AssertUnwindSafe(|| keep_workers(shared, starter))) {
+        Ok(Ok(())) => {
+            shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
+            shared.status.send_replace(WorkerStatus::Stopped);
+            return;
+        }
+        Ok(Err(reason)) => reason,
+        Err(panic) => format!("the thread that keeps the worker failed: {}", panic_message(panic.as_ref())),
+    };
+    shared.worker_view_mut().commands = None;
+    shared.status.send_replace(WorkerStatus::Failed { reason: failure.clone() });
+    shared.fail_all(ErrorCode::EngineLost, &failure);
+}
+
+/// Returns when the server stops. The error is the reason why no worker can be started any more.
+fn keep_workers(shared: &Arc<FrontendState>, mut starter: Box<dyn WorkerStarter>) -> Result<(), String> {
+    let mut n_failures = 0;
+    // Not a count: a process that reaches the sockets must not be able to guess the next number. 0 is never used.
+    let key = RandomState::new();
+    for incarnation in (0_u64..).map(|start| key.hash_one(start).max(1)) {
+        let started = Instant::now();
+        let n_answered = shared.n_answered.load(Ordering::Relaxed);
+        let loss = match starter.start(incarnation) {
+            Ok(parts) => match keep(shared, incarnation, parts) {
+                Ended::Asked => return Ok(()),
+                Ended::Lost(loss) => loss,
+            },
+            Err(error) => Loss { reason: error.into(), was_ready: false, handle: None },
+        };
+        let may_serve = shared.worker_view().card.is_some() || matches!(loss.reason, LossReason::Unfit(_));
+        if is_stopping(shared) || !may_serve {
+            let end = out_of_service(shared, loss);
+            // Wrong model or wrong flags: another start would fail in the same way.
+            return if is_stopping(shared) { Ok(()) } else { Err(end) };
+        }
+        if started.elapsed() >= STABLE_AFTER || shared.n_answered.load(Ordering::Relaxed) > n_answered {
+            n_failures = 0;
+        }
+        let pause = lose(shared, incarnation, loss, &mut n_failures)?;
+        if !pause_unless_stopping(shared, pause) {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Fails the requests of a lost worker that had served, and reports it. Returns the pause before the next start. Fails if the
+/// worker cannot be ended.
+fn lose(shared: &FrontendState, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
+    shared.worker_view_mut().commands = None;
+    shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.to_string() });
+    let ran = shared.sort_lost_requests();
+    let pause = BACK_OFF[if ran.was_trial { 0 } else { (*n_failures).min(BACK_OFF.len() - 1) }];
+    *n_failures += usize::from(!ran.was_trial);
+    {
+        let mut view = shared.worker_view_mut();
+        view.expected = Some(Instant::now() + pause + view.loading);
+    }
+    let is_unfit = matches!(loss.reason, LossReason::Unfit(_));
+    shared.recorders.telemetry.worker_restarts.add(u64::from(!is_unfit));
+    let is_stuck = matches!(loss.reason, LossReason::Silent(_));
+    let cannot_end = is_stuck && loss.handle.as_ref().is_some_and(|handle| !handle.can_end());
+    let was_ready = loss.was_ready;
+    let backtrace = match &loss.reason {
+        LossReason::Fatal { backtrace, .. } => backtrace.clone(),
+        _ => None,
+    };
+    // Clients first: reaping a process may take a moment.
+    shared.fail_lost(&ran, &loss.reason.to_string());
+    let end = out_of_service(shared, loss);
+    if is_unfit {
+        tracing::error!(reason = end, ?pause, "another worker is waited for");
+    } else {
+        tracing::error!(reason = end, ?pause, "the engine was lost and is started again");
+    }
+    // Failed starts would push out the report of what led to them.
+    if let Some(reports) = shared.options.crash_reports.as_ref().filter(|_| was_ready) {
+        let view = shared.worker_view();
+        reports.write(&Crash { incarnation, reason: &end, backtrace, ran: &ran.sizes, stats: &view.stats });
+    }
+    if cannot_end { Err(end) } else { Ok(pause) }
+}
+
+/// Takes a worker out of service and ends it. Returns how it was lost and how it ended.
+fn out_of_service(shared: &FrontendState, loss: Loss) -> String {
+    shared.worker_view_mut().commands = None;
+    shared.adapters.worker_lost();
+    shared.contexts().engine_lost();
+    shared.recorders.profiler.worker_lost();
+    match loss.handle.map(|handle| handle.end()) {
+        Some(end) if !end.is_empty() => format!("{} ({end})", loss.reason),
+        Some(_) | None => loss.reason.to_string(),
+    }
+}
+
+/// Serves with one worker until it ends.
+fn keep(shared: &FrontendState, incarnation: u64, parts: WorkerParts) -> Ended {
+    let WorkerParts { commands, mut events, handle } = parts;
+    let started = Instant::now();
+    let mut ready_deadline = Some(started + shared.options.startup_timeout);
+    let mut next_orders = started + ORDERS_INTERVAL;
+    let reason = loop {
+        match whole(shared, incarnation, events.receive(ORDERS_INTERVAL)) {
+            Received::Batch(batch) if batch.incarnation != incarnation => {
+                shared.recorders.telemetry.stale_events.add(batch.events.len() as u64);
+            }
+            Received::Batch(mut batch) => {
+                let notices = worker_notices(&mut batch);
+                if let Some(fatal) = notices.fatal {
+                    // The rest of the batch fails its requests, which the front end does itself: with a retry.
+                    break fatal;
+                }
+                if let Some(ready) = notices.ready {
+                    match welcome(shared, incarnation, &ready, &commands, started) {
+                        Ok(()) => ready_deadline = None,
+                        Err(reason) => break reason,
+                    }
+                }
+                shared.route(batch);
+                if notices.goodbye {
+                    if is_stopping(shared) {
+                        return leave(shared, handle);
+                    }
+                    break LossReason::LeftUnasked;
+                }
+            }
+            Received::Refused(reason) => break LossReason::Unfit(reason),
+            Received::Damaged(_) | Received::Malformed(_) | Received::Quiet => {}
+            Received::Lost(reason) => break LossReason::LinkEnded(reason),
+        }
+        let now = Instant::now();
+        if now >= next_orders {
+            next_orders = now + ORDERS_INTERVAL;
+            shared.fail_overdue(now);
+            shared.sweep_contexts(now);
+            if shared.stop_now.load(Ordering::Acquire) {
+                return leave(shared, handle);
+            }
+            if ready_deadline.is_some_and(|deadline| now >= deadline) {
+                break LossReason::SlowLoad(shared.options.startup_timeout);
+            }
+            if let Some(silence) = overdue_silence(shared, ready_deadline.is_none()) {
+                break LossReason::Silent(silence);
+            }
+            shared.advance_trials();
+        }
+    };
+    Ended::Lost(Loss { reason, was_ready: ready_deadline.is_none(), handle: Some(handle) })
+}
+
+/// Counts what cannot be read. The engine is told to end the requests that this ends here.
+fn whole(shared: &FrontendState, incarnation: u64, received: Received) -> Received {
+    let (n_unreadable, reason, received) = match received {
+        Received::Damaged(Salvaged { batch, ended, n_unreadable, reason }) => {
+            for rid in ended.iter().filter(|_| batch.incarnation == incarnation) {
+                shared.send_abort(rid);
+            }
+            (n_unreadable, reason, Received::Batch(batch))
+        }
+        Received::Malformed(reason) => (1, reason, Received::Quiet),
+        received => return received,
+    };
+    let n_before = shared.recorders.telemetry.malformed_frames.get();
+    shared.recorders.telemetry.malformed_frames.add(n_unreadable);
+    // The first, then one for every power of two: a flood must not fill the log.
+    let count = n_before + n_unreadable;
+    if count.next_power_of_two() != n_before.next_power_of_two() || count == 1 {
+        tracing::warn!(count, reason, "an undecodable event was dropped");
+    }
+    received
+}
+
+/// Ends a worker that is to leave, and fails the requests that remain.
+fn leave(shared: &FrontendState, handle: Box<dyn WorkerHandle>) -> Ended {
+    shared.worker_view_mut().commands = None;
+    shared.fail_all(ErrorCode::ShuttingDown, "the server is shutting down");
+    let end = out_of_service(shared, Loss { reason: LossReason::Asked, was_ready: false, handle: Some(handle) });
+    tracing::debug!(end, "the worker left");
+    Ended::Asked
+}
+
+/// How long a loaded worker has been silent, when the watchdog does not allow it.
+fn overdue_silence(shared: &FrontendState, is_loaded: bool) -> Option<Duration> {
+    let limit = shared.options.watchdog_timeout.filter(|_| is_loaded)?;
+    let silence = shared.worker_view().last_heard.elapsed();
+    (silence > limit).then_some(silence)
+}
+
+/// Events of a batch that concern the worker itself.
+#[derive(Default)]
+struct WorkerNotices {
+    ready: Option<Box<Ready>>,
+    fatal: Option<LossReason>,
+    goodbye: bool,
+}
+
+fn worker_notices(batch: &mut EventBatch) -> WorkerNotices {
+    let mut notices = WorkerNotices::default();
+    for event in &batch.events {
+        match event {
+            ServingEvent::Ready(ready) => notices.ready = Some(ready.clone()),
+            ServingEvent::Fatal { message, backtrace } => {
+                notices.fatal = Some(LossReason::Fatal { message: message.clone(), backtrace: backtrace.clone() });
+            }
+            ServingEvent::Goodbye => notices.goodbye = true,
+            ServingEvent::Delta(_)
+            | ServingEvent::BufferSnapshot(_)
+            | ServingEvent::Reply(_)
+            | ServingEvent::Error(_)
+            | ServingEvent::Heartbeat { .. }
+            | ServingEvent::ProfileReply { .. }
+            | ServingEvent::AdapterReply { .. } => {}
+        }
+    }
+    notices
+}
+
+/// Takes a loaded worker into service.
+fn welcome(
+    shared: &FrontendState,
+    incarnation: u64,
+    ready: &Ready,
+    commands: &Arc<dyn CommandSender>,
+    started: Instant,
+) -> Result<(), LossReason> {
+    if ready.protocol_version != PROTOCOL_VERSION {
+        return Err(LossReason::OtherProtocol { build: ready.build.clone(), protocol: ready.protocol_version });
+    }
+    if ready.boot_nonce != incarnation {
+        return Err(LossReason::OtherNonce { found: ready.boot_nonce, expected: incarnation });
+    }
+    commands.wait_connected(CONNECT_DEADLINE)?;
+    for command in shared.adapters.missed().into_iter().chain(shared.recorders.profiler.missed()) {
+        commands.send(command)?;
+    }
+    {
+        let mut view = shared.worker_view_mut();
+        view.commands = Some(Arc::clone(commands));
+        view.card = Some(Arc::new(ready.model.clone()));
+        view.pid = ready.pid;
+        view.last_heard = Instant::now();
+        view.loading = started.elapsed();
+        view.expected = None;
+    }
+    shared.status.send_replace(WorkerStatus::Running);
+    shared.advance_trials();
+    Ok(())
+}
+
+fn is_stopping(shared: &FrontendState) -> bool {
+    shared.draining.load(Ordering::Acquire)
+}
+
+/// Waits for `pause`; false as soon as the server is to stop.
+fn pause_unless_stopping(shared: &FrontendState, pause: Duration) -> bool {
+    let end = Instant::now() + pause;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if is_stopping(shared) {
+            return false;
+        }
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::park_timeout(left.min(ORDERS_INTERVAL));
+    }
+}
