@@ -365,6 +365,23 @@ proptest! {
     }
 }
 
+#[test]
+fn a_greedy_row_takes_a_token_without_probability_if_there_is_no_other() {
+    // The mask is never sampled, and the other token has a bias of minus infinity.
+    let bias = LogitChange { bias: f32::NEG_INFINITY, ..LogitChange::none(1) };
+    let vocabulary = SampleableTokens { n_sampleable: 2, mask_token_id: Some(0) };
+    let spec = ScoreSpec { changes: vec![bias], ..ScoreSpec::greedy(0, vocabulary) };
+    let case = Case { logits: vec![vec![1.0, 2.0]; N_ROWS], soft_cap: None, specs: vec![spec] };
+    let (reference, conditioned) = scored(&ReferenceOps, &case);
+    let is_clear = [check(&case, 0, reference[0].as_ref())];
+    for simd in Simd::all() {
+        agrees(scored(&CpuOps::with_simd(simd), &case), &case, &is_clear, &conditioned);
+    }
+    if let Some(ops) = gpu() {
+        agrees(scored(&*ops, &case), &case, &is_clear, &conditioned);
+    }
+}
+
 /// Scores and conditioned rows of a body are those of the contract.
 fn agrees((got, rows): (Vec<Option<RowScore>>, Vec<f32>), case: &Case, is_clear: &[bool], conditioned: &[f32]) {
     for (row, is_clear) in is_clear.iter().enumerate() {

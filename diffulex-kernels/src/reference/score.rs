@@ -143,7 +143,8 @@ pub(super) fn scored(logits: &[f32], spec: &ScoreSpec) -> Option<RowScore> {
         token: token as u32,
         confidence: confidence as f32,
         score: distribution.score(spec.score, confidence) as f32,
-        likeliest: likeliest.next()?,
+        // A greedy row may have no token of a probability above 0: one that is never sampled has it all.
+        likeliest: likeliest.next().unwrap_or((token as u32, confidence as f32)),
         runners_up: likeliest.collect(),
         log_probabilities: Vec::new(),
         classes: Vec::new(),
