@@ -26,13 +26,11 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "diffulex-gpu-emulator/src/library.rs: static OnceLock",
         "the kernels are compiled once for all tests of a process",
     ),
-    (PARENTS, "strategies: accept", "the enum of rules names every rule, and each rule implements the trait beside it"),
     (
         PARENTS,
         "diffulex-engine: files::gguf",
         "opening a file reads its vocabulary and tensors, which are read from its metadata",
     ),
-    (PARENTS, "diffulex-engine: models", "the enum of networks names each, and each implements the trait beside it"),
     (PARENTS, "diffulex-server: observe::log", "the JSON form of a line is made of the line's parts"),
     (PARENTS, "diffulex-server: observe::profile_report", "the table prints the report's rows"),
     (PARENTS, "diffulex-server: observe::telemetry", "vLLM's names are printed from the same counters"),

@@ -8,8 +8,8 @@
 
 use serde::Deserialize;
 
-use super::Checkpoint;
 use super::checkpoint::ADAPTER_WEIGHTS;
+use super::checkpoint::Checkpoint;
 use super::config_fields::unknown_switch;
 use crate::error::LoadError;
 use crate::files::ModelFiles;

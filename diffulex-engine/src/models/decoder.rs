@@ -14,8 +14,9 @@ use super::config_fields::{check_positive, check_sizes, fields_of, parse, refuse
 use super::families::{Family, MAX_BLOCK_SIZE};
 use super::loader::Loader;
 use super::low_rank::{Adapters, Site};
-use super::{Head, KvHeads, ModelSpec, Network};
+use super::network::{KvHeads, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
+use crate::kernels::Head;
 use crate::kernels::routing::Routing;
 use crate::kernels::{Activation, Attention, GatedMlp, MatrixBias, Ops, RopeTable};
 

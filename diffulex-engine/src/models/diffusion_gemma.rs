@@ -30,9 +30,10 @@ use super::decoder::{ExpertShape, MLP_NAMES, load_experts, load_mlp};
 use super::families::Family;
 use super::loader::Loader;
 use super::low_rank::Adapters;
+use super::network::{CanvasNetwork, KvHeads, ModelSpec, Network};
 use super::softmax_moe::check_choice;
-use super::{CanvasNetwork, Head, KvHeads, ModelSpec, Network};
 use crate::error::{LoadError, StepError};
+use crate::kernels::Head;
 use crate::kernels::routing::{ExpertBias, Routing, Scoring};
 use crate::kernels::{
     Activation, Attention, GatedMlp, ModelBatch, Ops, RopeTable, RowList, SelfConditioning, WeightData, WeightType,

@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use serde::Deserialize;
 
-use super::Checkpoint;
 use super::adapter::Adapter;
+use super::checkpoint::Checkpoint;
 use super::config_fields::{fields_of, parse};
 use super::low_rank::Site;
 use crate::error::LoadError;

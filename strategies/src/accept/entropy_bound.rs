@@ -1,6 +1,6 @@
 //! `entropy_bound`: a bound on the summed entropy of accepted tokens (DiffusionGemma).
 
-use crate::accept::{Rule, best_scored};
+use crate::accept::rule::{Rule, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
 use crate::contract::view::{BlockView, Candidate, Score};
 

@@ -1,6 +1,6 @@
 //! `factor`: a confidence threshold that rises with the number of accepted tokens (Fast-dLLM).
 
-use crate::accept::{Rule, best_scored};
+use crate::accept::rule::{Rule, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 

@@ -1,6 +1,7 @@
 //! `hierarchy`: the best candidate of each run of adjacent masks (dInfer).
 
-use crate::accept::{ACCEPT_THRESHOLD, Rule, Threshold, above, best_scored};
+use crate::accept::rule::{ACCEPT_THRESHOLD, Rule, above, best_scored};
+use crate::accept::threshold::Threshold;
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 

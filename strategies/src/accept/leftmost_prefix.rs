@@ -1,6 +1,7 @@
 //! `leftmost_prefix`: the confident candidates from the left (DMax).
 
-use crate::accept::{ACCEPT_THRESHOLD, Rule, Threshold};
+use crate::accept::rule::{ACCEPT_THRESHOLD, Rule};
+use crate::accept::threshold::Threshold;
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 

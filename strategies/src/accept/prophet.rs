@@ -9,8 +9,8 @@
 //! server does not know these positions, so the mean here is over the masked positions of the block, and each block commits
 //! separately. With one block per answer, both commit the whole answer.
 
+use crate::accept::rule::{DENOISING_STEPS, Rule, best_scored};
 use crate::accept::schedule::quota;
-use crate::accept::{DENOISING_STEPS, Rule, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 

@@ -1,6 +1,7 @@
 //! Rules with a number of positions per step: `static`, `dynamic`, `sequential`, `random`.
 
-use crate::accept::{ACCEPT_THRESHOLD, DENOISING_STEPS, Rule, Threshold, above, best_by, best_scored};
+use crate::accept::rule::{ACCEPT_THRESHOLD, DENOISING_STEPS, Rule, above, best_by, best_scored};
+use crate::accept::threshold::Threshold;
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 

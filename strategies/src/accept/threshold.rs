@@ -1,6 +1,6 @@
 //! Rules with a confidence threshold: `threshold`, `threshold_keep`, `gated_threshold`, `relative`.
 
-use crate::accept::{ACCEPT_THRESHOLD, Rule, SEMI_COMPLETE_THRESHOLD, above, at_least, or_best};
+use crate::accept::rule::{ACCEPT_THRESHOLD, Rule, SEMI_COMPLETE_THRESHOLD, above, at_least, or_best};
 use crate::contract::setting::{Field, SettingFields};
 use crate::contract::view::{BlockView, Candidate};
 

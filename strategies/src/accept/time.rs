@@ -1,6 +1,6 @@
 //! Dream's schedule over time: `origin`, `maskgit_plus`, `topk_margin`, `entropy`.
 
-use crate::accept::{DENOISING_STEPS, Rule, best_by, best_scored};
+use crate::accept::rule::{DENOISING_STEPS, Rule, best_by, best_scored};
 use crate::contract::setting::{Field, Setting, SettingFields};
 use crate::contract::view::{BlockView, Candidate, Score};
 
