@@ -107,14 +107,14 @@ pub struct ClientRequest(Arc<OpenRequest>);
 struct OpenRequest {
     route: &'static str,
     trace: Option<RequestTrace>,
-    accepted: Instant,
     timeline: Mutex<ClientTimeline>,
 }
 
 impl ClientRequest {
     /// A request that is accepted now.
     pub(in crate::frontend) fn new(route: &'static str, trace: Option<RequestTrace>) -> Self {
-        Self(Arc::new(OpenRequest { route, trace, accepted: Instant::now(), timeline: Mutex::default() }))
+        let timeline = Mutex::new(ClientTimeline::new(Instant::now()));
+        Self(Arc::new(OpenRequest { route, trace, timeline }))
     }
 
     /// Describes in its trace what it asks for.
@@ -133,7 +133,7 @@ impl ClientRequest {
 
     /// When it was accepted.
     pub(in crate::frontend) fn accepted(&self) -> Instant {
-        self.0.accepted
+        lock(&self.0.timeline).accepted
     }
 
     /// More prompts are ids: so many that the client gave.
@@ -141,9 +141,10 @@ impl ClientRequest {
         lock(&self.0.timeline).n_prompt_tokens += n_tokens;
     }
 
-    /// A choice has ended for its reader, or was left by it. The client knows the request by `id`.
-    pub(in crate::frontend) fn close(&self, id: &str, choice: Timeline) {
-        lock(&self.0.timeline).add(id, choice);
+    /// A choice has ended for its reader, with `reply` where it has an answer, or was left by it. The client knows the request by
+    /// `id`.
+    pub(in crate::frontend) fn close(&self, id: &str, choice: &Timeline, reply: Option<&ServingReply>) {
+        lock(&self.0.timeline).add(id, choice, reply);
     }
 
     /// The error that the reader has is the whole answer, with this status.
@@ -155,11 +156,13 @@ impl ClientRequest {
 impl Drop for OpenRequest {
     fn drop(&mut self) {
         let timeline = self.timeline.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(choices) = timeline.choices() else { return };
+        if timeline.n_choices == 0 {
+            return;
+        }
         let now = Instant::now();
         if let Some(trace) = &self.trace {
-            spans::end(trace, timeline, choices, now);
+            spans::end(trace, timeline, now);
         }
-        log_line::ended(self.route, self.trace.as_ref().map(RequestTrace::trace_id), timeline, choices, now);
+        log_line::ended(self.route, self.trace.as_ref().map(RequestTrace::trace_id), timeline, now);
     }
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use crate::frontend::quarantine::{Fingerprint, Running};
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::running::recorders::Recorders;
-use crate::frontend::running::timeline::Timeline;
+use crate::frontend::running::timeline::{EndReason, Timeline};
 
 /// Positions that unread snapshots may show in all. Chosen by us: over a hundred steps of two blocks of 8, and some
 /// 200 KB for a reader that never reads.
@@ -359,11 +359,11 @@ impl RequestState {
             }
             None => match pending.end.take() {
                 Some(End::Reply(reply)) => {
-                    pending.timeline.read_reply(&reply);
+                    pending.timeline.read_end(EndReason::Answered(reply.finish_reason));
                     StreamEvent::Reply(reply)
                 }
                 Some(End::Error(error)) => {
-                    pending.timeline.error = Some(error.code);
+                    pending.timeline.read_end(EndReason::Failed(error.code));
                     StreamEvent::Error(error)
                 }
                 None if pending.timeline.ended.is_some() => return Poll::Ready(None),
@@ -391,7 +391,7 @@ impl RequestState {
         if pending.progress.is_empty() {
             match pending.end.take() {
                 Some(End::Error(error)) => {
-                    pending.timeline.error = Some(error.code);
+                    pending.timeline.read_end(EndReason::Failed(error.code));
                     return Poll::Ready(Err(error));
                 }
                 end => pending.end = end,

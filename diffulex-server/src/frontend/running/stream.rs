@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use diffulex_protocol::{ServingDelta, ServingError, StreamMode};
+use diffulex_protocol::{ServingDelta, ServingError, ServingReply, StreamMode};
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
@@ -153,7 +153,7 @@ impl EventStream {
         let word = std::future::poll_fn(|context| self.state.poll_first(context)).await;
         if word.is_err() {
             self.context = None;
-            self.close();
+            self.close(None);
         }
         word
     }
@@ -190,21 +190,21 @@ impl EventStream {
                 if let Some(mut context) = self.context.take() {
                     context.settle(reply);
                 }
-                self.close();
+                self.close(Some(reply));
             }
             StreamEvent::Error(_) => {
                 self.context = None;
-                self.close();
+                self.close(None);
             }
         }
     }
 
-    /// The reader has the end, or leaves without it.
-    fn close(&mut self) {
+    /// The reader has the end, which may be an answer, or leaves without it.
+    fn close(&mut self, reply: Option<&ServingReply>) {
         self.has_end = true;
         let timeline = self.state.timeline();
         self.shared.recorders.closed(&self.state.rid, &timeline);
-        self.client.close(self.state.request().1, timeline);
+        self.client.close(self.state.request().1, &timeline, reply);
     }
 }
 
@@ -219,7 +219,7 @@ impl Stream for EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         if !self.has_end {
-            self.close();
+            self.close(None);
         }
         if self.state.timeline().ended.is_some() {
             return;

@@ -22,7 +22,7 @@ pub(in crate::frontend) fn queue_time(reply: &ServingReply) -> Duration {
     Duration::try_from_secs_f64(reply.queue_time_s).unwrap_or_default()
 }
 
-/// The life of one request to the engine so far, or of all choices of a client's request that have ended.
+/// The life of one request to the engine so far.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::frontend) struct Timeline {
     /// Accepted for admission: parsed, not tokenised.
@@ -31,7 +31,7 @@ pub(in crate::frontend) struct Timeline {
     pub(in crate::frontend) tokenising: Instant,
     /// Its prompt is token ids.
     pub(in crate::frontend) tokenised: Instant,
-    /// Its first event comes from the engine.
+    /// Its first event has come from the engine.
     has_event: bool,
     /// The last event with new final tokens comes from the engine.
     last_commit: Option<Instant>,
@@ -39,33 +39,17 @@ pub(in crate::frontend) struct Timeline {
     n_final: u32,
     /// The end comes, from the engine or made by the front end.
     pub(in crate::frontend) ended: Option<Instant>,
-    /// Its reader has something to show.
-    pub(in crate::frontend) first_read: Option<Instant>,
-    /// Answers that their readers have.
-    pub(in crate::frontend) answered: Option<Answered>,
-    /// The first error that a reader has.
-    pub(in crate::frontend) error: Option<ErrorCode>,
+    /// Its reader takes the first event.
+    first_read: Option<Instant>,
+    /// The end that its reader has taken; `None` if it has left.
+    pub(in crate::frontend) end: Option<EndReason>,
 }
 
-/// Answers that their readers have: the counts of all together.
+/// The end of a request, and why.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::frontend) struct Answered {
-    n: u32,
-    /// The reason of the first.
-    pub(in crate::frontend) finish: FinishReason,
-    /// For each of [`FinishReason::ALL`], whether an answer ended so.
-    finishes: [bool; FinishReason::ALL.len()],
-    pub(in crate::frontend) n_cached_tokens: u32,
-    pub(in crate::frontend) n_tokens: u32,
-    pub(in crate::frontend) nfe: u32,
-    pub(in crate::frontend) nfe_counts: NfeCounts,
-    pub(in crate::frontend) n_preemptions: u32,
-    /// Of the answer that waited least; see [`queue_time`].
-    pub(in crate::frontend) least_queue: Duration,
-    /// Of the answer that waited most.
-    pub(in crate::frontend) queue: Duration,
-    /// The last of them comes from the engine.
-    pub(in crate::frontend) arrived: Instant,
+pub(in crate::frontend) enum EndReason {
+    Answered(FinishReason),
+    Failed(ErrorCode),
 }
 
 /// An event of the engine, beside those before it.
@@ -81,18 +65,9 @@ pub(in crate::frontend) struct Arrival {
 impl Timeline {
     /// A request that was accepted at `accepted`, and tokenised from one time to the other.
     pub(in crate::frontend) fn new(accepted: Instant, (tokenising, tokenised): (Instant, Instant)) -> Self {
-        Self {
-            accepted,
-            tokenising,
-            tokenised,
-            has_event: false,
-            last_commit: None,
-            n_final: 0,
-            ended: None,
-            first_read: None,
-            answered: None,
-            error: None,
-        }
+        let (has_event, last_commit, n_final) = (false, None, 0);
+        let (ended, first_read, end) = (None, None, None);
+        Self { accepted, tokenising, tokenised, has_event, last_commit, n_final, ended, first_read, end }
     }
 
     /// An event comes from the engine at `now`, with `n_final` tokens of the answer final.
@@ -118,121 +93,124 @@ impl Timeline {
         self.first_read.get_or_insert_with(Instant::now);
     }
 
-    /// The reader takes the answer.
-    pub(in crate::frontend) fn read_reply(&mut self, reply: &ServingReply) {
-        self.read();
-        let queue = queue_time(reply);
-        self.answered = Some(Answered {
-            n: 1,
-            finish: reply.finish_reason,
-            finishes: FinishReason::ALL.map(|known| known == reply.finish_reason),
-            n_cached_tokens: reply.cached_tokens,
-            n_tokens: reply.written_tokens(),
-            nfe: reply.nfe,
-            nfe_counts: reply.nfe_counts,
-            n_preemptions: reply.preemptions,
-            least_queue: queue,
-            queue,
-            arrived: self.ended.unwrap_or(self.tokenised),
-        });
-    }
-
-    /// The first forward of the choices that have an answer, by the front end's clock; never after the answer.
-    pub(in crate::frontend) fn first_forward(&self, answered: &Answered) -> Instant {
-        (self.tokenised + answered.least_queue).min(answered.arrived)
-    }
-
-    /// `self` and a choice of the same request that ended later.
-    fn join(self, later: Self) -> Self {
-        let first_read = match (self.first_read, later.first_read) {
-            (Some(one), Some(other)) => Some(one.min(other)),
-            (one, other) => one.or(other),
-        };
-        let answered = match (self.answered, later.answered) {
-            (Some(one), Some(other)) => Some(one.join(&other)),
-            (one, other) => one.or(other),
-        };
-        Self {
-            accepted: self.accepted.min(later.accepted),
-            tokenised: self.tokenised.min(later.tokenised),
-            first_read,
-            answered,
-            error: self.error.or(later.error),
-            ..self
+    /// The reader takes the end. An error is not an event to show.
+    pub(in crate::frontend) fn read_end(&mut self, end: EndReason) {
+        if matches!(end, EndReason::Answered(_)) {
+            self.read();
         }
-    }
-}
-
-impl Answered {
-    fn join(self, later: &Self) -> Self {
-        let (one, other) = (self.nfe_counts, later.nfe_counts);
-        let mut finishes = self.finishes;
-        finishes.iter_mut().zip(later.finishes).for_each(|(is_there, more)| *is_there |= more);
-        Self {
-            n: self.n + later.n,
-            finish: self.finish,
-            finishes,
-            n_cached_tokens: self.n_cached_tokens + later.n_cached_tokens,
-            n_tokens: self.n_tokens + later.n_tokens,
-            nfe: self.nfe + later.nfe,
-            nfe_counts: NfeCounts {
-                denoise: one.denoise + other.denoise,
-                prefill: one.prefill + other.prefill,
-                commit: one.commit + other.commit,
-                rebuild: one.rebuild + other.rebuild,
-            },
-            n_preemptions: self.n_preemptions + later.n_preemptions,
-            least_queue: self.least_queue.min(later.least_queue),
-            queue: self.queue.max(later.queue),
-            arrived: self.arrived.max(later.arrived),
-        }
-    }
-
-    /// Every reason that an answer ended with.
-    pub(in crate::frontend) fn finishes(&self) -> impl Iterator<Item = FinishReason> + use<> {
-        FinishReason::ALL.into_iter().zip(self.finishes).filter(|(_, is_there)| *is_there).map(|(reason, _)| reason)
+        self.end = Some(end);
     }
 }
 
 /// A client's request: its choices that have ended for their reader, or were left by it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::frontend) struct ClientTimeline {
     /// The id that the client knows it by.
     pub(in crate::frontend) rid: String,
+    pub(in crate::frontend) n_choices: u32,
     /// Tokens that the client gave: a prompt's once however many choices it has.
     pub(in crate::frontend) n_prompt_tokens: usize,
+    pub(in crate::frontend) accepted: Instant,
+    /// Its first prompts are token ids.
+    pub(in crate::frontend) tokenised: Instant,
+    /// A reader takes the first event of a choice.
+    pub(in crate::frontend) first_read: Option<Instant>,
+    pub(in crate::frontend) answers: Answers,
+    /// The first error.
+    pub(in crate::frontend) error: Option<ErrorCode>,
     /// Status of an error that came before the headers.
     pub(in crate::frontend) status: Option<u16>,
-    pub(in crate::frontend) n_choices: u32,
-    choices: Option<Timeline>,
+}
+
+/// Answers that their readers have, together.
+#[derive(Debug, Default)]
+pub(in crate::frontend) struct Answers {
+    pub(in crate::frontend) n: u32,
+    /// The reason of the first.
+    pub(in crate::frontend) finish: Option<FinishReason>,
+    /// For each of [`FinishReason::ALL`], whether an answer ended so.
+    finishes: [bool; FinishReason::ALL.len()],
+    pub(in crate::frontend) n_cached_tokens: u32,
+    pub(in crate::frontend) n_tokens: u32,
+    pub(in crate::frontend) nfe: u32,
+    pub(in crate::frontend) nfe_counts: NfeCounts,
+    pub(in crate::frontend) n_preemptions: u32,
+    /// The longest [`queue_time`].
+    pub(in crate::frontend) queue: Duration,
+    least_queue: Option<Duration>,
+    /// The last of them comes from the engine.
+    pub(in crate::frontend) arrived: Option<Instant>,
+}
+
+impl Answers {
+    fn add(&mut self, reply: &ServingReply, arrived: Option<Instant>) {
+        self.n += 1;
+        self.finish.get_or_insert(reply.finish_reason);
+        for (known, is_there) in FinishReason::ALL.iter().zip(&mut self.finishes) {
+            *is_there |= *known == reply.finish_reason;
+        }
+        self.n_cached_tokens += reply.cached_tokens;
+        self.n_tokens += reply.written_tokens();
+        self.nfe += reply.nfe;
+        let (counts, more) = (&mut self.nfe_counts, &reply.nfe_counts);
+        counts.denoise += more.denoise;
+        counts.prefill += more.prefill;
+        counts.commit += more.commit;
+        counts.rebuild += more.rebuild;
+        self.n_preemptions += reply.preemptions;
+        let queue = queue_time(reply);
+        self.queue = self.queue.max(queue);
+        self.least_queue = Some(self.least_queue.map_or(queue, |least| least.min(queue)));
+        self.arrived = self.arrived.max(arrived);
+    }
+
+    /// Every reason that an answer ended with.
+    pub(in crate::frontend) fn finishes(&self) -> impl Iterator<Item = FinishReason> {
+        FinishReason::ALL.into_iter().zip(self.finishes).filter(|(_, is_there)| *is_there).map(|(reason, _)| reason)
+    }
 }
 
 impl ClientTimeline {
-    /// A choice ends, of the request that the client knows by `rid`.
-    pub(in crate::frontend) fn add(&mut self, rid: &str, choice: Timeline) {
+    /// A request without a choice.
+    pub(in crate::frontend) fn new(accepted: Instant) -> Self {
+        Self {
+            rid: String::new(),
+            n_choices: 0,
+            n_prompt_tokens: 0,
+            accepted,
+            tokenised: accepted,
+            first_read: None,
+            answers: Answers::default(),
+            error: None,
+            status: None,
+        }
+    }
+
+    /// A choice ends, with `reply` where it has an answer, of the request that the client knows by `id`.
+    pub(in crate::frontend) fn add(&mut self, id: &str, choice: &Timeline, reply: Option<&ServingReply>) {
+        if self.n_choices == 0 {
+            id.clone_into(&mut self.rid);
+            self.tokenised = choice.tokenised;
+        }
         self.n_choices += 1;
-        self.choices = Some(match self.choices {
-            Some(choices) => choices.join(choice),
-            None => {
-                rid.clone_into(&mut self.rid);
-                choice
-            }
-        });
+        self.tokenised = self.tokenised.min(choice.tokenised);
+        self.first_read = self.first_read.into_iter().chain(choice.first_read).min();
+        if let Some(EndReason::Failed(code)) = choice.end {
+            self.error.get_or_insert(code);
+        }
+        if let Some(reply) = reply {
+            self.answers.add(reply, choice.ended);
+        }
     }
 
-    /// All its choices as one; `None` for a request without any, which was not accepted.
-    pub(in crate::frontend) fn choices(&self) -> Option<&Timeline> {
-        self.choices.as_ref()
-    }
-
-    fn error(&self) -> Option<ErrorCode> {
-        self.choices?.error
+    /// The first forward of a choice that has an answer, by the front end's clock; never after the last answer.
+    pub(in crate::frontend) fn first_forward(&self, arrived: Instant) -> Instant {
+        (self.tokenised + self.answers.least_queue.unwrap_or_default()).min(arrived)
     }
 
     /// Its end in a word, and its status.
     pub(in crate::frontend) fn verdict(&self) -> (&'static str, u16) {
-        let n_answered = self.choices.and_then(|choices| choices.answered).map_or(0, |answered| answered.n);
-        match (self.error(), n_answered == self.n_choices) {
+        match (self.error, self.answers.n == self.n_choices) {
             (Some(_), _) => ("failed", self.status.unwrap_or(OK)),
             (None, true) => ("answered", OK),
             (None, false) => (CANCELLED, CLIENT_LEFT),
@@ -241,12 +219,10 @@ impl ClientTimeline {
 
     /// Why it did not end as it should have, in a word.
     pub(in crate::frontend) fn failure(&self) -> Option<&'static str> {
-        match (self.error(), self.verdict()) {
+        let aborted = self.answers.finishes().find(|reason| *reason == FinishReason::Aborted);
+        match (self.error, self.verdict()) {
             (Some(code), _) => Some(error_label(code)),
-            (None, (_, OK)) => {
-                let mut finishes = self.choices?.answered?.finishes();
-                finishes.find(|reason| *reason == FinishReason::Aborted).map(FinishReason::as_str)
-            }
+            (None, (_, OK)) => aborted.map(FinishReason::as_str),
             (None, (word, _)) => Some(word),
         }
     }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::frontend::running::timeline::{ClientTimeline, Timeline};
+use crate::frontend::running::timeline::ClientTimeline;
 use crate::observe::telemetry::error_label;
 use crate::observe::traces::TraceId;
 
@@ -20,28 +20,22 @@ pub(super) fn sent(rid: &str) {
 }
 
 /// A client's request has ended.
-pub(super) fn ended(
-    route: &'static str,
-    trace_id: Option<TraceId>,
-    client: &ClientTimeline,
-    choices: &Timeline,
-    now: Instant,
-) {
-    let answered = choices.answered.as_ref();
-    let since_accepted = |instant: Instant| milliseconds(instant.saturating_duration_since(choices.accepted));
+pub(super) fn ended(route: &'static str, trace_id: Option<TraceId>, client: &ClientTimeline, now: Instant) {
+    let answers = &client.answers;
+    let since_accepted = |instant: Instant| milliseconds(instant.saturating_duration_since(client.accepted));
     let (word, status) = client.verdict();
     tracing::info!(
         id = %client.rid,
         route = %route,
         status,
-        finish = answered.map(|answered| tracing::field::display(answered.finish.as_str())),
-        error = choices.error.map(|code| tracing::field::display(error_label(code))),
+        finish = answers.finish.map(|reason| tracing::field::display(reason.as_str())),
+        error = client.error.map(|code| tracing::field::display(error_label(code))),
         choices = (client.n_choices > 1).then_some(client.n_choices),
         prompt_tokens = client.n_prompt_tokens as u64,
-        answer_tokens = answered.map_or(0, |answered| answered.n_tokens),
-        nfe = answered.map_or(0, |answered| answered.nfe),
-        queue_ms = answered.map(|answered| milliseconds(answered.queue)),
-        first_ms = choices.first_read.map(since_accepted),
+        answer_tokens = answers.n_tokens,
+        nfe = answers.nfe,
+        queue_ms = answers.finish.map(|_| milliseconds(answers.queue)),
+        first_ms = client.first_read.map(since_accepted),
         total_ms = since_accepted(now),
         trace_id = trace_id.map(tracing::field::display),
         "{word}"

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::frontend::locks::lock;
 use crate::frontend::requests::submit_error::SubmitError;
-use crate::frontend::running::timeline::Timeline;
+use crate::frontend::running::timeline::{EndReason, Timeline};
 
 /// Bytes of a run's name at most. Chosen by us: a file name with room for the stage and the process.
 pub(in crate::frontend) const MAX_RUN_ID: usize = 64;
@@ -130,9 +130,6 @@ impl Profiler {
 
     /// Request `rid` was accepted, tokenised and put into the outbox.
     pub(super) fn admitted(&self, rid: &str, timeline: &Timeline, prompt_tokens: usize) {
-        if !self.is_on() {
-            return;
-        }
         self.record(|recording| {
             let clock = recording.clock();
             recording.event(Stage::Frontend, "request_admission", rid, clock.at(timeline.accepted), json!({}));
@@ -144,61 +141,51 @@ impl Profiler {
 
     /// The command of request `rid` was sent to the engine at `sending`.
     pub(super) fn sent(&self, rid: &str, sending: Option<Instant>) {
-        if let Some(sending) = sending {
+        if sending.is_some() {
             self.event("stage_hop_sent", rid, sending, || json!({"to_stage": "engine"}));
         }
     }
 
     /// The events of a batch are here.
     pub(super) fn received(&self, batch: &EventBatch, now: Instant) {
-        if !self.is_on() {
-            return;
-        }
-        for event in &batch.events {
+        for event in batch.events.iter().filter(|_| self.is_on()) {
             let Some(rid) = event.request_id() else { continue };
             if let Some(chunk_id) = event.chunk_id() {
                 let details = || json!({"from_stage": "detokenizer", "chunk_id": chunk_id, "modality": "text"});
-                self.event("stage_stream_chunk_received", rid, now, details);
+                self.event("stage_stream_chunk_received", rid, Some(now), details);
             } else if let ServingEvent::Reply(_) = event {
-                self.event("stage_input_received", rid, now, || json!({"from_stage": "detokenizer"}));
+                self.event("stage_input_received", rid, Some(now), || json!({"from_stage": "detokenizer"}));
             }
         }
     }
 
     /// Part `seq` of the answer to request `rid` is taken by its reader.
     pub(super) fn read(&self, rid: &str, seq: u32) {
-        if self.is_on() {
-            let name = if seq == 0 { "stage_first_stream_chunk_sent" } else { "stage_stream_chunk_sent" };
-            let details = || json!({"to_stage": "client", "chunk_id": seq, "modality": "text"});
-            self.event(name, rid, Instant::now(), details);
-        }
+        let name = if seq == 0 { "stage_first_stream_chunk_sent" } else { "stage_stream_chunk_sent" };
+        self.event(name, rid, None, || json!({"to_stage": "client", "chunk_id": seq, "modality": "text"}));
     }
 
     /// Request `rid` lost its worker.
     pub(super) fn lost(&self, rid: &str) {
-        if self.is_on() {
-            self.event("engine_lost", rid, Instant::now(), || json!({}));
-        }
+        self.event("engine_lost", rid, None, || json!({}));
     }
 
     /// Request `rid` has ended for its client.
     pub(super) fn closed(&self, rid: &str, timeline: &Timeline) {
-        if !self.is_on() {
-            return;
-        }
-        self.event("terminal_response", rid, Instant::now(), || match (&timeline.answered, timeline.error) {
-            (Some(answered), _) => json!({"finish_reason": answered.finish}),
-            (None, Some(code)) => json!({"error": code}),
-            (None, None) => json!({"cancelled": true}),
+        self.event("terminal_response", rid, None, || match timeline.end {
+            Some(EndReason::Answered(reason)) => json!({"finish_reason": reason}),
+            Some(EndReason::Failed(code)) => json!({"error": code}),
+            None => json!({"cancelled": true}),
         });
         // The events so far can be read while the profile goes on.
         self.record(Recording::flush);
     }
 
-    /// `name` happened to request `rid` at `instant`.
-    fn event(&self, name: &'static str, rid: &str, instant: Instant, details: impl FnOnce() -> Value) {
+    /// `name` happened to request `rid` at `instant`, or happens now.
+    fn event(&self, name: &'static str, rid: &str, instant: Option<Instant>, details: impl FnOnce() -> Value) {
         self.record(|recording| {
-            let at = recording.clock().at(instant);
+            let clock = recording.clock();
+            let at = instant.map_or_else(|| clock.now(), |instant| clock.at(instant));
             recording.event(Stage::Frontend, name, rid, at, details());
         });
     }
@@ -223,9 +210,11 @@ impl Profiler {
         lock(&self.order).clone().map(ServingCommand::ProfileStart)
     }
 
-    #[cold]
+    /// Writes, if a profile is being recorded.
     fn record(&self, write: impl FnOnce(&mut Recording)) {
-        if let Some(recording) = &mut *lock(&self.recording) {
+        if self.is_on()
+            && let Some(recording) = &mut *lock(&self.recording)
+        {
             write(recording);
         }
     }

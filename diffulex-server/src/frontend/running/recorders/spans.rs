@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use diffulex_protocol::{Pooling, SamplingParams, ServingInput};
 
-use crate::frontend::running::timeline::{Answered, ClientTimeline, Timeline};
+use crate::frontend::running::timeline::{Answers, ClientTimeline};
 use crate::observe::traces::{KeyValue, RequestTrace, attribute};
 
 /// Describes a request, `n_choices` answers to each prompt, the first of which is `input`.
@@ -43,58 +43,58 @@ pub(super) fn begin(
 }
 
 /// Describes the end of a request, which is now, and adds a span for each stage.
-pub(super) fn end(trace: &RequestTrace, client: &ClientTimeline, choices: &Timeline, now: Instant) {
-    trace.describe(|| attributes(client, choices, now));
+pub(super) fn end(trace: &RequestTrace, client: &ClientTimeline, now: Instant) {
+    trace.describe(|| attributes(client, now));
     if let Some(failure) = client.failure() {
         trace.fail(failure);
     }
     let none = Vec::new;
-    trace.stage("receive", (trace.start(), choices.accepted), none);
-    trace.stage("tokenize", (choices.accepted, choices.tokenised), none);
-    let Some(answered) = &choices.answered else {
+    trace.stage("receive", (trace.start(), client.accepted), none);
+    trace.stage("tokenize", (client.accepted, client.tokenised), none);
+    let Some(arrived) = client.answers.arrived else {
         // Only an answer has the time of its first forward.
-        return trace.stage("engine", (choices.tokenised, now), none);
+        return trace.stage("engine", (client.tokenised, now), none);
     };
-    let started = choices.first_forward(answered);
-    trace.stage("queue", (choices.tokenised, started), none);
-    let name = if answered.nfe_counts.decoding() > 0 { "denoise" } else { "encode" };
-    trace.stage(name, (started, answered.arrived), || forwards(answered));
-    trace.stage("respond", (answered.arrived, now), none);
+    let started = client.first_forward(arrived);
+    trace.stage("queue", (client.tokenised, started), none);
+    let name = if client.answers.nfe_counts.decoding() > 0 { "denoise" } else { "encode" };
+    trace.stage(name, (started, arrived), || forwards(&client.answers));
+    trace.stage("respond", (arrived, now), none);
 }
 
-fn forwards(answered: &Answered) -> Vec<KeyValue> {
-    let counts = &answered.nfe_counts;
+fn forwards(answers: &Answers) -> Vec<KeyValue> {
+    let counts = &answers.nfe_counts;
     let by_purpose = [
         ("diffulex.nfe.prefill", counts.prefill),
         ("diffulex.nfe.denoise", counts.denoise),
         ("diffulex.nfe.commit", counts.commit),
         ("diffulex.nfe.rebuild", counts.rebuild),
-        ("diffulex.preemptions", answered.n_preemptions),
+        ("diffulex.preemptions", answers.n_preemptions),
     ];
     by_purpose.into_iter().map(|(key, count)| attribute(key, count)).collect()
 }
 
-fn attributes(client: &ClientTimeline, choices: &Timeline, now: Instant) -> Vec<KeyValue> {
-    let since_accepted = |instant: Instant| instant.saturating_duration_since(choices.accepted).as_secs_f64();
-    let answered = choices.answered.as_ref();
+fn attributes(client: &ClientTimeline, now: Instant) -> Vec<KeyValue> {
+    let since_accepted = |instant: Instant| instant.saturating_duration_since(client.accepted).as_secs_f64();
+    let answers = &client.answers;
     let n_prompt_tokens = u32::try_from(client.n_prompt_tokens).unwrap_or(u32::MAX);
     let mut attributes = vec![
         attribute("gen_ai.request.id", client.rid.as_str()),
         attribute("gen_ai.usage.input_tokens", n_prompt_tokens),
-        attribute("gen_ai.usage.output_tokens", answered.map_or(0, |answered| answered.n_tokens)),
+        attribute("gen_ai.usage.output_tokens", answers.n_tokens),
         attribute("gen_ai.latency.e2e", since_accepted(now)),
-        attribute("diffulex.nfe", answered.map_or(0, |answered| answered.nfe)),
+        attribute("diffulex.nfe", answers.nfe),
     ];
-    if let Some(first) = choices.first_read {
+    if let Some(first) = client.first_read {
         attributes.push(attribute("gen_ai.latency.time_to_first_token", since_accepted(first)));
     }
-    if let Some(answered) = answered {
+    if answers.n > 0 {
         // Ours are finer; these are the words that readers of traces know.
-        let mut reasons: Vec<&str> = answered.finishes().map(|reason| reason.openai()).collect();
+        let mut reasons: Vec<&str> = answers.finishes().map(|reason| reason.openai()).collect();
         reasons.dedup();
         attributes.push(attribute("gen_ai.response.finish_reasons", reasons));
-        attributes.push(attribute("gen_ai.latency.time_in_queue", answered.queue.as_secs_f64()));
-        attributes.push(attribute("gen_ai.usage.cache_read.input_tokens", answered.n_cached_tokens));
+        attributes.push(attribute("gen_ai.latency.time_in_queue", answers.queue.as_secs_f64()));
+        attributes.push(attribute("gen_ai.usage.cache_read.input_tokens", answers.n_cached_tokens));
     }
     attributes
 }
