@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
-use diffulex_protocol::{ErrorCode, FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
+use diffulex_protocol::{ErrorCode, FinishReason, SamplingParams, ServingGenerate, SettingValue};
 use diffulex_strategies::accept::DENOISING_STEPS;
 use diffulex_strategies::{ContextGrowth, Layout, Strategy};
 
@@ -14,7 +14,6 @@ use crate::adapters::{AdapterTable, Named};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
 use crate::sequence::{Limits, Sequence};
-use crate::text::TextModel;
 
 /// The place of an answer among the tokens of its sequence.
 struct Place {
@@ -31,7 +30,6 @@ struct Place {
 /// The context of an admission.
 pub(crate) struct Admission<'a> {
     pub(crate) config: &'a EngineConfig,
-    pub(crate) text: &'a TextModel,
     pub(crate) adapters: &'a AdapterTable,
     /// Ids of prompts are below this.
     pub(crate) vocab_size: u32,
@@ -81,17 +79,13 @@ impl Admission<'_> {
         request.sampling_params.seed = Some(seed);
         let params = &request.sampling_params;
         params.validate().map_err(|error| RequestError::invalid(error.field, error.to_string()))?;
-        let prompt = match &request.input {
-            ServingInput::Prompt { prompt } => self.ids_of(prompt)?,
-            ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
-        };
-        check_ids("prompt", &prompt, self.vocab_size)?;
+        check_ids("prompt", &request.prompt, self.vocab_size)?;
         check_params_ids(params, self.vocab_size)?;
         let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let is_d2f = adapter.is_some_and(|adapter| adapter.is_d2f);
         let mut decoding = params.decoding.clone();
         let mut strategy = self.config.strategy_for(is_d2f, &decoding)?;
-        let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(&strategy, suffix))?;
+        self.check_suffix(&strategy, &request.suffix)?;
         let declared = strategy.declared();
         let fits_a_block = (1..=declared.block_size).contains(&request.masked.len());
         let timed = declared.accept.filter(|rule| rule.may_pause() && rule.denoising_steps().is_none());
@@ -106,13 +100,13 @@ impl Admission<'_> {
         let fills = request.context.is_some_and(|context| context.fills);
         let is_only_read = fills || request.embed.is_some();
         let place = if fills {
-            self.filling(&strategy, prompt)?
+            self.filling(&strategy, &request.prompt)?
         } else if is_only_read {
-            self.behind(prompt, Vec::new(), 0)?
+            self.behind(&request.prompt, &[], 0)?
         } else if request.masked.is_empty() {
-            self.behind(prompt, suffix, params.max_tokens as usize)?
+            self.behind(&request.prompt, &request.suffix, params.max_tokens as usize)?
         } else {
-            self.at_masks(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
+            self.at_masks(&strategy, request)?
         };
         if is_only_read {
             self.check_pages("prompt", place.prompt.len(), 1)?;
@@ -162,29 +156,20 @@ impl Admission<'_> {
         Ok(Some(sequence).filter(|_| place.prompt.len() > 1))
     }
 
-    fn ids_of(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
-        match prompt {
-            Prompt::Ids(ids) => Ok(ids.clone()),
-            Prompt::Text(text) => self.text.encode(text),
-        }
-    }
-
-    fn suffix(&self, strategy: &Strategy, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
-        let ids = self.ids_of(suffix)?;
-        if !ids.is_empty() && strategy.kind().layout() != Layout::WholeAnswer {
+    fn check_suffix(&self, strategy: &Strategy, suffix: &[u32]) -> Result<(), RequestError> {
+        if !suffix.is_empty() && strategy.kind().layout() != Layout::WholeAnswer {
             let name = strategy.name();
             let message = format!(
                 "suffix needs a model that sees what follows the gap; this one is decoded by {name}, block after block"
             );
             return Err(RequestError::invalid("suffix", message));
         }
-        check_ids("suffix", &ids, self.vocab_size)?;
-        Ok(ids)
+        check_ids("suffix", suffix, self.vocab_size)
     }
 
     /// The part of `prompt` whose K/V are final before an answer, with the limits of a request that goes on from there.
-    fn filling(&self, strategy: &Strategy, prompt: Vec<u32>) -> Result<Place, RequestError> {
-        let mut place = self.behind(prompt, Vec::new(), 1)?;
+    fn filling(&self, strategy: &Strategy, prompt: &[u32]) -> Result<Place, RequestError> {
+        let mut place = self.behind(prompt, &[], 1)?;
         let declared = strategy.declared();
         if declared.layout == Layout::BlockCausal {
             place.prompt.truncate(place.prompt.len() / declared.block_size * declared.block_size);
@@ -194,7 +179,7 @@ impl Admission<'_> {
     }
 
     /// The answer between `prompt` and `suffix`.
-    fn behind(&self, prompt: Vec<u32>, suffix: Vec<u32>, max_tokens: usize) -> Result<Place, RequestError> {
+    fn behind(&self, prompt: &[u32], suffix: &[u32], max_tokens: usize) -> Result<Place, RequestError> {
         let max_model_len = self.config.max_model_len;
         let (prompt_len, suffix_len) = (prompt.len(), suffix.len());
         if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
@@ -220,18 +205,13 @@ impl Admission<'_> {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        Ok(Place { prompt, limits, given: Vec::new(), suffix })
+        Ok(Place { prompt: prompt.to_vec(), limits, given: Vec::new(), suffix: suffix.to_vec() })
     }
 
     /// The answer from the first mask of `prompt` to the last; what follows that is its suffix.
-    fn at_masks(
-        &self,
-        strategy: &Strategy,
-        prompt: &[u32],
-        suffix: &[u32],
-        masked: &[u32],
-        max_tokens: usize,
-    ) -> Result<Place, RequestError> {
+    fn at_masks(&self, strategy: &Strategy, request: &ServingGenerate) -> Result<Place, RequestError> {
+        let ServingGenerate { prompt, suffix, masked, .. } = request;
+        let max_tokens = request.sampling_params.max_tokens as usize;
         let invalid = |message: String| Err(RequestError::invalid("prompt", message));
         if strategy.kind().layout() != Layout::WholeAnswer {
             let name = strategy.name();

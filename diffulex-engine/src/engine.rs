@@ -146,12 +146,7 @@ impl Engine {
         if self.tickets.contains_key(&request.rid) {
             return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
         }
-        let admission = Admission {
-            config: &self.config,
-            text: &self.text,
-            adapters: &self.adapters,
-            vocab_size: self.card.vocab_size,
-        };
+        let admission = Admission { config: &self.config, adapters: &self.adapters, vocab_size: self.card.vocab_size };
         let Admitted { sequence, adapter, scoring } = admission.admit(&mut request)?;
         let ticket = self.next_ticket;
         self.next_ticket += 1;

@@ -45,4 +45,4 @@ pub use error::{BatchError, DeviceError, LoadError, RequestError, StepError};
 pub use files::ModelFiles;
 pub use identity::model_identity;
 pub use serving::ServingEngine;
-pub use text::{ConversationEnd, SpecialTokens, TextModel};
+pub use text::{ChatMessage, ConversationEnd, Prompt, ServingInput, SpecialTokens, TextModel};

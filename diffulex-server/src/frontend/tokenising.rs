@@ -2,8 +2,7 @@
 //!
 //! Never here: requests, and their limits.
 
-use diffulex_engine::{ConversationEnd, RequestError, TextModel};
-use diffulex_protocol::{Prompt, ServingInput};
+use diffulex_engine::{ConversationEnd, Prompt, RequestError, ServingInput, TextModel};
 
 use super::state::Frontend;
 use super::submit_error::SubmitError;
