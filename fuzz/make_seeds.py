@@ -20,9 +20,32 @@ def compact(value) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-# The wire: every message that Diffulex itself wrote.
+def pack(value) -> bytes:
+    """MessagePack of short texts, lists and maps."""
+    if value is None or isinstance(value, bool):
+        return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
+    if isinstance(value, int):
+        return struct.pack(">B", value) if value < 128 else struct.pack(">BI", 0xCE, value)
+    if isinstance(value, float):
+        return struct.pack(">Bd", 0xCB, value)
+    if isinstance(value, str):
+        return struct.pack(">BB", 0xD9, len(value.encode())) + value.encode()
+    if isinstance(value, list):
+        return struct.pack(">BH", 0xDC, len(value)) + b"".join(map(pack, value))
+    return struct.pack(">BH", 0xDE, len(value)) + b"".join(pack(key) + pack(item) for key, item in value.items())
+
+
+# The wire: the messages that Diffulex itself wrote, in its form and in ours.
+COMMANDS = {"generate", "abort", "shutdown", "profile_start", "profile_stop"}
 for vector in json.loads((GOLDEN / "protocol/diffulex.json").read_text()):
     seed("codec", vector["name"], bytes.fromhex(vector["msgpack"]))
+    body = vector["message"]
+    kind = body.pop("type")
+    if body.pop("input", None):
+        body["prompt"] = [1, 2, 300]
+    message = {kind: body} if body else kind
+    message = message if kind in COMMANDS else {"incarnation": 1, "events": [message]}
+    seed("codec", f"our_{vector['name']}", pack(message))
 
 # HTTP: route, what the worker answers (6 and more: a reply), body or path.
 REPLY, LATE_FAILURE, GET = b"\x07", b"\x42", b"\xc8"

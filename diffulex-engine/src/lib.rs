@@ -36,4 +36,4 @@ pub use recipe::{batch, randomness, recipes};
 pub use report::emit::snapshot_text;
 pub use report::{emit, profile};
 pub use serving::ServingEngine;
-pub use text::{ConversationEnd, SpecialTokens, TextModel};
+pub use text::{ChatMessage, ConversationEnd, Prompt, ServingInput, SpecialTokens, TextModel};

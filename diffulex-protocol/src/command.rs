@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::SamplingParams;
+use crate::fields::is_default;
 
-/// One command, a map tagged by `type`.
+/// One command: a map from its kind to its fields, or its kind alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 #[expect(clippy::large_enum_variant, reason = "nearly every command is a Generate, and each is moved only twice")]
 pub enum ServingCommand {
     /// Write an answer.
@@ -34,7 +35,7 @@ pub enum ServingCommand {
     },
     /// Give up every cached prefix page that no request uses.
     FlushCache,
-    /// Hold for the context `child` the pages that `parent` holds,.
+    /// Share the pages that `parent` holds with the context `child`.
     ForkContext {
         /// An unknown one holds none.
         parent: u64,
@@ -99,72 +100,53 @@ impl ServingCommand {
     }
 }
 
-/// A request for an answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A request for an answer. Keys that it lacks on the wire have their defaults, keys at their defaults are left out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ServingGenerate {
-    /// Unique among the requests in flight.
+    /// Unique among the requests in flight. First, so that a request that cannot be read further can be answered.
     pub rid: String,
-    /// The prompt.
-    pub input: ServingInput,
-    /// Sampling and limits.
-    #[serde(default)]
-    pub sampling_params: SamplingParams,
-    /// Send events while the answer is written, not only the reply.
-    #[serde(default)]
-    pub stream: bool,
-    /// Which events.
-    #[serde(default)]
-    pub stream_mode: StreamMode,
-    /// How much a snapshot covers.
-    #[serde(default, skip_serializing_if = "SnapshotSpan::is_default")]
-    pub snapshot: SnapshotSpan,
-    /// Text that follows the answer, for models that attend to it. Text or token ids, used as they are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub suffix: Option<Prompt>,
+    /// Token ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// Token ids that follow the answer, for models that attend to them.
+    #[serde(skip_serializing_if = "is_default")]
+    pub suffix: Vec<u32>,
     /// Masked positions of the prompt, ascending. If there are any, they are filled: the answer reaches from the first to the
     /// last of them and includes the prompt's tokens in between. Otherwise it follows the prompt.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "is_default")]
     pub masked: Vec<u32>,
+    /// Sampling and limits.
+    pub sampling_params: SamplingParams,
+    /// Send events while the answer is written, not only the reply.
+    pub stream: bool,
+    /// Which events.
+    pub stream_mode: StreamMode,
+    /// How much a snapshot covers.
+    #[serde(skip_serializing_if = "is_default")]
+    pub snapshot: SnapshotSpan,
     /// The adapter to answer with; `None` is the model as it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub adapter: Option<String>,
     /// Cached prefixes are shared only with requests of the same salt.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub cache_salt: Option<String>,
-    /// The context that the request extends. Its tokens are the beginning of `input`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The context that the request extends. Its tokens are the beginning of `prompt`.
+    #[serde(skip_serializing_if = "is_default")]
     pub context: Option<ContextUse>,
     /// The prompt is read and not answered: the reply has its embedding, pooled so, and no text. Sampling, stream, suffix and
     /// masks have no effect.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub embed: Option<Pooling>,
     /// The client's own tag, logged and never interpreted.
-    #[serde(default)]
     pub user: Option<String>,
     /// Unix time in seconds at which the front end took the request.
-    #[serde(default)]
     pub created_time: f64,
 }
 
 impl ServingGenerate {
-    /// A request for `input` with the default parameters, not streamed.
-    pub fn new(rid: impl Into<String>, input: ServingInput) -> Self {
-        Self {
-            rid: rid.into(),
-            input,
-            sampling_params: SamplingParams::default(),
-            stream: false,
-            stream_mode: StreamMode::default(),
-            snapshot: SnapshotSpan::default(),
-            suffix: None,
-            masked: Vec::new(),
-            adapter: None,
-            cache_salt: None,
-            context: None,
-            embed: None,
-            user: None,
-            created_time: 0.0,
-        }
+    /// A request for `prompt` with the default parameters, not streamed.
+    pub fn new(rid: impl Into<String>, prompt: Vec<u32>) -> Self {
+        Self { rid: rid.into(), prompt, ..Self::default() }
     }
 }
 
@@ -189,53 +171,6 @@ pub enum Pooling {
     Last,
 }
 
-/// The input of a generation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum ServingInput {
-    /// Text or token ids, used as they are.
-    Prompt {
-        /// The prompt.
-        prompt: Prompt,
-    },
-    /// Messages for the model's chat template.
-    Chat {
-        /// In order, the newest last.
-        messages: Vec<ChatMessage>,
-    },
-}
-
-impl ServingInput {
-    /// A prompt of token ids.
-    pub fn ids(ids: Vec<u32>) -> Self {
-        Self::Prompt { prompt: Prompt::Ids(ids) }
-    }
-
-    /// A prompt of text.
-    pub fn text(text: impl Into<String>) -> Self {
-        Self::Prompt { prompt: Prompt::Text(text.into()) }
-    }
-}
-
-/// Text, or ids of the model's vocabulary.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Prompt {
-    /// Tokenised by whoever runs the model.
-    Text(String),
-    /// Used as they are.
-    Ids(Vec<u32>),
-}
-
-/// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ChatMessage {
-    /// `system`, `user`, `assistant` or whatever the template knows.
-    pub role: String,
-    /// Text; other modalities never come this far.
-    pub content: String,
-}
-
 /// Which events a streaming request gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -256,10 +191,4 @@ pub enum SnapshotSpan {
     Window,
     /// The whole answer so far, as Diffulex does.
     Full,
-}
-
-impl SnapshotSpan {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }

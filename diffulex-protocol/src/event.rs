@@ -3,12 +3,11 @@
 use compact_str::CompactString;
 use serde::{Deserialize, Serialize};
 
-use crate::messagepack::{Cursor, Fields, Read, hot_events};
+use crate::fields::events;
 use crate::report::{EngineStats, Ready};
 
 /// All events of one tick, as one message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename = "batch")]
 pub struct EventBatch {
     /// The worker's start that sent it; events of an older incarnation are dropped.
     pub incarnation: u64,
@@ -16,9 +15,9 @@ pub struct EventBatch {
     pub events: Vec<ServingEvent>,
 }
 
-/// One event, a map tagged by `type`.
+/// One event: a map from its kind to its fields, or its kind alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum ServingEvent {
     /// Text that will not change any more (mode `block_append`).
     Delta(ServingDelta),
@@ -100,38 +99,10 @@ impl ServingEvent {
     }
 }
 
-impl Read<'_> for EventBatch {
-    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-        let mut fields = Fields::open(cursor)?;
-        if fields.field::<&str>("type")? != "batch" {
-            return None;
-        }
-        let batch = Self { incarnation: fields.field("incarnation")?, events: fields.field("events")? };
-        fields.close().map(|()| batch)
-    }
-}
-
-impl Read<'_> for ServingEvent {
-    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-        cursor.attempt(read_hot_event).or_else(|| cursor.read_plainly())
-    }
-}
-
-fn read_hot_event(cursor: &mut Cursor<'_>) -> Option<ServingEvent> {
-    let mut fields = Fields::open(cursor)?;
-    let event = match fields.field("type")? {
-        "delta" => ServingEvent::Delta(ServingDelta::read_fields(&mut fields)?),
-        "buffer_snapshot" => ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot::read_fields(&mut fields)?)),
-        "reply" => ServingEvent::Reply(Box::new(ServingReply::read_fields(&mut fields)?)),
-        _ => return None,
-    };
-    fields.close().map(|()| event)
-}
-
 /// The likeliest tokens of a position and their probabilities, in falling order.
 pub type Alternatives = Vec<(u32, f32)>;
 
-hot_events! {
+events! {
     /// Text that will not change any more.
     ///
     /// The texts of a request's deltas joined are its reply's text, byte for byte.
@@ -145,6 +116,7 @@ hot_events! {
         /// The new text; may be empty while a character is incomplete or a stop string may be beginning.
         pub text: String,
         /// The new tokens.
+        #[serde(with = "crate::packed")]
         pub token_ids: Vec<u32>,
         /// Forward passes so far.
         pub nfe: u32,
@@ -159,6 +131,7 @@ hot_events! {
         /// 0, 1, 2, ... over the request's deltas and snapshots.
         pub seq: u32,
         /// Probability of each token when it was committed, if `logprobs` was asked for.
+        #[serde(with = "crate::packed")]
         pub confidences: Vec<f32> [optional],
         /// Of each token the likeliest at its place then, in falling order, if `top_logprobs` was asked for.
         pub alternatives: Vec<Alternatives> [optional],
@@ -179,6 +152,7 @@ hot_events! {
         /// `token_ids` as text, a masked position as `░`.
         pub text: String,
         /// One per position; the mask id where nothing is decided yet.
+        #[serde(with = "crate::packed")]
         pub token_ids: Vec<u32>,
         /// Forward passes so far.
         pub nfe: u32,
@@ -197,11 +171,13 @@ hot_events! {
         /// Text that became final with this snapshot; joined over the request it is the reply's text.
         pub committed_text: String,
         /// Indices into `token_ids` that are still masked.
+        #[serde(with = "crate::packed")]
         pub mask_positions: Vec<u32>,
         /// One per position: what the token looks like alone; `None` where masked. Nearly every piece is short enough to lie in
         /// the list itself.
         pub pieces: Vec<Option<CompactString>>,
         /// One per position: probability when committed, 0 where masked.
+        #[serde(with = "crate::packed")]
         pub confidences: Vec<f32>,
         /// Positions of one block, so that a client can draw the edges: they lie at multiples of it in absolute positions.
         pub block_size: u32,
@@ -228,14 +204,6 @@ pub enum FinishReason {
     MaxRepetitionRunReached,
     /// The client, or a shutdown, ended it.
     Aborted,
-}
-
-impl Read<'_> for FinishReason {
-    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-        let name: serde::de::value::StrDeserializer<'_, serde::de::value::Error> =
-            serde::de::IntoDeserializer::into_deserializer(<&str>::read(cursor)?);
-        Self::deserialize(name).ok()
-    }
 }
 
 impl FinishReason {
@@ -272,28 +240,18 @@ impl FinishReason {
     }
 }
 
-hot_events! {
-    /// Forward passes of a request by purpose; a forward that does several things counts once, under the first that fits.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(default)]
-    pub struct NfeCounts {
-        /// Denoised at least one block.
-        pub denoise: u32,
-        /// Encoded the prompt only.
-        pub prefill: u32,
-        /// Wrote the K/V of finished blocks only.
-        pub commit: u32,
-        /// Wrote K/V again after a preemption.
-        pub rebuild: u32,
-    }
-}
-
-impl Read<'_> for NfeCounts {
-    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-        let mut fields = Fields::open(cursor)?;
-        let counts = Self::read_fields(&mut fields)?;
-        fields.close().map(|()| counts)
-    }
+/// Forward passes of a request by purpose; a forward that does several things counts once, under the first that fits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NfeCounts {
+    /// Denoised at least one block.
+    pub denoise: u32,
+    /// Encoded the prompt only.
+    pub prefill: u32,
+    /// Wrote the K/V of finished blocks only.
+    pub commit: u32,
+    /// Wrote K/V again after a preemption.
+    pub rebuild: u32,
 }
 
 impl NfeCounts {
@@ -309,29 +267,21 @@ impl NfeCounts {
     }
 }
 
-hot_events! {
-    /// How likely a prompt is, one entry of each list per token but the first.
-    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-    #[serde(default)]
-    pub struct PromptScores {
-        /// Natural logarithm of the probability of each token, given those before it.
-        pub log_probabilities: Vec<f32>,
-        /// The likeliest tokens at its place, if some were asked for.
-        pub alternatives: Vec<Alternatives> [optional],
-        /// Forward passes that this took.
-        pub nfe: u32,
-    }
+/// How likely a prompt is, one entry of each list per token but the first.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PromptScores {
+    /// Natural logarithm of the probability of each token, given those before it.
+    #[serde(with = "crate::packed")]
+    pub log_probabilities: Vec<f32>,
+    /// The likeliest tokens at its place, if some were asked for.
+    #[serde(skip_serializing_if = "crate::fields::is_default")]
+    pub alternatives: Vec<Alternatives>,
+    /// Forward passes that this took.
+    pub nfe: u32,
 }
 
-impl Read<'_> for PromptScores {
-    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-        let mut fields = Fields::open(cursor)?;
-        let scores = Self::read_fields(&mut fields)?;
-        fields.close().map(|()| scores)
-    }
-}
-
-hot_events! {
+events! {
     /// The whole answer.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
     pub struct ServingReply {
@@ -340,6 +290,7 @@ hot_events! {
         /// The answer, without end tokens and stop strings.
         pub text: String,
         /// Its tokens.
+        #[serde(with = "crate::packed")]
         pub token_ids: Vec<u32>,
         /// Forward passes charged.
         pub nfe: u32,
@@ -350,6 +301,7 @@ hot_events! {
         pub full_text: String,
         /// Tokens of `full_text`.
         #[serde(default)]
+        #[serde(with = "crate::packed")]
         pub full_token_ids: Vec<u32>,
         /// Wall time of the steps this request took part in, prefill excluded; the batch's time, not this request's share.
         #[serde(default)]
@@ -378,6 +330,7 @@ hot_events! {
         #[serde(default)]
         pub queue_time_s: f64,
         /// Probability of each token when committed, if `logprobs` was asked for.
+        #[serde(with = "crate::packed")]
         pub confidences: Vec<f32> [optional],
         /// See [`ServingDelta`].
         pub alternatives: Vec<Alternatives> [optional],
@@ -393,28 +346,19 @@ hot_events! {
         /// The request's context, if it has one and did not end early.
         pub context: Option<HeldContext> [optional],
         /// The pooled state of the prompt, if [`embed`](crate::ServingGenerate::embed) asked for it; not normalised.
+        #[serde(with = "crate::packed")]
         pub embedding: Vec<f32> [optional],
     }
 }
 
-hot_events! {
-    /// The hold of the engine on a context after a request.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    #[serde(default)]
-    pub struct HeldContext {
-        /// Tokens at its front whose K/V stay in the cache, in whole pages.
-        pub held: u32,
-        /// Text may be added to it, and answers are.
-        pub grows: bool,
-    }
-}
-
-impl Read<'_> for HeldContext {
-    fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-        let mut fields = Fields::open(cursor)?;
-        let held = Self::read_fields(&mut fields)?;
-        fields.close().map(|()| held)
-    }
+/// The hold of the engine on a context after a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HeldContext {
+    /// Tokens at its front whose K/V stay in the cache, in whole pages.
+    pub held: u32,
+    /// Text may be added to it, and answers are.
+    pub grows: bool,
 }
 
 impl ServingReply {
@@ -498,48 +442,5 @@ impl ServingError {
     /// An error of no particular field.
     pub fn new(rid: impl Into<String>, code: ErrorCode, message: impl Into<String>) -> Self {
         Self { rid: rid.into(), message: message.into(), code, param: None }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An event read without serde's help.
-    struct Hot(ServingEvent);
-
-    impl Read<'_> for Hot {
-        fn read(cursor: &mut Cursor<'_>) -> Option<Self> {
-            read_hot_event(cursor).map(Self)
-        }
-    }
-
-    #[test]
-    fn frequent_events_are_read_without_serde() {
-        let full = ServingReply {
-            given_tokens: 2,
-            confidences: vec![0.5],
-            seed: Some(7),
-            end_token: Some((3, 0.5)),
-            prompt_scores: Some(PromptScores {
-                log_probabilities: vec![-1.5],
-                alternatives: vec![vec![(5, 0.5)]],
-                nfe: 1,
-            }),
-            context: Some(HeldContext { held: 32, grows: true }),
-            ..ServingReply::new("r", FinishReason::StopString)
-        };
-        for event in [
-            ServingEvent::Delta(ServingDelta::default()),
-            ServingEvent::Delta(ServingDelta { confidences: vec![0.5], ..ServingDelta::default() }),
-            ServingEvent::Delta(ServingDelta { alternatives: vec![vec![(5, 0.5), (6, 0.25)]], ..Default::default() }),
-            ServingEvent::BufferSnapshot(Box::default()),
-            ServingEvent::Reply(Box::new(ServingReply::new("r", FinishReason::Aborted))),
-            ServingEvent::Reply(Box::new(full)),
-        ] {
-            let bytes = rmp_serde::to_vec_named(&event).expect("encodes");
-            let read: Option<Hot> = Cursor::read_all(&bytes);
-            assert_eq!(read.map(|hot| hot.0), Some(event));
-        }
     }
 }

@@ -2,11 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::fields::is_default;
 use crate::settings::DecodingSettings;
 
 /// Sampling and limits of one request.
 ///
-/// The first five fields are Diffulex's; the others are ours, and absent from the wire when unset. Ranges are checked by
+/// The first five fields are Diffulex's; the others are absent from the wire when unset. Ranges are checked by
 /// [`SamplingParams::validate`], the one place that knows them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -22,50 +23,50 @@ pub struct SamplingParams {
     /// Write on past end tokens.
     pub ignore_eos: bool,
     /// Keep the most likely tokens up to this total probability, in (0, 1].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub top_p: Option<f32>,
     /// Keep this many most likely tokens (ties kept); at least 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub top_k: Option<u32>,
     /// Drop tokens less likely than this share of the most likely one, in [0, 1].
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub min_p: Option<f32>,
     /// Same seed, same text, whatever else runs. Where the client sends none, one is drawn; for what is greedy it is 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub seed: Option<u64>,
     /// Text that ends the answer and is not part of it; at most [`SamplingParams::MAX_STOPS`].
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "is_default")]
     pub stop: Vec<String>,
     /// Token ids that end the answer, beside the model's own.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "is_default")]
     pub stop_token_ids: Vec<u32>,
     /// Tokens of the answer that come before any end token, and any `stop`, ends it; at most `max_tokens`.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub min_tokens: u32,
     /// Subtracted from the logits of tokens that the answer has, in [-2, 2]; the engine's `LogitChanges` says which count.
-    #[serde(skip_serializing_if = "is_zero_float")]
+    #[serde(skip_serializing_if = "is_default")]
     pub presence_penalty: f32,
     /// The same, for each time that the answer has the token.
-    #[serde(skip_serializing_if = "is_zero_float")]
+    #[serde(skip_serializing_if = "is_default")]
     pub frequency_penalty: f32,
     /// Divides positive and multiplies negative logits of tokens that prompt or answer has (CTRL, section 4.1); 1 is off.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub repetition_penalty: Option<f32>,
     /// Added to the logits of single tokens, by id: ascending, each once, each in [-100, 100].
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "is_default")]
     pub logit_bias: Vec<(u32, f32)>,
     /// Report the probability each token had when it was committed.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[serde(skip_serializing_if = "is_default")]
     pub logprobs: bool,
     /// With `logprobs`: report so many of the likeliest tokens beside each, at most [`SamplingParams::MAX_TOP_LOGPROBS`].
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub top_logprobs: u32,
     /// Report the log-probability of each prompt token but the first, and so many of the likeliest tokens at its place, at most
     /// [`SamplingParams::MAX_TOP_LOGPROBS`]; the engine's `scoring` says in which order. `None` is off.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "is_default")]
     pub prompt_logprobs: Option<u32>,
     /// Settings of the loaded strategy that this request changes; the engine checks them.
-    #[serde(skip_serializing_if = "DecodingSettings::is_empty")]
+    #[serde(skip_serializing_if = "is_default")]
     pub decoding: DecodingSettings,
 }
 
@@ -268,14 +269,6 @@ fn within(field: &'static str, value: Option<f32>, low: f32, high: f32, low_is_o
         return Ok(());
     }
     Err(ParamError { field, problem: ParamProblem::OutOfRange { low, high, low_is_open, got } })
-}
-
-fn is_zero(value: &u32) -> bool {
-    *value == 0
-}
-
-fn is_zero_float(value: &f32) -> bool {
-    *value == 0.0
 }
 
 fn at_least_one(field: &'static str, value: Option<u32>) -> Result<(), ParamError> {

@@ -3,8 +3,9 @@
 //! A worker of another version may send what this side does not know. What is lost with such an event is part of one
 //! answer, so that the request it belongs to ends with an error, and nothing else does. Never here: whole batches.
 
+use serde::de::IgnoredAny;
+
 use crate::codec::{self, MAX_FRAME_BYTES};
-use crate::messagepack::{Cursor, Fields, Raw, Read};
 use crate::{ErrorCode, EventBatch, ServingError, ServingEvent};
 
 /// The rest of a damaged batch.
@@ -26,26 +27,22 @@ pub fn salvage(bytes: &[u8]) -> Option<Salvaged> {
     if bytes.len() > MAX_FRAME_BYTES {
         return None;
     }
-    let Outlines { incarnation, events } = Cursor::read_all(bytes)?;
+    let (incarnation, events) = outlines(bytes)?;
     let batch = EventBatch { incarnation, events: Vec::with_capacity(events.len()) };
     let mut salvaged = Salvaged { batch, ended: Vec::new(), n_unreadable: 0, reason: String::new() };
-    for Raw(bytes) in events {
-        salvaged.add(bytes);
+    for event in events {
+        salvaged.add(event);
     }
     Some(salvaged)
 }
 
 impl Salvaged {
     fn add(&mut self, bytes: &[u8]) {
-        if let Some(event) = Cursor::read_all(bytes) {
-            self.batch.events.push(event);
-            return;
-        }
         let reason = match codec::decode::<ServingEvent>(bytes) {
             Ok(event) => return self.batch.events.push(event),
             Err(error) => error.to_string(),
         };
-        if let Some(rid) = codec::request_of(bytes) {
+        if let Some((_, rid)) = codec::heading(bytes) {
             let message = format!("an event of the worker about this request cannot be read: {reason}");
             self.batch.events.push(ServingEvent::Error(ServingError::new(
                 rid.as_str(),
@@ -61,21 +58,27 @@ impl Salvaged {
     }
 }
 
-/// A batch whose events are not read yet.
-struct Outlines<'a> {
-    incarnation: u64,
-    events: Vec<Raw<'a>>,
+/// The incarnation of a batch, and the bytes of each of its events.
+fn outlines(mut rest: &[u8]) -> Option<(u64, Vec<&[u8]>)> {
+    let (mut incarnation, mut events) = (None, None);
+    for _ in 0..rmp::decode::read_map_len(&mut rest).ok()? {
+        match codec::next::<String>(&mut rest)?.as_str() {
+            "incarnation" => incarnation = codec::next(&mut rest),
+            "events" => {
+                let n_events = rmp::decode::read_array_len(&mut rest).ok()?;
+                events = (0..n_events).map(|_| outline(&mut rest)).collect::<Option<_>>();
+            }
+            _ => drop(codec::next::<IgnoredAny>(&mut rest)?),
+        }
+    }
+    incarnation.zip(events).filter(|_| rest.is_empty())
 }
 
-impl<'a> Read<'a> for Outlines<'a> {
-    fn read(cursor: &mut Cursor<'a>) -> Option<Self> {
-        let mut fields = Fields::open(cursor)?;
-        if fields.field::<&str>("type")? != "batch" {
-            return None;
-        }
-        let outlines = Self { incarnation: fields.field("incarnation")?, events: fields.field("events")? };
-        fields.close().map(|()| outlines)
-    }
+/// The bytes of the next value.
+fn outline<'b>(rest: &mut &'b [u8]) -> Option<&'b [u8]> {
+    let bytes = *rest;
+    codec::next::<IgnoredAny>(rest)?;
+    bytes.get(..bytes.len() - rest.len())
 }
 
 #[cfg(test)]
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_is_no_batch_is_left_alone() {
-        let bytes = damaged(vec![reply("one")], "batch");
+        let bytes = damaged(vec![reply("one")], "incarnation");
         assert_eq!(salvage(&bytes), None);
         let whole = codec::encode_batch(&EventBatch { incarnation: 7, events: vec![reply("one")] }).expect("encodes");
         for end in 0..whole.len() {

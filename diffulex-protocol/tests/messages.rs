@@ -9,22 +9,7 @@ fn to_value(bytes: &[u8]) -> Value {
 }
 
 fn generate(sampling_params: SamplingParams, snapshot: SnapshotSpan) -> ServingCommand {
-    ServingCommand::Generate(ServingGenerate {
-        rid: "r".to_owned(),
-        input: ServingInput::text("x"),
-        sampling_params,
-        stream: false,
-        stream_mode: StreamMode::Denoise,
-        snapshot,
-        suffix: None,
-        masked: Vec::new(),
-        adapter: None,
-        cache_salt: None,
-        context: None,
-        embed: None,
-        user: None,
-        created_time: 0.0,
-    })
+    ServingCommand::Generate(ServingGenerate { sampling_params, snapshot, ..ServingGenerate::new("r", vec![1]) })
 }
 
 #[test]
@@ -89,18 +74,18 @@ fn a_histogram_counts_up_to_each_bound_inclusive() {
 #[test]
 fn fields_at_their_defaults_are_left_out() {
     let reply = ServingReply::new("r", FinishReason::Aborted);
-    let reply = to_value(&rmp_serde::to_vec_named(&ServingEvent::Reply(Box::new(reply))).expect("encodes"));
+    let reply = serde_json::to_value(reply).expect("encodes");
     for key in ["given_tokens", "confidences", "seed", "embedding"] {
         assert_eq!(reply.get(key), None, "{key}");
     }
     let command = generate(SamplingParams::default(), SnapshotSpan::Window);
-    let command = to_value(&encode_command(&command).expect("encodes"));
+    let command = &to_value(&encode_command(&command).expect("encodes"))["generate"];
     assert_eq!(command.get("snapshot"), None);
     for key in ["decoding", "min_tokens", "top_logprobs", "presence_penalty", "frequency_penalty"] {
         assert_eq!(command["sampling_params"].get(key), None, "{key}");
     }
     let full = generate(SamplingParams::default(), SnapshotSpan::Full);
-    assert_eq!(to_value(&encode_command(&full).expect("encodes"))["snapshot"], "full");
+    assert_eq!(to_value(&encode_command(&full).expect("encodes"))["generate"]["snapshot"], "full");
 }
 
 #[test]
@@ -116,17 +101,19 @@ fn a_setting_travels_under_its_name() {
     assert_eq!(names, ["accept_rule", "factor"]);
     let params = SamplingParams { decoding, ..SamplingParams::default() };
     let bytes = encode_command(&generate(params.clone(), SnapshotSpan::Window)).expect("encodes");
-    assert_eq!(to_value(&bytes)["sampling_params"]["decoding"], json!({"accept_rule": "factor", "factor": 1.5}));
+    assert_eq!(
+        to_value(&bytes)["generate"]["sampling_params"]["decoding"],
+        json!({"accept_rule": "factor", "factor": 1.5})
+    );
     assert_eq!(decode_command(&bytes).expect("decodes"), generate(params, SnapshotSpan::Window));
 }
 
 #[test]
 fn an_error_about_settings_names_the_type_that_is_wanted() {
     let error = |decoding: Value| {
-        let bytes = rmp_serde::to_vec_named(&json!({
-            "type": "generate", "rid": "r", "input": {"type": "prompt", "prompt": [1]},
-            "sampling_params": {"decoding": decoding}
-        }));
+        let params = json!({"decoding": decoding});
+        let bytes =
+            rmp_serde::to_vec_named(&json!({"generate": {"rid": "r", "prompt": [1], "sampling_params": params}}));
         decode_command(&bytes.expect("encodes")).expect_err("refused").to_string()
     };
     assert!(error(json!({"factor": [1]})).contains("a number, a name, true or false"));

@@ -17,9 +17,13 @@ fn to_value(bytes: &[u8]) -> Value {
     rmp_serde::from_slice(bytes).unwrap()
 }
 
-/// One event as bytes, the form that Diffulex's worker sends; ours sends batches.
-fn encode_event(event: &ServingEvent) -> Vec<u8> {
-    rmp_serde::to_vec_named(event).unwrap()
+/// The kind of a message, and its fields.
+fn kind_and_fields(message: &impl serde::Serialize) -> (String, Value) {
+    match serde_json::to_value(message).unwrap() {
+        Value::String(kind) => (kind, Value::Null),
+        Value::Object(message) => message.into_iter().next().unwrap(),
+        other => panic!("{other}"),
+    }
 }
 
 /// True if every key of `part` is in `whole` with the same value; numbers compare as numbers.
@@ -47,11 +51,9 @@ fn diffulexs_own_bytes_are_read_and_written_back() {
         let bytes: Vec<u8> =
             (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
         let ours = if commands.contains(&message["type"].as_str().unwrap()) {
-            encode_command(&decode_command(&bytes).unwrap()).unwrap()
+            diffulex::encode_command(&diffulex::decode_command(&bytes).unwrap()).unwrap()
         } else {
-            let batch = decode_batch(&bytes).unwrap();
-            assert_eq!((batch.incarnation, batch.events.len()), (0, 1));
-            encode_event(&batch.events[0])
+            diffulex::encode_event(&diffulex::decode_event(&bytes).unwrap()).unwrap()
         };
         assert!(contains(&to_value(&ours), message), "{name}: {} lacks some of {message}", to_value(&ours));
     }
@@ -106,12 +108,12 @@ fn full_commands() -> Vec<ServingCommand> {
     };
     let generate = ServingGenerate {
         rid: "r".to_owned(),
-        input: ServingInput::ids(vec![1, 2]),
+        prompt: vec![1, 2],
         sampling_params: params,
         stream: true,
         stream_mode: StreamMode::BlockAppend,
         snapshot: SnapshotSpan::Full,
-        suffix: Some(Prompt::Ids(vec![3])),
+        suffix: vec![3],
         masked: vec![1],
         adapter: Some("a".to_owned()),
         cache_salt: Some("s".to_owned()),
@@ -206,17 +208,16 @@ fn every_message_survives_the_wire() {
     }
     let batch = EventBatch { incarnation: 9, events };
     assert_eq!(decode_batch(&encode_batch(&batch).unwrap()).unwrap(), batch);
-    assert_eq!(to_value(&encode_batch(&batch).unwrap())["type"], "batch");
 }
 
 /// Keys by message, nested maps under their own heading.
 fn keys(name: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>>) {
     let Value::Object(entries) = value else { return };
     let own = found.entry(name.to_owned()).or_default();
-    own.extend(entries.keys().filter(|key| *key != "type").cloned());
+    own.extend(entries.keys().cloned());
     for (key, value) in entries {
-        // The shapes of an input and the settings of strategies are described in words.
-        if key != "input" && key != "decoding" {
+        // The settings of strategies are described in words.
+        if key != "decoding" {
             keys(key, value, found);
         }
     }
@@ -226,12 +227,9 @@ fn keys(name: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>
 fn the_documentation_has_every_key_and_no_other() {
     let (commands, events) = (full_commands(), full_events());
     let mut sent = BTreeMap::new();
-    let values = commands
-        .iter()
-        .map(|command| to_value(&encode_command(command).unwrap()))
-        .chain(events.iter().map(|event| to_value(&encode_event(event))));
-    for value in values {
-        keys(value["type"].as_str().unwrap(), &value, &mut sent);
+    let messages = commands.iter().map(kind_and_fields).chain(events.iter().map(kind_and_fields));
+    for (kind, fields) in messages {
+        keys(&kind, &fields, &mut sent);
     }
     // Three histograms of one shape.
     let histogram = sent["tokens_per_forward"].clone();
@@ -276,10 +274,10 @@ fn frames_are_refused_by_size_depth_and_what_follows() {
 
 #[test]
 fn unknown_fields_are_skipped_and_unknown_types_refused() {
-    let known = serde_json::json!({"type": "abort", "rid": "r", "colour": {"deep": [1, 2, {"x": null}]}});
+    let known = serde_json::json!({"abort": {"rid": "r", "colour": {"deep": [1, 2, {"x": null}]}}});
     let bytes = rmp_serde::to_vec_named(&known).unwrap();
     assert_eq!(decode_command(&bytes).unwrap(), ServingCommand::Abort { rid: "r".to_owned() });
-    let unknown = rmp_serde::to_vec_named(&serde_json::json!({"type": "paint", "rid": "r"})).unwrap();
+    let unknown = rmp_serde::to_vec_named(&serde_json::json!({"paint": {"rid": "r"}})).unwrap();
     assert!(matches!(decode_command(&unknown), Err(CodecError::Malformed(_))));
 }
 
@@ -310,42 +308,28 @@ proptest! {
     #[test]
     fn requests_survive_the_wire(
         rid in ".{0,20}",
-        text in ".{0,80}",
         ids in proptest::collection::vec(any::<u32>(), 0..50),
         temperature in 0.0f32..2.0,
         seed in proptest::option::of(any::<u64>()),
         stop in proptest::collection::vec(".{1,8}", 0..4),
         stream in any::<bool>(),
     ) {
-        for input in [ServingInput::text(text.clone()), ServingInput::ids(ids.clone())] {
-            let command = ServingCommand::Generate(ServingGenerate {
-                rid: rid.clone(),
-                input,
-                sampling_params: SamplingParams { temperature, seed, stop: stop.clone(), ..SamplingParams::default() },
-                stream,
-                stream_mode: StreamMode::Denoise,
-                snapshot: SnapshotSpan::Window,
-                suffix: None,
-                masked: Vec::new(),
-                adapter: None,
-                cache_salt: None,
-                context: None,
- embed: None,
-                user: None,
-                created_time: 0.5,
-            });
-            prop_assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
-        }
+        let command = ServingCommand::Generate(ServingGenerate {
+            sampling_params: SamplingParams { temperature, seed, stop, ..SamplingParams::default() },
+            stream,
+            created_time: 0.5,
+            ..ServingGenerate::new(rid, ids)
+        });
+        prop_assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
     }
 }
 
 /// A `generate` with another value at one of its keys, and what its request is told.
 fn refused(change: impl FnOnce(&mut Value)) -> Option<ServingError> {
-    let mut command = serde_json::json!({
-        "type": "generate", "rid": "r", "input": {"type": "prompt", "prompt": [1]},
-        "sampling_params": {"decoding": {}}, "from_the_future": 1
-    });
-    change(&mut command);
+    let mut command = serde_json::json!({"generate": {
+        "rid": "r", "prompt": [1], "sampling_params": {"decoding": {}}, "from_the_future": 1
+    }});
+    change(&mut command["generate"]);
     let bytes = rmp_serde::to_vec_named(&command).unwrap();
     let error = decode_command(&bytes).err()?;
     refusal(&bytes, &error)
@@ -360,7 +344,7 @@ fn a_generate_that_cannot_be_read_is_refused_by_the_name_of_its_field() {
         ("decoding.t_min", |command| command["sampling_params"]["decoding"]["t_min"] = serde_json::json!([1])),
         ("max_tokens", |command| command["sampling_params"]["max_tokens"] = (-1).into()),
         ("sampling_params", |command| command["sampling_params"] = 3.into()),
-        ("input", |command| command["input"] = 3.into()),
+        ("prompt", |command| command["prompt"] = 3.into()),
     ];
     for (param, change) in cases {
         let error = refused(change).unwrap_or_else(|| panic!("{param} is let pass or its request is not told"));
@@ -373,10 +357,11 @@ fn a_generate_that_cannot_be_read_is_refused_by_the_name_of_its_field() {
 #[test]
 fn bytes_that_name_no_request_are_refused_without_one() {
     for command in [
-        serde_json::json!({"type": "generate", "rid": 3}),
-        serde_json::json!({"type": "generate"}),
+        serde_json::json!({"generate": {"rid": 3}}),
+        serde_json::json!({"generate": 3}),
+        serde_json::json!("generate"),
         serde_json::json!({"rid": "r"}),
-        serde_json::json!({"type": "nobody", "rid": "r"}),
+        serde_json::json!({"nobody": {"rid": "r"}}),
         serde_json::json!([1, 2]),
     ] {
         let bytes = rmp_serde::to_vec_named(&command).unwrap();
@@ -384,7 +369,7 @@ fn bytes_that_name_no_request_are_refused_without_one() {
         assert_eq!(refusal(&bytes, &error), None, "{command}");
     }
     // Cut behind its id.
-    let whole = rmp_serde::to_vec_named(&serde_json::json!({"rid": "r", "type": "generate", "user": "x"})).unwrap();
+    let whole = rmp_serde::to_vec_named(&serde_json::json!({"generate": {"rid": "r", "user": [1]}})).unwrap();
     for len in 0..whole.len() {
         let cut = &whole[..len];
         let refused = refusal(cut, &decode_command(cut).unwrap_err()).map(|error| error.rid);

@@ -11,7 +11,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, StreamMode};
+use diffulex_engine::{ChatMessage, ServingInput};
+use diffulex_protocol::{SamplingParams, StreamMode};
 use diffulex_server::config::ServerConfig;
 use diffulex_server::frontend::StreamEvent;
 use diffulex_server::worker::engine_loop::EngineLoop;

@@ -4,8 +4,7 @@
 
 use std::sync::LazyLock;
 
-use diffulex_engine::{ModelFiles, TextModel};
-use diffulex_protocol::ChatMessage;
+use diffulex_engine::{ChatMessage, ModelFiles, TextModel};
 
 use crate::{Folder, catching, parts};
 

@@ -1,25 +1,34 @@
 //! The wire's codec: what it reads, it writes again, and reads again as the same.
 
-use diffulex_protocol::codec::{decode_batch, decode_command, encode_batch, encode_command};
-use diffulex_protocol::{EventBatch, ServingEvent};
+use diffulex_protocol::codec::{CodecError, decode_batch, decode_command, encode_batch, encode_command, refusal};
+use diffulex_protocol::{diffulex, salvage};
 
-/// Reads the input as a command and as events.
+/// Reads the input as a command and as events, in our form and in Diffulex's.
 pub fn run(input: &[u8]) {
-    if let Ok(command) = decode_command(input) {
-        let bytes = encode_command(&command).expect("a command that was read can be written");
-        let again = decode_command(&bytes).expect("a command that was written can be read");
-        // Compared as bytes, in which a NaN is itself.
-        assert_eq!(encode_command(&again).expect("and written again"), bytes);
+    match decode_command(input) {
+        Ok(command) => assert_again(&command, encode_command, decode_command),
+        Err(error) => drop(refusal(input, &error)),
     }
-    if let Ok(batch) = decode_batch(input) {
-        let bytes = encode_batch(&batch).expect("a batch that was read can be written");
-        let again = decode_batch(&bytes).expect("a batch that was written can be read");
-        assert_eq!(encode_batch(&again).expect("and written again"), bytes);
-        // Batches have a reader of their own, which must read what serde reads.
-        let plain = rmp_serde::from_slice::<EventBatch>(input).or_else(|_| {
-            let event = rmp_serde::from_slice::<ServingEvent>(input)?;
-            Ok::<_, rmp_serde::decode::Error>(EventBatch { incarnation: 0, events: vec![event] })
-        });
-        assert_eq!(encode_batch(&plain.expect("serde reads it, too")).expect("and writes it"), bytes);
+    match decode_batch(input) {
+        Ok(batch) => assert_again(&batch, encode_batch, decode_batch),
+        Err(_) => drop(salvage(input)),
     }
+    if let Ok(command) = diffulex::decode_command(input) {
+        assert_again(&command, diffulex::encode_command, diffulex::decode_command);
+    }
+    if let Ok(event) = diffulex::decode_event(input) {
+        assert_again(&event, diffulex::encode_event, diffulex::decode_event);
+    }
+}
+
+/// Asserts that a message that was read is written, read and written again as the same.
+fn assert_again<T>(
+    message: &T,
+    encode: impl Fn(&T) -> Result<Vec<u8>, CodecError>,
+    decode: impl Fn(&[u8]) -> Result<T, CodecError>,
+) {
+    let bytes = encode(message).expect("a message that was read can be written");
+    let again = decode(&bytes).expect("a message that was written can be read");
+    // Compared as bytes, in which a NaN is itself.
+    assert_eq!(encode(&again).expect("and written again"), bytes);
 }

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
-    ContextUse, FinishReason, HeldContext, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput,
-    ServingReply,
+    ContextUse, FinishReason, HeldContext, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingReply,
 };
 use diffulex_server::frontend::{Addition, Caller, ContextError, ContextLimits, ContextName, ContextTable, NewContext};
 
@@ -83,7 +82,7 @@ impl Reference {
         self.answers.entry(key).or_insert_with(|| {
             let request = ServingGenerate {
                 sampling_params: params.clone(),
-                ..ServingGenerate::new("reference", ServingInput::ids(tokens.to_vec()))
+                ..ServingGenerate::new("reference", tokens.to_vec())
             };
             let mut events = engine.tick(vec![ServingCommand::Generate(request)]);
             while engine.has_work() {
@@ -256,7 +255,7 @@ impl World {
         let request = ServingGenerate {
             sampling_params: params.clone(),
             context: Some(ContextUse { id: begun.number, fills }),
-            ..ServingGenerate::new(rid.clone(), ServingInput::ids(ids))
+            ..ServingGenerate::new(rid.clone(), ids)
         };
         self.flights.insert(rid, Flight { id, given, params: (!fills).then_some(params) });
         self.tick(vec![ServingCommand::Generate(request)], reference);

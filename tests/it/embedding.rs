@@ -10,8 +10,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use axum::routing::get;
-use diffulex_engine::{LoadError, ModelFiles, TextModel};
-use diffulex_protocol::{ChatMessage, SamplingParams, ServingInput, StreamMode};
+use diffulex_engine::{ChatMessage, LoadError, ModelFiles, ServingInput, TextModel};
+use diffulex_protocol::{SamplingParams, StreamMode};
 use diffulex_server::config::ServerConfig;
 use diffulex_server::config::sampling_defaults::GenerationConfig;
 use diffulex_server::frontend::{

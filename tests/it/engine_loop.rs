@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use diffulex_engine::{LoadError, ModelFiles, ServingEngine, TextModel};
+use diffulex_engine::{ChatMessage, LoadError, ModelFiles, ServingEngine, ServingInput, TextModel};
 use diffulex_protocol::{
-    ChatMessage, EngineStats, ErrorCode, FinishReason, ModelCard, ServingCommand, ServingDelta, ServingError,
-    ServingEvent, ServingGenerate, ServingInput, ServingReply, StreamMode,
+    EngineStats, ErrorCode, FinishReason, ModelCard, ServingCommand, ServingDelta, ServingError, ServingEvent,
+    ServingGenerate, ServingReply, StreamMode,
 };
 use diffulex_server::frontend::{
     Caller, ContextLimits, EventStream, Frontend, FrontendOptions, StreamEvent, Submission, SubmitError, WorkerStatus,
@@ -58,10 +58,7 @@ impl Script {
     }
 
     fn kind(request: &ServingGenerate) -> u32 {
-        match &request.input {
-            ServingInput::Prompt { prompt: diffulex_protocol::Prompt::Ids(ids) } => ids[0],
-            other => panic!("prompts travel as ids, got {other:?}"),
-        }
+        request.prompt[0]
     }
 }
 
@@ -274,7 +271,7 @@ async fn a_request_gets_its_reply_and_then_nothing() {
     // It was one command.
     let commands = fixture.commands();
     let [ServingCommand::Generate(request)] = &commands[..] else { panic!("{commands:?}") };
-    assert_eq!(request.input, ServingInput::ids(vec![ANSWER]));
+    assert_eq!(request.prompt, [ANSWER]);
 }
 
 #[tokio::test]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use diffulex_engine::{ModelFiles, TextModel};
-use diffulex_protocol::{ErrorCode, Prompt, SamplingParams, ServingCommand, ServingEvent, ServingInput};
+use diffulex_engine::{ModelFiles, ServingInput, TextModel};
+use diffulex_protocol::{ErrorCode, SamplingParams, ServingCommand, ServingEvent};
 use diffulex_server::cli::launch::worker_plan;
 use diffulex_server::config::ServerConfig;
 use diffulex_server::frontend::{
@@ -37,7 +37,7 @@ const MAX_KILLS: usize = 4;
 
 fn is_poison(command: &ServingCommand) -> bool {
     let ServingCommand::Generate(generate) = command else { return false };
-    matches!(&generate.input, ServingInput::Prompt { prompt: Prompt::Ids(ids) } if ids[0] == POISON)
+    generate.prompt[0] == POISON
 }
 
 /// Starts worker processes that die of [`POISON`].

@@ -43,8 +43,7 @@ fn a_command_that_cannot_be_read_ends_its_request_and_no_other() {
         commands.send(rmp_serde::to_vec_named(&command).unwrap(), 0).unwrap();
     };
     let generate = |rid: &str, params: serde_json::Value| {
-        send(json!({"type": "generate", "rid": rid, "input": {"type": "prompt", "prompt": [5, 6]},
-                    "sampling_params": params}));
+        send(json!({"generate": {"rid": rid, "prompt": [5, 6], "sampling_params": params}}));
     };
     let next_batch = || diffulex_protocol::codec::decode_batch(&events.recv_bytes(0).unwrap()).unwrap().events;
     let next_end = || loop {
@@ -62,12 +61,11 @@ fn a_command_that_cannot_be_read_ends_its_request_and_no_other() {
     }
     generate("good", json!({"max_tokens": 4, "from_the_future": 1}));
     assert!(matches!(next_end(), ServingEvent::Reply(reply) if reply.rid == "good"));
-    // As Diffulex's own front end asks, which waits for the answer.
-    send(json!({"type": "profile_start", "profile_prefix": "demo"}));
+    send(json!({"profile_start": {"profile_prefix": "demo"}}));
     let is_refused =
         |event: &ServingEvent| matches!(event, ServingEvent::ProfileReply { ok: false, message: Some(_), .. });
     while !next_batch().iter().any(is_refused) {}
-    send(json!({"type": "shutdown"}));
+    send(json!({"shutdown": {}}));
     worker.join().unwrap();
 }
 

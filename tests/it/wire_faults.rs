@@ -6,10 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use diffulex_engine::EngineOptions;
-use diffulex_protocol::{
-    ChatMessage, Prompt, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput, SettingValue,
-    codec,
-};
+use diffulex_protocol::{SamplingParams, ServingCommand, ServingEvent, ServingGenerate, SettingValue, codec};
 use diffulex_server::worker::process::WorkerBoot;
 use serde_json::json;
 
@@ -170,7 +167,7 @@ impl Drop for Worker {
 fn generate(rid: &str) -> ServingGenerate {
     ServingGenerate {
         sampling_params: SamplingParams { max_tokens: 4, ignore_eos: true, ..SamplingParams::default() },
-        ..ServingGenerate::new(rid, ServingInput::ids(vec![5, 6]))
+        ..ServingGenerate::new(rid, vec![5, 6])
     }
 }
 
@@ -178,21 +175,16 @@ type Change = Box<dyn Fn(&mut ServingGenerate)>;
 
 /// Requests that no front end of ours would send.
 fn absurd_requests() -> Vec<ServingGenerate> {
-    let ids = ServingInput::ids;
-    let chat = |content: &str| vec![ChatMessage { role: "user".to_owned(), content: content.to_owned() }];
     let changes: Vec<Change> = vec![
-        Box::new(move |request| request.input = ids(vec![])),
-        Box::new(move |request| request.input = ids(vec![512])),
-        Box::new(move |request| request.input = ids(vec![u32::MAX])),
-        Box::new(move |request| request.input = ids(vec![5; 5000])),
-        Box::new(|request| request.input = ServingInput::text("a\0b")),
-        Box::new(move |request| request.input = ServingInput::Chat { messages: chat("hello") }),
-        Box::new(|request| request.input = ServingInput::Chat { messages: vec![] }),
+        Box::new(|request| request.prompt = vec![]),
+        Box::new(|request| request.prompt = vec![512]),
+        Box::new(|request| request.prompt = vec![u32::MAX]),
+        Box::new(|request| request.prompt = vec![5; 5000]),
         Box::new(|request| request.masked = vec![0]),
         Box::new(|request| request.masked = vec![u32::MAX]),
         Box::new(|request| request.masked = vec![1, 0, 1]),
-        Box::new(|request| request.suffix = Some(Prompt::Ids(vec![5]))),
-        Box::new(|request| request.suffix = Some(Prompt::Ids(vec![u32::MAX]))),
+        Box::new(|request| request.suffix = vec![5]),
+        Box::new(|request| request.suffix = vec![u32::MAX]),
         Box::new(|request| request.adapter = Some("nobody".to_owned())),
         Box::new(|request| request.user = Some("u".repeat(3_000_000))),
         Box::new(|request| request.created_time = f64::NAN),

@@ -8,8 +8,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_engine::{Engine, EngineOptions, ModelFiles, Quantization, ServingEngine};
-use diffulex_protocol::{ChatMessage, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput};
+use diffulex_engine::{ChatMessage, Engine, EngineOptions, ModelFiles, Quantization, ServingEngine, TextModel};
+use diffulex_protocol::{SamplingParams, ServingCommand, ServingEvent, ServingGenerate};
 
 /// Rounds of each size; the median is printed.
 const N_ROUNDS: usize = 9;
@@ -30,12 +30,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         sizes = vec![1, 4, 8, 16, 32];
     }
     let options = EngineOptions { prefix_caching: false, quantization, ..EngineOptions::default() };
-    let mut engine = Engine::load(&ModelFiles::folder(folder)?, &options, &mut |_| {})?;
+    let files = ModelFiles::folder(folder)?;
+    let text = TextModel::load(&files)?;
+    let mut engine = Engine::load(&files, &options, &mut |_| {})?;
     println!("requests  tokens/s  ms/step  rows/step  tokens/forward");
     for size in sizes {
         let mut rounds = Vec::with_capacity(N_ROUNDS);
         for _ in 0..N_ROUNDS {
-            rounds.push(round(&mut engine, size));
+            rounds.push(round(&mut engine, &text, size));
         }
         rounds.sort_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second));
         let Round { tokens_per_second, ms_per_step, rows_per_step, tokens_per_forward } = rounds[N_ROUNDS / 2];
@@ -54,12 +56,13 @@ struct Round {
     tokens_per_forward: f64,
 }
 
-fn round(engine: &mut Engine, size: usize) -> Round {
+fn round(engine: &mut Engine, text: &TextModel, size: usize) -> Round {
     let before = engine.stats();
     let started = Instant::now();
     let requests = (0..size).map(|index| {
         let content = format!("count from {} to {}", index % 7, index % 7 + 12);
-        let messages = vec![ChatMessage { role: "user".to_owned(), content }];
+        let messages = [ChatMessage { role: "user".to_owned(), content }];
+        let prompt = text.render_chat(&messages).and_then(|chat| text.encode(&chat)).expect("a chat becomes ids");
         ServingCommand::Generate(ServingGenerate {
             sampling_params: SamplingParams {
                 temperature: 0.0,
@@ -67,7 +70,7 @@ fn round(engine: &mut Engine, size: usize) -> Round {
                 ignore_eos: true,
                 ..SamplingParams::default()
             },
-            ..ServingGenerate::new(index.to_string(), ServingInput::Chat { messages })
+            ..ServingGenerate::new(index.to_string(), prompt)
         })
     });
     let mut events = engine.tick(requests.collect());

@@ -7,7 +7,7 @@ pub(crate) mod adapters;
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 
-use diffulex_protocol::{ErrorCode, FinishReason, Prompt, SamplingParams, ServingGenerate, ServingInput, SettingValue};
+use diffulex_protocol::{ErrorCode, FinishReason, SamplingParams, ServingGenerate, SettingValue};
 use diffulex_strategies::AnyStrategy;
 use diffulex_strategies::accept::DENOISING_STEPS;
 
@@ -16,7 +16,6 @@ use crate::admit::adapters::{AdapterTable, LoadedAdapter};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
 use crate::sequence::{ContextGrowth, Geometry, LayoutRules, Limits, Sequence};
-use crate::text::TextModel;
 
 /// The place of an answer between the tokens of its sequence.
 struct Place {
@@ -33,7 +32,6 @@ struct Place {
 /// The context of an admission.
 pub(crate) struct Admission<'a> {
     pub(crate) config: &'a EngineConfig,
-    pub(crate) text: &'a TextModel,
     pub(crate) adapters: &'a AdapterTable,
     /// Ids of prompts are below this.
     pub(crate) vocab_size: u32,
@@ -87,17 +85,13 @@ impl Admission<'_> {
         request.sampling_params.seed = Some(seed);
         let params = &request.sampling_params;
         params.validate().map_err(|error| RequestError::invalid(error.field, error.to_string()))?;
-        let prompt = match &request.input {
-            ServingInput::Prompt { prompt } => self.ids_of(prompt)?,
-            ServingInput::Chat { messages } => self.text.encode(&self.text.render_chat(messages)?)?,
-        };
-        check_ids("prompt", &prompt, self.vocab_size)?;
+        check_ids("prompt", &request.prompt, self.vocab_size)?;
         check_params_ids(params, self.vocab_size)?;
         let adapter = request.adapter.as_deref().map(|name| self.adapter(name)).transpose()?;
         let is_d2f = adapter.is_some_and(|adapter| adapter.is_d2f);
         let mut decoding = params.decoding.clone();
         let mut strategy = self.config.strategy_for(is_d2f, &decoding)?;
-        let suffix = request.suffix.as_ref().map_or(Ok(Vec::new()), |suffix| self.suffix(&strategy, suffix))?;
+        self.check_suffix(&strategy, &request.suffix)?;
         let requirements = strategy.requirements();
         let fits_a_block = (1..=requirements.block_size).contains(&request.masked.len());
         let timed = requirements.accept.filter(|rule| rule.may_pause() && rule.denoising_steps().is_none());
@@ -112,13 +106,13 @@ impl Admission<'_> {
         let fills = request.context.is_some_and(|context| context.fills);
         let is_prompt_only = fills || request.embed.is_some();
         let place = if fills {
-            self.filling(&strategy, prompt)?
+            self.filling(&strategy, &request.prompt)?
         } else if is_prompt_only {
-            self.after_prompt(prompt, Vec::new(), 0)?
+            self.after_prompt(&request.prompt, &[], 0)?
         } else if request.masked.is_empty() {
-            self.after_prompt(prompt, suffix, params.max_tokens as usize)?
+            self.after_prompt(&request.prompt, &request.suffix, params.max_tokens as usize)?
         } else {
-            self.infill(&strategy, &prompt, &suffix, &request.masked, params.max_tokens as usize)?
+            self.infill(&strategy, request)?
         };
         if is_prompt_only {
             self.check_pages("prompt", place.prompt.len(), 1)?;
@@ -165,27 +159,18 @@ impl Admission<'_> {
         Ok(Some(sequence).filter(|_| place.prompt.len() > 1))
     }
 
-    fn ids_of(&self, prompt: &Prompt) -> Result<Vec<u32>, RequestError> {
-        match prompt {
-            Prompt::Ids(ids) => Ok(ids.clone()),
-            Prompt::Text(text) => self.text.encode(text),
-        }
-    }
-
-    fn suffix(&self, strategy: &AnyStrategy, suffix: &Prompt) -> Result<Vec<u32>, RequestError> {
-        let ids = self.ids_of(suffix)?;
-        if !ids.is_empty() && !rules_of(strategy).attends_to_all {
+    fn check_suffix(&self, strategy: &AnyStrategy, suffix: &[u32]) -> Result<(), RequestError> {
+        if !suffix.is_empty() && !rules_of(strategy).attends_to_all {
             let name = strategy.name();
             let message = format!("suffix requires a strategy that attends to later positions; {name} does not");
             return Err(RequestError::invalid("suffix", message));
         }
-        check_ids("suffix", &ids, self.vocab_size)?;
-        Ok(ids)
+        check_ids("suffix", suffix, self.vocab_size)
     }
 
     /// The part of `prompt` with final K/V before an answer, without an answer.
-    fn filling(&self, strategy: &AnyStrategy, prompt: Vec<u32>) -> Result<Place, RequestError> {
-        let mut place = self.after_prompt(prompt, Vec::new(), 1)?;
+    fn filling(&self, strategy: &AnyStrategy, prompt: &[u32]) -> Result<Place, RequestError> {
+        let mut place = self.after_prompt(prompt, &[], 1)?;
         let n_final = Geometry::new(&strategy.requirements(), place.prompt.len(), place.limits.end).prompt_blocks_end();
         place.prompt.truncate(n_final);
         place.limits = Limits { end: place.prompt.len(), reason: FinishReason::MaxNewTokensReached };
@@ -193,7 +178,7 @@ impl Admission<'_> {
     }
 
     /// An answer of `max_tokens` at most between `prompt` and `suffix`.
-    fn after_prompt(&self, prompt: Vec<u32>, suffix: Vec<u32>, max_tokens: usize) -> Result<Place, RequestError> {
+    fn after_prompt(&self, prompt: &[u32], suffix: &[u32], max_tokens: usize) -> Result<Place, RequestError> {
         let max_model_len = self.config.max_model_len;
         let (prompt_len, suffix_len) = (prompt.len(), suffix.len());
         if suffix_len > 0 && prompt_len + suffix_len >= max_model_len {
@@ -219,18 +204,13 @@ impl Admission<'_> {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        Ok(Place { prompt, limits, given: Vec::new(), suffix })
+        Ok(Place { prompt: prompt.to_vec(), limits, given: Vec::new(), suffix: suffix.to_vec() })
     }
 
     /// An answer from the first mask of `prompt` to the last. The rest of the prompt is its suffix.
-    fn infill(
-        &self,
-        strategy: &AnyStrategy,
-        prompt: &[u32],
-        suffix: &[u32],
-        masked: &[u32],
-        max_tokens: usize,
-    ) -> Result<Place, RequestError> {
+    fn infill(&self, strategy: &AnyStrategy, request: &ServingGenerate) -> Result<Place, RequestError> {
+        let ServingGenerate { prompt, suffix, masked, .. } = request;
+        let max_tokens = request.sampling_params.max_tokens as usize;
         let invalid = |message: String| Err(RequestError::invalid("prompt", message));
         if !rules_of(strategy).attends_to_all {
             let name = strategy.name();

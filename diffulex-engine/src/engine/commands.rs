@@ -48,12 +48,7 @@ impl Engine {
         if self.requests.key(&request.rid).is_some() {
             return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
         }
-        let admission = Admission {
-            config: &self.config,
-            text: &self.text,
-            adapters: &self.adapters,
-            vocab_size: self.card.vocab_size,
-        };
+        let admission = Admission { config: &self.config, adapters: &self.adapters, vocab_size: self.card.vocab_size };
         let Admitted { sequence, adapter, scoring } = admission.admit(&mut request)?;
         self.counters.count_prompt(sequence.answer().n_given(0..sequence.answer().states().len()));
         let emitter = Emitter::new(&request, sequence.answer().prompt_len());

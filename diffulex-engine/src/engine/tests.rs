@@ -2,9 +2,7 @@
 
 use std::path::Path;
 
-use diffulex_protocol::{
-    SamplingParams, ServingCommand, ServingEvent, ServingGenerate, ServingInput, SnapshotSpan, StreamMode,
-};
+use diffulex_protocol::{SamplingParams, ServingCommand, ServingEvent, ServingGenerate, StreamMode};
 
 use super::Engine;
 use crate::AdapterId;
@@ -54,20 +52,9 @@ fn engine(error: impl Into<StepError>) -> Engine {
 
 fn request(rid: &str) -> ServingCommand {
     ServingCommand::Generate(ServingGenerate {
-        rid: rid.to_owned(),
-        input: ServingInput::ids(vec![3, 4, 5]),
         sampling_params: SamplingParams { max_tokens: 4, ..SamplingParams::default() },
-        stream: false,
         stream_mode: StreamMode::BlockAppend,
-        snapshot: SnapshotSpan::Window,
-        suffix: None,
-        masked: Vec::new(),
-        adapter: None,
-        cache_salt: None,
-        context: None,
-        embed: None,
-        user: None,
-        created_time: 0.0,
+        ..ServingGenerate::new(rid, vec![3, 4, 5])
     })
 }
 

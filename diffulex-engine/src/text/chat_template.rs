@@ -9,11 +9,11 @@ mod syntax;
 
 use std::hash::{BuildHasher, RandomState};
 
-use diffulex_protocol::ChatMessage;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, context, escape_formatter};
 
+use super::input::ChatMessage;
 use super::panics::{caught, caught_on_stack};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;

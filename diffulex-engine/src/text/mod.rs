@@ -10,10 +10,12 @@ mod chat_template;
 mod coverage;
 mod detokenize;
 mod growth;
+mod input;
 mod merges;
 mod panics;
 mod tokenizer;
 
 pub use chat_template::ConversationEnd;
 pub use detokenize::Detokenizer;
+pub use input::{ChatMessage, Prompt, ServingInput};
 pub use tokenizer::{SpecialTokens, TextModel};

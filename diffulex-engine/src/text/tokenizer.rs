@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use diffulex_protocol::ChatMessage;
 use tokenizers::Tokenizer;
 
 use super::chat_template::{ChatTemplate, ConversationEnd};
 use super::growth::Growth;
+use super::input::ChatMessage;
 use super::panics::caught;
 use super::{byte_alphabet, coverage, merges};
 use crate::error::{LoadError, RequestError};

@@ -7,10 +7,8 @@ use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use diffulex_engine::{EngineOptions, TextModel};
-use diffulex_protocol::{
-    ErrorCode, FinishReason, SamplingParams, ServingError, ServingInput, ServingReply, StreamMode,
-};
+use diffulex_engine::{EngineOptions, ServingInput, TextModel};
+use diffulex_protocol::{ErrorCode, FinishReason, SamplingParams, ServingError, ServingReply, StreamMode};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Read};
 
-use diffulex_protocol::{ChatMessage, ServingInput};
+use diffulex_engine::{ChatMessage, ServingInput};
 
 use crate::cli::commands::GenerateArgs;
 use crate::cli::launch::{self, LaunchError};

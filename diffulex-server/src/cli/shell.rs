@@ -4,7 +4,7 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use diffulex_protocol::{ChatMessage, ServingInput};
+use diffulex_engine::{ChatMessage, ServingInput};
 use tokio::sync::mpsc;
 
 use crate::cli::commands::ShellArgs;

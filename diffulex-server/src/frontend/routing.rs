@@ -10,8 +10,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use diffulex_protocol::{
-    ErrorCode, EventBatch, FinishReason, Prompt, ServingCommand, ServingEvent, ServingGenerate, ServingInput,
-    ServingReply,
+    ErrorCode, EventBatch, FinishReason, ServingCommand, ServingEvent, ServingGenerate, ServingReply,
 };
 
 use crate::frontend::adapters::registry::AdapterRefusal;
@@ -352,16 +351,9 @@ impl FrontendState {
 
 /// The reply to a request that was aborted before anything was computed.
 fn unbegun(generate: &ServingGenerate) -> ServingReply {
-    let n_suffix = match &generate.suffix {
-        Some(Prompt::Ids(ids)) => ids.len(),
-        Some(Prompt::Text(_)) | None => 0,
-    };
-    let n_prompt = match &generate.input {
-        ServingInput::Prompt { prompt: Prompt::Ids(ids) } => ids.len() - generate.masked.len(),
-        ServingInput::Prompt { prompt: Prompt::Text(_) } | ServingInput::Chat { .. } => 0,
-    };
+    let n_given = generate.prompt.len() - generate.masked.len() + generate.suffix.len();
     ServingReply {
-        prompt_tokens: (n_prompt + n_suffix) as u32,
+        prompt_tokens: n_given as u32,
         seed: generate.sampling_params.seed,
         ..ServingReply::new(generate.rid.as_str(), FinishReason::Aborted)
     }

@@ -8,10 +8,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use diffulex_engine::{Engine, LoadError, RequestError, ServingEngine, TextModel};
-use diffulex_protocol::{
-    ChatMessage, EventBatch, SamplingParams, ServingEvent, ServingInput, ServingReply, StreamMode,
-};
+use diffulex_engine::{ChatMessage, Engine, LoadError, RequestError, ServingEngine, ServingInput, TextModel};
+use diffulex_protocol::{EventBatch, SamplingParams, ServingEvent, ServingReply, StreamMode};
 
 use crate::config::ServerConfig;
 use crate::config::sampling_defaults::sampling_defaults;

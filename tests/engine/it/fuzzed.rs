@@ -1,8 +1,7 @@
 //! Findings of fuzzing: damaged or hostile tokenizer and template files.
 
-use diffulex_engine::TextModel;
 use diffulex_engine::text::Detokenizer;
-use diffulex_protocol::ChatMessage;
+use diffulex_engine::{ChatMessage, TextModel};
 
 use crate::harness::Files;
 

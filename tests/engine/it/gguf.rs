@@ -11,8 +11,9 @@ use diffulex_engine::kernels::reference::ReferenceOps;
 use diffulex_engine::kernels::{BlockType, KvType, Ops, WeightType};
 use diffulex_engine::models::{self, Adapters, Checkpoint, ModelSpec};
 use diffulex_engine::testing::Inspect;
-use diffulex_engine::{Engine, EngineOptions, LoadError, ModelFiles, Quantization, ServingEngine, TextModel};
-use diffulex_protocol::ChatMessage;
+use diffulex_engine::{
+    ChatMessage, Engine, EngineOptions, LoadError, ModelFiles, Quantization, ServingEngine, TextModel,
+};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 

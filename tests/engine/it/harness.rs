@@ -11,8 +11,8 @@ use diffulex_engine::kernels::SequenceRows;
 use diffulex_engine::models::ModelBatch;
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
-    DecodingSettings, SamplingParams, ServingCommand, ServingError, ServingEvent, ServingGenerate, ServingInput,
-    ServingReply, StreamMode,
+    DecodingSettings, SamplingParams, ServingCommand, ServingError, ServingEvent, ServingGenerate, ServingReply,
+    StreamMode,
 };
 
 /// From the package's folder, where cargo runs tests, so that a test program also runs on another machine.
@@ -280,7 +280,7 @@ pub(crate) fn request(rid: &str, prompt: &[u32], params: SamplingParams) -> Serv
     ServingGenerate {
         sampling_params: params,
         stream_mode: StreamMode::BlockAppend,
-        ..ServingGenerate::new(rid, ServingInput::ids(prompt.to_vec()))
+        ..ServingGenerate::new(rid, prompt.to_vec())
     }
 }
 

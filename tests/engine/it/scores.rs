@@ -6,8 +6,7 @@ use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions, ModelFiles, ServingEngine};
 use diffulex_protocol::{
-    ErrorCode, FinishReason, Prompt, PromptScores, SamplingParams, ServingCommand, ServingEvent, ServingGenerate,
-    StreamMode,
+    ErrorCode, FinishReason, PromptScores, SamplingParams, ServingCommand, ServingEvent, ServingGenerate, StreamMode,
 };
 use serde_json::json;
 
@@ -204,7 +203,7 @@ fn scores_are_refused_by_name_where_a_prompt_has_no_order() {
     let mut engine = engine_of("llada", None, &options());
     let mut masked = request("masked", &[1, MASK, 3], scoring(4));
     masked.masked = vec![1];
-    let suffixed = ServingGenerate { suffix: Some(Prompt::Ids(vec![5])), ..request("suffix", &[1, 2], scoring(4)) };
+    let suffixed = ServingGenerate { suffix: vec![5], ..request("suffix", &[1, 2], scoring(4)) };
     let last = ServingGenerate { masked: vec![2], ..request("last", &[1, 2, MASK], scoring(4)) };
     let told = run(&mut engine, vec![masked, last, suffixed]);
     for rid in ["masked", "last", "suffix"] {

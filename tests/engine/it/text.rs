@@ -3,8 +3,7 @@
 use std::sync::LazyLock;
 
 use diffulex_engine::text::Detokenizer;
-use diffulex_engine::{ConversationEnd, ModelFiles, TextModel};
-use diffulex_protocol::ChatMessage;
+use diffulex_engine::{ChatMessage, ConversationEnd, ModelFiles, TextModel};
 use proptest::prelude::*;
 
 use crate::harness::{Files, golden, json};

@@ -5,7 +5,7 @@ use diffulex_engine::kernels::{KvType, Ops, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_engine::testing::Inspect;
 use diffulex_engine::{Engine, EngineOptions, ModelFiles};
-use diffulex_protocol::{FinishReason, Prompt, SamplingParams, ServingGenerate, StreamMode};
+use diffulex_protocol::{FinishReason, SamplingParams, ServingGenerate, StreamMode};
 use serde_json::json;
 
 use crate::harness::{Files, deciding, decoding, engine, golden, greedy, options, prompt, request, run, subjects};
@@ -128,7 +128,7 @@ fn of(files: &str, options: &EngineOptions) -> Engine {
 }
 
 fn gap(rid: &str, params: SamplingParams, suffix: &[u32]) -> ServingGenerate {
-    ServingGenerate { suffix: Some(Prompt::Ids(suffix.to_vec())), ..request(rid, &prompt(3, 9), params) }
+    ServingGenerate { suffix: suffix.to_vec(), ..request(rid, &prompt(3, 9), params) }
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn kv_are_used_again_as_the_slow_loop_uses_them() {
                     },
                     json!({ "kv_reuse": reuse, "accept_threshold": 0.6 }),
                 );
-                let suffix_ids = Some(Prompt::Ids(suffix.clone()));
+                let suffix_ids = suffix.clone();
                 let ask = ServingGenerate { suffix: suffix_ids, ..request("r", &given, greedy(21)) };
                 let ids = run(&mut of(checkpoint, &options), vec![ask]).reply("r").token_ids.clone();
                 let slow = Slow { checkpoint, before: &given, gap: &[None; 21], behind: &suffix, reuse, ..PLAIN };
@@ -218,7 +218,7 @@ fn guidance_moves_logits_as_the_slow_loop_moves_them() {
                 EngineOptions { block_size: Some(6), max_model_len: 64, ..options() },
                 json!({ "kv_reuse": reuse, "cfg_scale": cfg_scale, "accept_threshold": 0.6 }),
             );
-            let ask = ServingGenerate { suffix: Some(Prompt::Ids(suffix.clone())), ..request("r", &given, greedy(15)) };
+            let ask = ServingGenerate { suffix: suffix.clone(), ..request("r", &given, greedy(15)) };
             let ids = run(&mut of("llada", &options), vec![ask]).reply("r").token_ids.clone();
             let slow = Slow { before: &given, gap: &[None; 15], behind: &suffix, reuse, cfg_scale, ..PLAIN };
             assert_eq!(ids, slow.run(), "{cfg_scale}, prompt {index}");
@@ -301,10 +301,7 @@ fn one_gap_is_the_same_by_masks_and_by_a_suffix() {
     for checkpoint in ["llada", "dream"] {
         let picture = PICTURES[0];
         let (before, gap, behind) = parts(picture);
-        let by_suffix = ServingGenerate {
-            suffix: Some(Prompt::Ids(behind)),
-            ..request("suffix", &before, greedy(gap.len() as u32))
-        };
+        let by_suffix = ServingGenerate { suffix: behind, ..request("suffix", &before, greedy(gap.len() as u32)) };
         let told = run(&mut of(checkpoint, &options), vec![by_suffix, masked("masks", picture, greedy(64))]);
         let (suffix, masks) = (told.reply("suffix"), told.reply("masks"));
         assert_eq!(masks.token_ids, suffix.token_ids, "{checkpoint}");
@@ -362,7 +359,7 @@ fn masks_that_cannot_be_filled_are_refused() {
     let mut engine = of("llada", &EngineOptions { max_model_len: 32, ..options() });
     let long = "x".repeat(31) + "_";
     let beyond = ServingGenerate { masked: vec![1, 4], ..request("beyond", &[1, 2, 3, 4], greedy(8)) };
-    let followed = ServingGenerate { suffix: Some(Prompt::Ids(vec![3])), ..masked("followed", "x_", greedy(8)) };
+    let followed = ServingGenerate { suffix: vec![3], ..masked("followed", "x_", greedy(8)) };
     let told = run(
         &mut engine,
         vec![

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use diffulex_engine::{RequestError, check_ids, check_params_ids};
-use diffulex_protocol::{ModelCard, Prompt, SamplingParams, ServingGenerate, ServingInput};
+use diffulex_engine::{Prompt, RequestError, ServingInput, check_ids, check_params_ids};
+use diffulex_protocol::{ModelCard, SamplingParams, ServingGenerate};
 
 use crate::frontend::admit::tokenising::Tokenising;
 use crate::frontend::locks::lock;
@@ -34,16 +34,16 @@ impl Submission {
         rid: String,
         sampling_params: SamplingParams,
         prompt: &Checked,
-        suffix: Option<Vec<u32>>,
+        suffix: Vec<u32>,
     ) -> ServingGenerate {
         ServingGenerate {
             rid,
-            input: ServingInput::ids(prompt.ids.clone()),
+            prompt: prompt.ids.clone(),
             sampling_params,
             stream: self.stream,
             stream_mode: self.stream_mode,
             snapshot: self.snapshot,
-            suffix: suffix.map(Prompt::Ids),
+            suffix,
             masked: prompt.masked.clone(),
             adapter: self.adapter.clone(),
             user: self.user.clone(),
@@ -79,16 +79,15 @@ impl Frontend {
         }
         let timeline = Timeline::new(accepted, (tokenising, Instant::now()));
         let suffix = match submission.suffix.take() {
-            Some(prompt) => Some(self.suffix(prompt, &card).await?),
-            None => None,
+            Some(prompt) => self.suffix(prompt, &card).await?,
+            None => Vec::new(),
         };
         let mut fingerprints = Vec::with_capacity(n_inputs);
         for prompt in &prompts {
-            fingerprints.push(self.accepted_fingerprint(prompt, suffix.as_deref(), &submission, accepted)?);
+            fingerprints.push(self.accepted_fingerprint(prompt, &suffix, &submission, accepted)?);
         }
 
-        let n_suffix = suffix.as_ref().map_or(0, Vec::len);
-        let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + n_suffix;
+        let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + suffix.len();
         client.add_prompts(prompts.iter().map(n_given).sum());
         let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
         let answers = prompts.iter().zip(fingerprints).zip(seeds);
@@ -158,7 +157,7 @@ impl Frontend {
     fn accepted_fingerprint(
         &self,
         Checked { ids, masked }: &Checked,
-        suffix: Option<&[u32]>,
+        suffix: &[u32],
         submission: &Submission,
         now: Instant,
     ) -> Result<Fingerprint, SubmitError> {

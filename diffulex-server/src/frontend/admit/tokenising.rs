@@ -2,8 +2,7 @@
 //!
 //! Never here: requests, and their limits.
 
-use diffulex_engine::{ConversationEnd, RequestError, TextModel};
-use diffulex_protocol::{Prompt, ServingInput};
+use diffulex_engine::{ConversationEnd, Prompt, RequestError, ServingInput, TextModel};
 
 use crate::frontend::requests::submit_error::SubmitError;
 use crate::frontend::state::Frontend;

@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use diffulex_engine::RequestError;
-use diffulex_protocol::{ContextUse, ServingCommand, ServingInput};
+use diffulex_engine::{RequestError, ServingInput};
+use diffulex_protocol::{ContextUse, ServingCommand};
 
 use crate::frontend::admit::admission::field_of;
 use crate::frontend::admit::tokenising::Tokenising;

@@ -15,7 +15,7 @@ pub(in crate::frontend) struct Computed<'a> {
     pub(in crate::frontend) ids: &'a [u32],
     /// Places of it that are filled.
     pub(in crate::frontend) masked: &'a [u32],
-    pub(in crate::frontend) suffix: Option<&'a [u32]>,
+    pub(in crate::frontend) suffix: &'a [u32],
     pub(in crate::frontend) adapter: Option<&'a str>,
     pub(in crate::frontend) embed: Option<Pooling>,
     /// Of which the length, the scores of the prompt and the strategy's settings count.
@@ -66,7 +66,7 @@ mod tests {
         let key = RandomState::new();
         let of = |computed| Fingerprint::of(&key, computed);
         let params = SamplingParams::default();
-        let plain = Computed { ids: &[1, 2], masked: &[], suffix: None, adapter: None, embed: None, params: &params };
+        let plain = Computed { ids: &[1, 2], masked: &[], suffix: &[], adapter: None, embed: None, params: &params };
         let first = of(plain);
         let drawn_otherwise = SamplingParams {
             temperature: 0.3,
@@ -95,7 +95,7 @@ mod tests {
         let others = [
             Computed { ids: &[1, 3], ..plain },
             Computed { masked: &[1], ..plain },
-            Computed { suffix: Some(&[3]), ..plain },
+            Computed { suffix: &[3], ..plain },
             Computed { adapter: Some("adapter"), ..plain },
             Computed { embed: Some(Pooling::Mean), ..plain },
             Computed { params: &settings, ..plain },

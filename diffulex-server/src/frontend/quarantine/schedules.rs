@@ -1,8 +1,6 @@
 //! Random schedules: clients that send the same poison, or several, at any time, overlap, leave and come again, beside
 //! bystanders. Whatever the order, the workers that they cost are bounded and every bystander is answered.
 
-use diffulex_protocol::ServingInput;
-
 use super::*;
 
 const STEP: Duration = Duration::from_millis(10);
@@ -120,7 +118,7 @@ impl World {
         let fingerprint = self.clients[client].fingerprint;
         let rid = format!("{client}-{}", self.clients[client].n_sent);
         self.clients[client].n_sent += 1;
-        let generate = ServingGenerate::new(rid.clone(), ServingInput::ids(vec![1]));
+        let generate = ServingGenerate::new(rid.clone(), vec![1]);
         let caller = self.caller_of(fingerprint);
         match self.quarantine.admit(fingerprint, caller, generate, self.now) {
             Admission::Refused(_) => {

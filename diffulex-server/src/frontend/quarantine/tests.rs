@@ -1,10 +1,8 @@
-use diffulex_protocol::ServingInput;
-
 use super::records::{MAX_CONVICTIONS, MAX_REMEMBERED, REFUSED_FOR, WARM_UP};
 use super::*;
 
 fn request(name: u64, turn: u32) -> ServingGenerate {
-    ServingGenerate::new(format!("{name}-{turn}"), ServingInput::ids(vec![1]))
+    ServingGenerate::new(format!("{name}-{turn}"), vec![1])
 }
 
 /// A worker that is lost as soon as it has the request `poison`, and answers everything else.

@@ -2,8 +2,8 @@
 //!
 //! Never here: whether it is accepted.
 
-use diffulex_engine::{ConversationEnd, RequestError};
-use diffulex_protocol::{ContextUse, Pooling, Prompt, SamplingParams, ServingInput, SnapshotSpan, StreamMode};
+use diffulex_engine::{ConversationEnd, Prompt, RequestError, ServingInput};
+use diffulex_protocol::{ContextUse, Pooling, SamplingParams, SnapshotSpan, StreamMode};
 
 use crate::frontend::requests::request_id::RequestId;
 use crate::frontend::requests::requester::Requester;

@@ -11,7 +11,8 @@ mod spans;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use diffulex_protocol::{ErrorCode, EventBatch, Pooling, SamplingParams, ServingInput, ServingReply};
+use diffulex_engine::ServingInput;
+use diffulex_protocol::{ErrorCode, EventBatch, Pooling, SamplingParams, ServingReply};
 
 use crate::frontend::locks::lock;
 use crate::frontend::running::timeline::{ClientTimeline, Timeline};

@@ -9,7 +9,7 @@ use axum::Extension;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use diffulex_protocol::{Prompt, ServingInput};
+use diffulex_engine::{Prompt, ServingInput};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -5,8 +5,7 @@
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use diffulex_engine::{SpecialTokens, check_ids};
-use diffulex_protocol::{Prompt, ServingInput};
+use diffulex_engine::{Prompt, ServingInput, SpecialTokens, check_ids};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::json;

@@ -8,8 +8,9 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use diffulex_engine::ServingInput;
 use diffulex_engine::profile::Stage;
-use diffulex_protocol::{SamplingParams, ServingInput};
+use diffulex_protocol::SamplingParams;
 use serde_json::json;
 
 use crate::frontend::{Requester, Submission, WorkerStatus};

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_protocol::{ChatMessage, DecodingSettings, ParamError, Prompt, SamplingParams, ServingInput, StreamMode};
+use diffulex_engine::{ChatMessage, Prompt, ServingInput};
+use diffulex_protocol::{DecodingSettings, ParamError, SamplingParams, StreamMode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;

@@ -2,7 +2,7 @@
 //!
 //! Never here: chat templates, other fields of a request.
 
-use diffulex_protocol::ChatMessage;
+use diffulex_engine::ChatMessage;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;

@@ -5,7 +5,8 @@
 
 use std::time::Instant;
 
-use diffulex_protocol::{Pooling, SamplingParams, ServingInput};
+use diffulex_engine::ServingInput;
+use diffulex_protocol::{Pooling, SamplingParams};
 
 use crate::frontend::running::timeline::{Answers, ClientTimeline};
 use crate::observe::traces::{KeyValue, RequestTrace, attribute};

@@ -2,8 +2,7 @@
 //!
 //! Never here: the answer.
 
-use diffulex_engine::ConversationEnd;
-use diffulex_protocol::ServingInput;
+use diffulex_engine::{ConversationEnd, ServingInput};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
