@@ -257,7 +257,9 @@ impl<O: Ops> Decoder<O> {
         let head = match (loader.checkpoint.contains(&head_name), config.tie_word_embeddings) {
             (true, false) => Some(loader.table(&head_name, config.vocab_size, hidden)?),
             (true, true) if !loader.checkpoint.are_equal([&head_name, &weight(names.embedding)]) => {
-                return Err(refuse(format!("ties the head to the embedding, but {head_name} is a different matrix")));
+                return Err(refuse(format!(
+                    "the head is tied to the embedding, but {head_name} is a different matrix"
+                )));
             }
             (true, true) => {
                 loader.checkpoint.ignore(&head_name);

@@ -403,7 +403,7 @@ fn damaged_files_are_refused_with_what_was_expected() {
         (patched(&bytes, 16, &huge), &[]),
         (patched(&bytes, 24, &huge), &["pair 0", "needs 18446744073709551615 bytes"]),
         (patched(&bytes, table, &9u32.to_le_bytes()), &["blk.0.attn_q.weight", "9 dimensions"]),
-        (patched(&bytes, table + 4, &huge), &["blk.0.attn_q.weight", "blocks of 256"]),
+        (patched(&bytes, table + 4, &huge), &["blk.0.attn_q.weight", "block size (256)"]),
         (patched(&bytes, table + 12, &(1u64 << 60).to_le_bytes()), &["blk.0.attn_q.weight", "does not fit the file"]),
         (patched(&bytes, table + 24, &(1u64 << 40).to_le_bytes()), &["blk.0.attn_q.weight", "outside the file"]),
         (patched(&bytes, table + 24, &33u64.to_le_bytes()), &["blk.0.attn_q.weight", "33", "multiple of 32"]),
