@@ -36,7 +36,7 @@ pub mod serving;
 pub mod text;
 
 pub use adapter_id::AdapterId;
-pub use admission::{check_ids, check_params_ids};
+pub use admission::{check_ids, check_length, check_params_ids};
 pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, check_settings};
 pub use diffulex_strategies::{Setting, SettingError, Values, settings};
 pub use emit::snapshot_text;

@@ -152,6 +152,11 @@ impl ServingGenerate {
     pub fn new(rid: impl Into<String>, prompt: Vec<u32>) -> Self {
         Self { rid: rid.into(), prompt, ..Self::default() }
     }
+
+    /// Tokens that the client gave: the prompt without its masks, and the suffix.
+    pub fn given_tokens(&self) -> usize {
+        self.prompt.len() - self.masked.len() + self.suffix.len()
+    }
 }
 
 /// The use that a request makes of a context: a text whose whole pages of K/V stay in the cache after the request.
