@@ -22,7 +22,7 @@ pub mod serving;
 pub mod testing;
 pub mod text;
 
-pub use admit::{check_ids, check_params_ids};
+pub use admit::{check_ids, check_length, check_params_ids};
 pub use config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, check_settings};
 pub use diffulex_kernels as kernels;
 pub use diffulex_kernels::AdapterId;

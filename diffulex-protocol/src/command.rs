@@ -100,46 +100,50 @@ impl ServingCommand {
     }
 }
 
-/// A request for an answer. Keys that it lacks on the wire have their defaults, keys at their defaults are left out.
+/// A request for an answer. On the wire all keys but the first two may be missing, and are their defaults then.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
 pub struct ServingGenerate {
     /// Unique among the requests in flight. First, so that a request that cannot be read further can be answered.
     pub rid: String,
     /// Token ids of the prompt.
     pub prompt: Vec<u32>,
     /// Token ids that follow the answer, for models that attend to them.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub suffix: Vec<u32>,
     /// Masked positions of the prompt, ascending. If there are any, they are filled: the answer reaches from the first to the
     /// last of them and includes the prompt's tokens in between. Otherwise it follows the prompt.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub masked: Vec<u32>,
     /// Sampling and limits.
+    #[serde(default)]
     pub sampling_params: SamplingParams,
     /// Send events while the answer is written, not only the reply.
+    #[serde(default)]
     pub stream: bool,
     /// Which events.
+    #[serde(default)]
     pub stream_mode: StreamMode,
     /// How much a snapshot covers.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub snapshot: SnapshotSpan,
     /// The adapter to answer with; `None` is the model as it is.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub adapter: Option<String>,
     /// Cached prefixes are shared only with requests of the same salt.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub cache_salt: Option<String>,
     /// The context that the request extends. Its tokens are the beginning of `prompt`.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub context: Option<ContextUse>,
     /// The prompt is read and not answered: the reply has its embedding, pooled so, and no text. Sampling, stream, suffix and
     /// masks have no effect.
-    #[serde(skip_serializing_if = "is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub embed: Option<Pooling>,
     /// The client's own tag, logged and never interpreted.
+    #[serde(default)]
     pub user: Option<String>,
     /// Unix time in seconds at which the front end took the request.
+    #[serde(default)]
     pub created_time: f64,
 }
 
@@ -147,6 +151,11 @@ impl ServingGenerate {
     /// A request for `prompt` with the default parameters, not streamed.
     pub fn new(rid: impl Into<String>, prompt: Vec<u32>) -> Self {
         Self { rid: rid.into(), prompt, ..Self::default() }
+    }
+
+    /// Tokens that the client gave: the prompt without its masks, and the suffix.
+    pub fn given_tokens(&self) -> usize {
+        self.prompt.len() - self.masked.len() + self.suffix.len()
     }
 }
 

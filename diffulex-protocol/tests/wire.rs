@@ -358,6 +358,7 @@ fn a_generate_that_cannot_be_read_is_refused_by_the_name_of_its_field() {
 fn bytes_that_name_no_request_are_refused_without_one() {
     for command in [
         serde_json::json!({"generate": {"rid": 3}}),
+        serde_json::json!({"generate": {}}),
         serde_json::json!({"generate": 3}),
         serde_json::json!("generate"),
         serde_json::json!({"rid": "r"}),

@@ -230,11 +230,9 @@ impl Fixture {
 
     /// A request whose first id is its kind.
     pub async fn submit_ids(&self, ids: Vec<u32>) -> Result<EventStream, SubmitError> {
-        let submission = Submission {
-            stream: true,
-            stream_mode: StreamMode::BlockAppend,
-            ..Submission::new("test", ServingInput::ids(ids))
-        };
+        let generate =
+            ServingGenerate { stream: true, stream_mode: StreamMode::BlockAppend, ..ServingGenerate::default() };
+        let submission = Submission { generate, ..Submission::new("test", ServingInput::ids(ids)) };
         Ok(self.engine.frontend().submit(submission).await?.pop().unwrap())
     }
 

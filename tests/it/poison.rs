@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use diffulex_engine::{ModelFiles, ServingInput, TextModel};
-use diffulex_protocol::{ErrorCode, SamplingParams, ServingCommand, ServingEvent};
+use diffulex_protocol::{ErrorCode, SamplingParams, ServingCommand, ServingEvent, ServingGenerate};
 use diffulex_server::cli::launch::worker_plan;
 use diffulex_server::config::ServerConfig;
 use diffulex_server::frontend::{
@@ -166,7 +166,8 @@ impl World {
         let max_tokens = if prompts.iter().any(|ids| ids[0] == POISON) { 1900 } else { 16 };
         let sampling_params = SamplingParams { max_tokens, ignore_eos: true, ..params.clone() };
         let requester = Requester { caller, ..Requester::default() };
-        self.frontend.submit(Submission { sampling_params, requester, ..Submission::of_inputs("test", inputs) }).await
+        let generate = ServingGenerate { sampling_params, ..ServingGenerate::default() };
+        self.frontend.submit(Submission { generate, requester, ..Submission::of_inputs("test", inputs) }).await
     }
 
     /// A client that sends its prompts again as soon as it can; `vary` changes the parameters at each try.

@@ -52,6 +52,20 @@ pub fn check_ids(param: &'static str, ids: &[u32], vocab_size: u32) -> Result<()
     Err(RequestError::invalid(param, message))
 }
 
+/// Refuses `n_tokens` in the field `param` that a context of `max_model_len` cannot hold together with `n_more` to write.
+pub fn check_length(
+    param: &'static str,
+    n_tokens: usize,
+    n_more: usize,
+    max_model_len: usize,
+) -> Result<(), RequestError> {
+    if n_tokens + n_more <= max_model_len {
+        return Ok(());
+    }
+    let more = if n_more > 0 { ", and at least one to write" } else { "" };
+    Err(RequestError::context_length(param, max_model_len, format!("{n_tokens} tokens{more}")))
+}
+
 /// Refuses token ids of `params` that are not below `vocab_size`.
 pub fn check_params_ids(params: &SamplingParams, vocab_size: u32) -> Result<(), RequestError> {
     check_ids("stop_token_ids", &params.stop_token_ids, vocab_size)?;
@@ -193,11 +207,7 @@ impl Admission<'_> {
         if prompt_len == 0 {
             return Err(RequestError::invalid("prompt", "prompt is empty"));
         }
-        if prompt_len + max_tokens.min(1) > max_model_len {
-            let what = if max_tokens > 0 { ", and at least one to write" } else { "" };
-            let problem = format!("{prompt_len} tokens{what}");
-            return Err(RequestError::context_length("prompt", max_model_len, problem));
-        }
+        check_length("prompt", prompt_len, max_tokens.min(1), max_model_len)?;
         let wanted = prompt_len.saturating_add(max_tokens);
         let limits = if wanted <= max_model_len {
             Limits { end: wanted, reason: FinishReason::MaxNewTokensReached }
@@ -226,11 +236,7 @@ impl Admission<'_> {
         let (Some(first), Some(last)) = (masked.first().copied(), masked.last().copied()) else {
             return invalid("no position of the prompt is masked".to_owned());
         };
-        let max_model_len = self.config.max_model_len;
-        if prompt.len() > max_model_len {
-            let problem = format!("{} tokens, masks included", prompt.len());
-            return Err(RequestError::context_length("prompt", max_model_len, problem));
-        }
+        check_length("prompt", prompt.len(), 0, self.config.max_model_len)?;
         if last >= prompt.len() {
             return invalid(format!("position {last} is masked; the prompt has {}", prompt.len()));
         }

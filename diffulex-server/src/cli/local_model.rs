@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use diffulex_engine::{EngineOptions, ServingInput, TextModel};
-use diffulex_protocol::{ErrorCode, FinishReason, SamplingParams, ServingError, ServingReply, StreamMode};
+use diffulex_protocol::{
+    ErrorCode, FinishReason, SamplingParams, ServingError, ServingGenerate, ServingReply, StreamMode,
+};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
@@ -120,14 +122,14 @@ impl LocalModel {
         display: Display,
     ) -> Result<ServingReply, LocalModelError> {
         let started = Instant::now();
-        let submission = Submission {
+        let generate = ServingGenerate {
             sampling_params: self.sampling.clone(),
             stream: display != Display::Whole,
             stream_mode: if display == Display::Append { StreamMode::BlockAppend } else { StreamMode::Denoise },
-            fills_masks,
             adapter: self.adapter.clone(),
-            ..Submission::new(route, input)
+            ..ServingGenerate::default()
         };
+        let submission = Submission { generate, fills_masks, ..Submission::new(route, input) };
         let mut streams = self.engine.frontend().submit(submission).await?;
         let stream = streams.pop().ok_or(LocalModelError::NoAnswer)?;
         let (reply, finished) = match display {

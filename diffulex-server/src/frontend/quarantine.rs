@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use diffulex_protocol::ServingGenerate;
 
 use crate::frontend::requests::caller::Caller;
-pub(super) use fingerprint::{Computed, Fingerprint};
+pub(super) use fingerprint::Fingerprint;
 use records::Records;
 pub(super) use records::Refusal;
 

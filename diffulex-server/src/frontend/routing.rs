@@ -351,9 +351,8 @@ impl FrontendState {
 
 /// The reply to a request that was aborted before anything was computed.
 fn unbegun(generate: &ServingGenerate) -> ServingReply {
-    let n_given = generate.prompt.len() - generate.masked.len() + generate.suffix.len();
     ServingReply {
-        prompt_tokens: n_given as u32,
+        prompt_tokens: generate.given_tokens() as u32,
         seed: generate.sampling_params.seed,
         ..ServingReply::new(generate.rid.as_str(), FinishReason::Aborted)
     }

@@ -60,6 +60,11 @@ impl HttpOptions {
     pub fn is_served(&self, name: &str) -> bool {
         self.model_name == name || self.model_aliases.iter().any(|alias| alias == name)
     }
+
+    /// The adapter of that name; `None` where it is the model's.
+    pub fn adapter_of(&self, name: &str) -> Option<String> {
+        (!self.is_served(name)).then(|| name.to_owned())
+    }
 }
 
 /// State of every route. A request clones it some ten times, so clones share one.
@@ -104,30 +109,20 @@ impl Deref for App {
     }
 }
 
-/// The model or adapter that a request names.
-pub(super) struct AskedModel {
-    /// As the client wrote it, for the reply.
-    pub(super) name: String,
-    /// Where it is an adapter.
-    pub(super) adapter: Option<String>,
-}
-
-pub(super) fn asked_model(app: &App, asked: Option<String>) -> Result<AskedModel, ApiError> {
+/// The name of the model or adapter that answers a request which names `asked`.
+pub(super) fn asked_model(app: &App, asked: Option<String>) -> Result<String, ApiError> {
     let Some(name) = asked else { return default_model(app) };
     match name {
-        name if app.options.is_served(&name) => Ok(AskedModel { name, adapter: None }),
-        name if app.frontend.has_adapter(&name) => Ok(AskedModel { adapter: Some(name.clone()), name }),
+        name if app.options.is_served(&name) || app.frontend.has_adapter(&name) => Ok(name),
         name => Err(unknown_model(app, &name)),
     }
 }
 
 /// The model of a request that names none.
-fn default_model(app: &App) -> Result<AskedModel, ApiError> {
+fn default_model(app: &App) -> Result<String, ApiError> {
     match &app.options.default_adapter {
-        None => Ok(AskedModel { name: app.options.model_name.clone(), adapter: None }),
-        Some(name) if app.frontend.has_adapter(name) => {
-            Ok(AskedModel { name: name.clone(), adapter: Some(name.clone()) })
-        }
+        None => Ok(app.options.model_name.clone()),
+        Some(name) if app.frontend.has_adapter(name) => Ok(name.clone()),
         Some(name) => {
             let model = &app.options.model_name;
             let message = format!(

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use diffulex_engine::{ChatMessage, Engine, LoadError, RequestError, ServingEngine, ServingInput, TextModel};
-use diffulex_protocol::{EventBatch, SamplingParams, ServingEvent, ServingReply, StreamMode};
+use diffulex_protocol::{EventBatch, SamplingParams, ServingEvent, ServingGenerate, ServingReply, StreamMode};
 
 use crate::config::ServerConfig;
 use crate::config::sampling_defaults::sampling_defaults;
@@ -211,7 +211,7 @@ impl EngineLoop {
 
     /// One answer. Dropping the future aborts the request.
     pub async fn generate(&self, input: ServingInput, params: SamplingParams) -> Result<ServingReply, AnswerError> {
-        self.stream(Submission { sampling_params: params, ..Submission::new(ROUTE, input) }).await?.reply().await
+        self.stream(input, ServingGenerate { sampling_params: params, ..Default::default() }).await?.reply().await
     }
 
     /// The events of one answer. Dropping the stream aborts the request; [`EventStream::watch`] asks a callback whether its
@@ -222,14 +222,17 @@ impl EngineLoop {
         params: SamplingParams,
         stream_mode: StreamMode,
     ) -> Result<EventStream, AnswerError> {
-        let submission =
-            Submission { sampling_params: params, stream: true, stream_mode, ..Submission::new(ROUTE, input) };
-        self.stream(submission).await
+        let generate = ServingGenerate { sampling_params: params, stream: true, stream_mode, ..Default::default() };
+        self.stream(input, generate).await
     }
 
-    async fn stream(&self, submission: Submission) -> Result<EventStream, AnswerError> {
-        params_are_valid(&submission.sampling_params)?;
-        self.frontend.submit(submission).await?.pop().ok_or(AnswerError::NoAnswer)
+    async fn stream(&self, input: ServingInput, generate: ServingGenerate) -> Result<EventStream, AnswerError> {
+        params_are_valid(&generate.sampling_params)?;
+        self.frontend
+            .submit(Submission { generate, ..Submission::new(ROUTE, input) })
+            .await?
+            .pop()
+            .ok_or(AnswerError::NoAnswer)
     }
 
     /// The prompt that the model's chat template makes of `messages`, as text. Does not wait for a step of the engine.

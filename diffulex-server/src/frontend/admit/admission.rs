@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use diffulex_engine::{Prompt, RequestError, ServingInput, check_ids, check_params_ids};
+use diffulex_engine::{Prompt, RequestError, ServingInput, check_ids, check_length, check_params_ids};
 use diffulex_protocol::{ModelCard, SamplingParams, ServingGenerate};
 
 use crate::frontend::admit::tokenising::Tokenising;
 use crate::frontend::locks::lock;
-use crate::frontend::quarantine::{Computed, Fingerprint};
+use crate::frontend::quarantine::Fingerprint;
+use crate::frontend::requests::caller::Caller;
 use crate::frontend::requests::choice_ids::ChoiceIds;
 use crate::frontend::requests::submission::Submission;
 use crate::frontend::requests::submit_error::SubmitError;
@@ -27,40 +28,13 @@ const COMPLETIONS_KEPT: usize = 64;
 /// Bounds of `Retry-After`, as `http-api` promises them.
 const RETRY_AFTER: std::ops::RangeInclusive<u64> = 1..=60;
 
-impl Submission {
-    /// The engine's command for one answer to `prompt`.
-    fn command(
-        &self,
-        rid: String,
-        sampling_params: SamplingParams,
-        prompt: &Checked,
-        suffix: Vec<u32>,
-    ) -> ServingGenerate {
-        ServingGenerate {
-            rid,
-            prompt: prompt.ids.clone(),
-            sampling_params,
-            stream: self.stream,
-            stream_mode: self.stream_mode,
-            snapshot: self.snapshot,
-            suffix,
-            masked: prompt.masked.clone(),
-            adapter: self.adapter.clone(),
-            user: self.user.clone(),
-            cache_salt: self.cache_salt.clone(),
-            context: self.context,
-            embed: self.embed,
-            created_time: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
-        }
-    }
-}
-
 impl Frontend {
     /// Accepts a request, or says why not. One stream per choice, those of the first input first. Nothing is begun unless all
     /// are accepted.
     pub async fn submit(&self, mut submission: Submission) -> Result<Vec<EventStream>, SubmitError> {
         if self.shared.options.salts_by_caller {
-            submission.cache_salt = Some(submission.requester.caller.salt(submission.cache_salt.as_deref()));
+            let salt = submission.requester.caller.salt(submission.generate.cache_salt.as_deref());
+            submission.generate.cache_salt = Some(salt);
         }
         let client = submission.client.take().unwrap_or_else(|| submission.begin());
         // Inputs that are submitted later are accepted later.
@@ -83,13 +57,13 @@ impl Frontend {
             None => Vec::new(),
         };
         let mut fingerprints = Vec::with_capacity(n_inputs);
-        for prompt in &prompts {
-            fingerprints.push(self.accepted_fingerprint(prompt, &suffix, &submission, accepted)?);
+        for prompt in &mut prompts {
+            prompt.suffix.clone_from(&suffix);
+            fingerprints.push(self.accepted_fingerprint(prompt, submission.requester.caller, accepted)?);
         }
 
-        let n_given = |Checked { ids, masked }: &Checked| ids.len() - masked.len() + suffix.len();
-        client.add_prompts(prompts.iter().map(n_given).sum());
-        let seeds = prompts.iter().map(|_| submission.sampling_params.seed_or(|| self.shared.draws.seed()));
+        client.add_prompts(prompts.iter().map(ServingGenerate::given_tokens).sum());
+        let seeds = prompts.iter().map(|prompt| prompt.sampling_params.seed_or(|| self.shared.draws.seed()));
         let answers = prompts.iter().zip(fingerprints).zip(seeds);
         let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
             (0..n_choices).map(move |choice| (prompt, fingerprint, seed, choice))
@@ -98,28 +72,27 @@ impl Frontend {
         for (nth, (permit, (prompt, fingerprint, seed, choice))) in
             (submission.first_input as u64..).zip(permits.into_iter().zip(answers))
         {
-            let (ids, n_given) = (&prompt.ids, n_given(prompt) as u32);
+            let ids = &prompt.prompt;
             let size = RequestSize {
                 prompt_tokens: ids.len(),
-                max_tokens: submission.sampling_params.max_tokens,
-                stream: submission.stream,
-                stream_mode: submission.stream_mode,
+                max_tokens: prompt.sampling_params.max_tokens,
+                stream: prompt.stream,
+                stream_mode: prompt.stream_mode,
                 age_s: 0.0,
             };
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
             let ChoiceIds { rid, name, is_exclusive } = self.shared.choice_ids(&submission, first.as_deref(), nth);
-            let params = submission.params_of_choice(seed, choice);
-            let generate = submission.command(rid.clone(), params, prompt, suffix.clone());
+            let generate = answer(prompt, rid.clone(), seed, choice);
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let state = RequestState::new(rid, submission.requester.caller, (fingerprint, size), timeline, deadline);
             let state = Arc::new(state.named(name).of_choices(first.or_else(|| submission.settled_id())));
             self.shared.register(&state, is_exclusive, generate, timeline.tokenised)?;
             submission.settle_id(state.public_id());
-            let user = submission.user.as_deref();
+            let user = submission.generate.user.as_deref();
             self.shared.recorders.admitted(&state.rid, state.public_id(), user, &timeline, ids.len());
             let stream = EventStream::new(&self.shared, state, &client, permit);
             let kept = submission.keeps_prompt.map(|_| ids.as_slice().into());
-            streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
+            streams.push(stream.of_prompt(prompt.given_tokens() as u32, kept).paced(submission.max_fps));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;
@@ -128,19 +101,19 @@ impl Frontend {
         Ok(streams)
     }
 
-    /// A prompt of `submission`, of which everything but the engine's state is checked.
+    /// The engine's request for `input` of `submission`, of which everything but the engine's state is checked.
     async fn checked_prompt(
         &self,
         input: ServingInput,
         submission: &Submission,
         card: &ModelCard,
-    ) -> Result<Checked, SubmitError> {
-        let (field, params) = (field_of(&input), &submission.sampling_params);
-        let is_answered = submission.embed.is_none();
+    ) -> Result<ServingGenerate, SubmitError> {
+        let (field, params) = (field_of(&input), &submission.generate.sampling_params);
+        let is_answered = submission.generate.embed.is_none();
         let max_tokens = if is_answered { params.max_tokens } else { 0 };
         let ids = self.prompt(field, input, submission, max_tokens, card).await?;
         // First, because the other checks read the whole list.
-        check_length(field, &ids, 0, card)?;
+        check_length(field, ids.len(), 0, card.max_model_len as usize)?;
         let masked = if submission.fills_masks { masks_of(&ids, card) } else { Vec::new() };
         // Masks are places of the answer already.
         let writes = is_answered && masked.is_empty();
@@ -150,22 +123,18 @@ impl Frontend {
             let message = format!("{keeps} needs a prompt without masks: the answer would be inside of it");
             return Err(RequestError::invalid(keeps, message).into());
         }
-        Ok(Checked { ids, masked })
+        Ok(ServingGenerate { prompt: ids, masked, ..submission.generate.clone() })
     }
 
-    /// The fingerprint of a prompt that is not refused for what it has done to the engine.
+    /// The fingerprint of a request that is not refused for what it has done to the engine.
     fn accepted_fingerprint(
         &self,
-        Checked { ids, masked }: &Checked,
-        suffix: &[u32],
-        submission: &Submission,
+        generate: &ServingGenerate,
+        caller: Caller,
         now: Instant,
     ) -> Result<Fingerprint, SubmitError> {
-        let Submission { embed, sampling_params: params, .. } = submission;
-        let adapter = submission.adapter.as_deref();
-        let computed = Computed { ids, masked, suffix, adapter, embed: *embed, params };
-        let fingerprint = Fingerprint::of(self.shared.draws.key(), computed);
-        match lock(&self.shared.quarantine).refusal(fingerprint, submission.requester.caller, now) {
+        let fingerprint = Fingerprint::of(self.shared.draws.key(), generate);
+        match lock(&self.shared.quarantine).refusal(fingerprint, caller, now) {
             Some(refusal) => Err(refusal.into()),
             None => Ok(fingerprint),
         }
@@ -273,11 +242,13 @@ impl FrontendState {
     }
 }
 
-/// A prompt that was accepted.
-struct Checked {
-    ids: Vec<u32>,
-    /// Places to fill.
-    masked: Vec<u32>,
+/// The request for answer `choice` to `generate`, whose first answer has `seed`. The answers share the scores of the prompt.
+fn answer(generate: &ServingGenerate, rid: String, seed: u64, choice: u64) -> ServingGenerate {
+    let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let mut answer = ServingGenerate { rid, created_time, ..generate.clone() };
+    answer.sampling_params.seed = Some(seed.wrapping_add(choice));
+    answer.sampling_params.prompt_logprobs.take_if(|_| choice > 0);
+    answer
 }
 
 /// Refuses more answers than the server ever takes at once.
@@ -306,16 +277,6 @@ fn masks_of(ids: &[u32], card: &ModelCard) -> Vec<u32> {
     (0..).zip(ids).filter(|(_, id)| Some(**id) == card.mask_token_id).map(|(position, _)| position).collect()
 }
 
-/// Refuses `ids` that exceed the context length together with `n_more` tokens of answer.
-fn check_length(field: &'static str, ids: &[u32], n_more: usize, card: &ModelCard) -> Result<(), RequestError> {
-    if ids.len() + n_more <= card.max_model_len as usize {
-        return Ok(());
-    }
-    let what = if n_more > 0 { ", and at least one to write" } else { "" };
-    let problem = format!("{} tokens{what}", ids.len());
-    Err(RequestError::context_length(field, card.max_model_len as usize, problem))
-}
-
 /// Checks that need no engine: emptiness, ids, length with `n_more` tokens of answer.
 fn check_prompt(
     field: &'static str,
@@ -328,7 +289,7 @@ fn check_prompt(
         return Err(RequestError::invalid(field, format!("{field} must not be empty")));
     }
     check_ids(field, ids, card.vocab_size)?;
-    check_length(field, ids, n_more, card)?;
+    check_length(field, ids.len(), n_more, card.max_model_len as usize)?;
     check_params_ids(params, card.vocab_size)
 }
 

@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use diffulex_engine::{RequestError, ServingInput};
-use diffulex_protocol::{ContextUse, ServingCommand};
+use diffulex_engine::{RequestError, ServingInput, check_length};
+use diffulex_protocol::{ContextUse, ServingCommand, ServingGenerate};
 
 use crate::frontend::admit::admission::field_of;
 use crate::frontend::admit::tokenising::Tokenising;
@@ -110,22 +110,14 @@ impl Frontend {
         if grows == Some(false) && !given.is_empty() {
             return Err(ContextError::CannotGrow(name.id).into());
         }
-        let (n_old, n_new, most) = (ids.len(), given.len(), card.max_model_len as usize);
-        if n_old + n_new >= most {
-            let problem = format!("{n_old} tokens of the context and {n_new} more, and at least one to write");
-            return Err(RequestError::context_length(field, most, problem).into());
-        }
+        check_length(field, ids.len() + given.len(), 1, card.max_model_len as usize)?;
         ids.extend_from_slice(&given);
         lease.given = given;
-        let submission = Submission {
-            inputs: vec![ServingInput::ids(ids)],
-            adapter,
-            cache_salt,
-            context: Some(ContextUse { id: number, fills }),
-            fills_masks: false,
-            client: Some(client),
-            ..submission
-        };
+        let context = Some(ContextUse { id: number, fills });
+        submission.generate = ServingGenerate { adapter, cache_salt, context, ..submission.generate };
+        submission.inputs = vec![ServingInput::ids(ids)];
+        submission.fills_masks = false;
+        submission.client = Some(client);
         let stream = self.submit(submission).await?.pop();
         let stream = stream.ok_or_else(|| RequestError::engine("the request was not accepted"))?;
         Ok(stream.on_context(lease))
@@ -139,13 +131,13 @@ fn check_submission(
     cache_salt: Option<&str>,
 ) -> Result<(), RequestError> {
     let other = |ours: Option<&str>, theirs: Option<&str>| theirs.is_some() && theirs != ours;
-    if other(adapter, submission.adapter.as_deref()) {
+    if other(adapter, submission.generate.adapter.as_deref()) {
         return Err(RequestError::invalid(
             "model",
             "model: the context has another adapter, which is chosen when it is created",
         ));
     }
-    if other(cache_salt, submission.cache_salt.as_deref()) {
+    if other(cache_salt, submission.generate.cache_salt.as_deref()) {
         return Err(RequestError::invalid("cache_salt", "cache_salt is chosen when the context is created"));
     }
     if submission.truncation.is_some() {

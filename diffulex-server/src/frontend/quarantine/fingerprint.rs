@@ -6,32 +6,18 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::io;
 
-use diffulex_protocol::{Pooling, SamplingParams};
+use diffulex_protocol::ServingGenerate;
 
-/// The share of a request that decides which forwards the engine runs for it.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::frontend) struct Computed<'a> {
-    /// Ids of the prompt.
-    pub(in crate::frontend) ids: &'a [u32],
-    /// Places of it that are filled.
-    pub(in crate::frontend) masked: &'a [u32],
-    pub(in crate::frontend) suffix: &'a [u32],
-    pub(in crate::frontend) adapter: Option<&'a str>,
-    pub(in crate::frontend) embed: Option<Pooling>,
-    /// Of which the length, the scores of the prompt and the strategy's settings count.
-    pub(in crate::frontend) params: &'a SamplingParams,
-}
-
-/// Identity of a [`Computed`].
+/// Identity of the share of a request that decides which forwards the engine runs for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::frontend) struct Fingerprint(pub(super) u64);
 
 impl Fingerprint {
     /// Under `key`, which keeps clients from making two that are equal.
-    pub(in crate::frontend) fn of(key: &impl BuildHasher, computed: Computed<'_>) -> Self {
-        let Computed { ids, masked, suffix, adapter, embed, params } = computed;
+    pub(in crate::frontend) fn of(key: &impl BuildHasher, generate: &ServingGenerate) -> Self {
+        let ServingGenerate { prompt, masked, suffix, adapter, embed, sampling_params: params, .. } = generate;
         let mut hash = Hashed(key.build_hasher());
-        (ids, masked, suffix, adapter).hash(&mut hash.0);
+        (prompt, masked, suffix, adapter).hash(&mut hash.0);
         (params.max_tokens, params.prompt_logprobs.is_some()).hash(&mut hash.0);
         // Written to memory, which cannot fail.
         let _ = serde_json::to_writer(&mut hash, &(embed, &params.decoding));
@@ -57,17 +43,17 @@ impl<H: Hasher> io::Write for Hashed<H> {
 mod tests {
     use std::hash::RandomState;
 
-    use diffulex_protocol::SettingValue;
+    use diffulex_protocol::{Pooling, SamplingParams, SettingValue};
 
     use super::*;
 
     #[test]
     fn a_fingerprint_is_what_the_engine_computes_on() {
         let key = RandomState::new();
-        let of = |computed| Fingerprint::of(&key, computed);
+        let of = |generate: &ServingGenerate| Fingerprint::of(&key, generate);
         let params = SamplingParams::default();
-        let plain = Computed { ids: &[1, 2], masked: &[], suffix: &[], adapter: None, embed: None, params: &params };
-        let first = of(plain);
+        let plain = || ServingGenerate::new("r", vec![1, 2]);
+        let first = of(&plain());
         let drawn_otherwise = SamplingParams {
             temperature: 0.3,
             top_p: Some(0.5),
@@ -86,24 +72,24 @@ mod tests {
             ignore_eos: true,
             ..params.clone()
         };
-        assert_eq!(first, of(Computed { params: &drawn_otherwise, ..plain }));
+        assert_eq!(first, of(&ServingGenerate { sampling_params: drawn_otherwise, ..plain() }));
 
         let mut settings = params.clone();
         settings.decoding.set("threshold", SettingValue::Number(0.5));
         let longer = SamplingParams { max_tokens: 7, ..params.clone() };
         let scored = SamplingParams { prompt_logprobs: Some(0), ..params.clone() };
         let others = [
-            Computed { ids: &[1, 3], ..plain },
-            Computed { masked: &[1], ..plain },
-            Computed { suffix: &[3], ..plain },
-            Computed { adapter: Some("adapter"), ..plain },
-            Computed { embed: Some(Pooling::Mean), ..plain },
-            Computed { params: &settings, ..plain },
-            Computed { params: &longer, ..plain },
-            Computed { params: &scored, ..plain },
+            ServingGenerate { prompt: vec![1, 3], ..plain() },
+            ServingGenerate { masked: vec![1], ..plain() },
+            ServingGenerate { suffix: vec![3], ..plain() },
+            ServingGenerate { adapter: Some("adapter".to_owned()), ..plain() },
+            ServingGenerate { embed: Some(Pooling::Mean), ..plain() },
+            ServingGenerate { sampling_params: settings, ..plain() },
+            ServingGenerate { sampling_params: longer, ..plain() },
+            ServingGenerate { sampling_params: scored, ..plain() },
         ];
         for other in others {
-            assert_ne!(first, of(other), "{other:?}");
+            assert_ne!(first, of(&other), "{other:?}");
         }
     }
 }

@@ -3,51 +3,38 @@
 //! Never here: whether it is accepted.
 
 use diffulex_engine::{ConversationEnd, Prompt, RequestError, ServingInput};
-use diffulex_protocol::{ContextUse, Pooling, SamplingParams, SnapshotSpan, StreamMode};
+use diffulex_protocol::ServingGenerate;
 
 use crate::frontend::requests::request_id::RequestId;
 use crate::frontend::requests::requester::Requester;
 use crate::frontend::running::recorders::ClientRequest;
 
 /// A request as a route hands it to the front end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Submission {
     /// The route, for the log.
     pub route: &'static str,
+    /// The engine's request as all answers have it. A missing seed is [`SamplingParams::seed_or`] one that is drawn; prompt, suffix,
+    /// masks, id and time are set for each answer.
+    ///
+    /// [`SamplingParams::seed_or`]: diffulex_protocol::SamplingParams::seed_or
+    pub generate: ServingGenerate,
     /// Prompts or messages, each answered by itself.
     pub inputs: Vec<ServingInput>,
     /// Where messages end in the prompt.
     pub conversation_end: ConversationEnd,
-    /// Sampling and limits; a missing seed is [`SamplingParams::seed_or`] one that is drawn.
-    pub sampling_params: SamplingParams,
-    /// Progress is wanted, not only the reply.
-    pub stream: bool,
-    /// Which progress.
-    pub stream_mode: StreamMode,
-    /// How much a snapshot covers.
-    pub snapshot: SnapshotSpan,
-    /// Most snapshots a second; those that come faster are merged. `None` is every one.
-    pub max_fps: Option<f32>,
     /// Text or ids that follow the answer.
     pub suffix: Option<Prompt>,
     /// A mask in the prompt is a place to fill; otherwise it is a token like any other.
     pub fills_masks: bool,
-    /// The adapter to answer with.
-    pub adapter: Option<String>,
-    /// The client's own tag.
-    pub user: Option<String>,
-    /// The id that the client knows the request by; `None` takes the requester's. Further choices add `-1`, `-2`, ... to it.
-    pub request_id: Option<String>,
     /// Cuts the beginning of a prompt that is too long; `None` refuses it.
     pub truncation: Option<Truncation>,
-    /// Shares cached prefixes only with requests of the same salt.
-    pub cache_salt: Option<String>,
+    /// Most snapshots a second; those that come faster are merged. `None` is every one.
+    pub max_fps: Option<f32>,
+    /// The id that the client knows the request by; `None` takes the requester's. Further choices add `-1`, `-2`, ... to it.
+    pub request_id: Option<String>,
     /// The field for which the streams keep the ids of the prompt, if one asks for that.
     pub keeps_prompt: Option<&'static str>,
-    /// The context that it extends, whose tokens the inputs begin with.
-    pub context: Option<ContextUse>,
-    /// The inputs are read and not answered: their replies have embeddings, pooled so.
-    pub embed: Option<Pooling>,
     /// Inputs of the client's request that were submitted before these.
     pub first_input: usize,
     /// Answers wanted to each input; each is a request of its own with the next seed.
@@ -103,37 +90,14 @@ impl Submission {
 
     /// The same for several inputs.
     pub fn of_inputs(route: &'static str, inputs: Vec<ServingInput>) -> Self {
-        Self {
-            route,
-            inputs,
-            conversation_end: ConversationEnd::default(),
-            sampling_params: SamplingParams::default(),
-            stream: false,
-            stream_mode: StreamMode::default(),
-            snapshot: SnapshotSpan::default(),
-            max_fps: None,
-            suffix: None,
-            fills_masks: false,
-            adapter: None,
-            user: None,
-            request_id: None,
-            truncation: None,
-            cache_salt: None,
-            keeps_prompt: None,
-            context: None,
-            embed: None,
-            first_input: 0,
-            n_choices: 1,
-            requester: Requester::default(),
-            client: None,
-        }
+        Self { route, inputs, n_choices: 1, ..Self::default() }
     }
 
     /// The client's request, which is accepted now.
     pub fn begin(&self) -> ClientRequest {
-        let asked = (self.inputs.first(), self.embed);
+        let asked = (self.inputs.first(), self.generate.embed);
         let request = ClientRequest::new(self.route, self.requester.trace.clone());
-        request.asking(asked, self.adapter.as_deref(), &self.sampling_params, self.n_choices)
+        request.asking(asked, self.generate.adapter.as_deref(), &self.generate.sampling_params, self.n_choices)
     }
 
     /// The id that the request has, once a part of it was accepted.
@@ -145,11 +109,5 @@ impl Submission {
         if let Some(settled) = &self.requester.id {
             settled.settle(id);
         }
-    }
-
-    /// Parameters of answer `choice` to a prompt, whose first answer has `seed`. The answers share the scores of the prompt.
-    pub(in crate::frontend) fn params_of_choice(&self, seed: u64, choice: u64) -> SamplingParams {
-        let prompt_logprobs = self.sampling_params.prompt_logprobs.filter(|_| choice == 0);
-        SamplingParams { seed: Some(seed.wrapping_add(choice)), prompt_logprobs, ..self.sampling_params.clone() }
     }
 }

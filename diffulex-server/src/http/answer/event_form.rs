@@ -36,7 +36,7 @@ impl EventForm {
         if !is_offered {
             return refused("denoise.form", "denoise.form is a field of /v1/chat/completions; this route has one form");
         }
-        if !submission.stream || submission.stream_mode != StreamMode::Denoise {
+        if !submission.generate.stream || submission.generate.stream_mode != StreamMode::Denoise {
             return refused("denoise.form", "denoise.form needs \"stream\": true and \"stream_mode\": \"denoise\"");
         }
         if submission.n_choices > 1 {

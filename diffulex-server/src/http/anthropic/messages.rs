@@ -16,7 +16,7 @@ use crate::http::answer::error::{ApiError, ErrorForm};
 use crate::http::answer::parts::{self, DiffusionReport, Spacing, reply_of};
 use crate::http::answer::sse::{self, EventHead, Framer, Frames, StreamForm};
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::interface::InterfaceBody;
 use input::MessagesFields;
 
@@ -29,21 +29,21 @@ pub(in crate::http) async fn messages(State(app): State<App>, request: Request) 
 }
 
 async fn create(app: App, request: Request) -> Result<Response, ApiError> {
-    let read = |app: &App, body: InterfaceBody<MessagesFields>| input::order(app, body);
-    let Read { value: order, held, requester } = body::json(&app, request, Dialect::OpenAi, read).await?;
-    let is_stream = order.submission.stream;
-    let stops = order.submission.sampling_params.stop.clone();
-    let mut streams = app.frontend.submit(Submission { requester, ..order.submission }).await?;
+    let read = |app: &App, body: InterfaceBody<MessagesFields>| input::parse(app, body);
+    let ParsedBody { value: parsed, held, requester } = body::json(&app, request, Dialect::OpenAi, read).await?;
+    let is_stream = parsed.submission.generate.stream;
+    let stops = parsed.submission.generate.sampling_params.stop.clone();
+    let mut streams = app.frontend.submit(Submission { requester, ..parsed.submission }).await?;
     drop(held);
     let Some(stream) = streams.first() else {
         return Err(diffulex_engine::RequestError::engine("the request was not accepted").into());
     };
-    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: order.model, stops };
+    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: parsed.model, stops };
     if is_stream {
         let framer = MessageFramer {
             head,
             n_prompt_tokens: stream.prompt_tokens(),
-            denoise: DenoiseFrames::new(order.denoise, false),
+            denoise: DenoiseFrames::new(parsed.denoise, false),
             delta: EventHead::new("content_block_delta", |fields| fields.add("index", &0)),
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
@@ -60,7 +60,7 @@ async fn create(app: App, request: Request) -> Result<Response, ApiError> {
 /// Tokens of a conversation.
 pub(in crate::http) async fn count_tokens(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<MessagesFields>| input::conversation(app, body);
-    let Read { value: (conversation, conversation_end), held, .. } =
+    let ParsedBody { value: (conversation, conversation_end), held, .. } =
         body::json(&app, request, Dialect::OpenAi, read).await?;
     let how = Tokenising { conversation_end, ..Tokenising::default() };
     let tokens = app.frontend.tokenise_with("messages", conversation, how).await?;

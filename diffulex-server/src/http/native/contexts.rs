@@ -22,13 +22,13 @@ use crate::http::answer::parts::{self, reply_of};
 use crate::http::app::{App, asked_model};
 use crate::http::entry::{EVENT_STREAM, Entry, JSON};
 use crate::http::native::claimed_body::telling_of;
-use crate::http::request::body::{self, Dialect, Read};
-use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
 use crate::http::request::message::MessageField;
 use crate::http::routes::Routes;
 
 /// How the body of `generate` is read where it has a prompt.
-const OF_PROMPT: Reading = Reading::of("/v1/contexts/generate").denoising();
+const OF_PROMPT: RouteOptions = RouteOptions::of("/v1/contexts/generate").denoising();
 
 /// The routes.
 pub(in crate::http) fn routes(routes: Routes) -> Routes {
@@ -120,12 +120,13 @@ async fn create(State(app): State<App>, request: Request) -> Result<Response, Ap
                 format!("{field} is the parent's; send it without parent_context_id"),
             ));
         }
-        let adapter = asked_model(app, model)?.adapter;
+        let adapter = app.options.adapter_of(&asked_model(app, model)?);
         let ttl = ttl_s.map(ttl).transpose()?;
         let new = NewContext { parent, adapter, cache_salt, ttl, ..NewContext::default() };
         Ok((new, TextBody { text, token_ids, messages }.input()?))
     };
-    let Read { value: (new, input), held, requester } = body::json(&app, request, Dialect::Native, prepare).await?;
+    let ParsedBody { value: (new, input), held, requester } =
+        body::json(&app, request, Dialect::Native, prepare).await?;
     let unclaimed = app.frontend.create_context(requester.caller, new).map_err(of_creation)?;
     let name = unclaimed.name();
     let response = match input {
@@ -189,7 +190,7 @@ async fn fill(State(app): State<App>, Path(id): Path<String>, request: Request) 
         let missing = || ApiError::invalid("text", "text, token_ids or messages is required");
         TextBody { text, token_ids, messages }.input()?.ok_or_else(missing)
     };
-    let Read { value: input, held, requester } = body::json(&app, request, Dialect::Native, prepare).await?;
+    let ParsedBody { value: input, held, requester } = body::json(&app, request, Dialect::Native, prepare).await?;
     let filled = fill_with(&app, ContextTurn::filling(name), input, requester).await?;
     drop(held);
     Ok(parts::json(&filled))
@@ -223,10 +224,10 @@ pub(in crate::http) async fn fill_with(
 /// Goes on from a context; the answer becomes a part of it.
 async fn generate(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Response, ApiError> {
     let name = name(body::requester(&request).caller, &id)?;
-    let Read { value: order, held, requester } = body::json(&app, request, Dialect::Native, order).await?;
-    let Order { model, mut submission, denoise, .. } = order;
+    let ParsedBody { value: parsed, held, requester } = body::json(&app, request, Dialect::Native, parse).await?;
+    let ParsedRequest { model, mut submission, denoise, .. } = parsed;
     let form = AnswerForm::new(model, denoise).on_context(&app, name);
-    let is_stream = submission.stream;
+    let is_stream = submission.generate.stream;
     submission.fills_masks = false;
     submission.requester = requester;
     let stream = app.frontend.extend_context(ContextTurn::answering(name), submission).await?;
@@ -234,25 +235,25 @@ async fn generate(State(app): State<App>, Path(id): Path<String>, request: Reque
     native::respond(app, vec![stream], is_stream, form).await
 }
 
-/// The order of a body, whose prompt may be missing.
-fn order(app: &App, body: GenerationBody) -> Result<Order, ApiError> {
-    order_on_context(app, body, &OF_PROMPT)
+/// The request of a body, whose prompt may be missing.
+fn parse(app: &App, body: GenerationBody) -> Result<ParsedRequest, ApiError> {
+    parse_on_context(app, body, &OF_PROMPT)
 }
 
-/// The order of a body as `of_prompt` reads it, or its messages. The prompt may be missing.
-pub(in crate::http) fn order_on_context(
+/// The request of a body as `of_prompt` reads it, or its messages. The prompt may be missing.
+pub(in crate::http) fn parse_on_context(
     app: &App,
     mut body: GenerationBody,
-    of_prompt: &Reading,
-) -> Result<Order, ApiError> {
+    of_prompt: &RouteOptions,
+) -> Result<ParsedRequest, ApiError> {
     if body.messages.is_some() {
         if body.prompt.is_some() {
             return Err(ApiError::invalid("prompt", "prompt and messages are two forms of one; send one of them"));
         }
-        return Order::of(app, body, &Reading { is_chat: true, ..*of_prompt });
+        return ParsedRequest::of(app, body, &RouteOptions { is_chat: true, ..*of_prompt });
     }
     body.prompt.get_or_insert_with(|| Prompt::Ids(Vec::new()).into());
-    Order::of(app, body, of_prompt)
+    ParsedRequest::of(app, body, of_prompt)
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

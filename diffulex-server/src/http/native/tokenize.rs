@@ -14,7 +14,7 @@ use crate::frontend::Tokenising;
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts;
 use crate::http::app::{App, asked_model};
-use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::conversation_end::EndFields;
 use crate::http::request::fields::PromptField;
 use crate::http::request::generation::GenerationBody;
@@ -64,7 +64,7 @@ struct Wanted {
 
 /// Text or messages to ids; vLLM's reply.
 pub(in crate::http) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value, held, .. } = body::json(&app, request, Dialect::Native, wanted).await?;
+    let ParsedBody { value, held, .. } = body::json(&app, request, Dialect::Native, wanted).await?;
     let Wanted { field, input, how, returns_strings } = value;
     let tokens = app.frontend.tokenise_with(field, input, how).await?;
     drop(held);

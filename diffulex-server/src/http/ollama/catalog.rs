@@ -91,7 +91,7 @@ pub(super) async fn show(State(app): State<App>, request: Request) -> Result<Res
         "template": "{{ .Prompt }}",
         "license": "",
         "modified_at": timestamp(app.options.started_at),
-        "details": details(&app, card.as_deref(), &asked.name),
+        "details": details(&app, card.as_deref(), &asked),
         "model_info": card.as_deref().map_or_else(Map::new, model_info),
         "capabilities": capabilities(card.as_deref()),
     });

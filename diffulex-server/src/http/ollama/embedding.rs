@@ -17,15 +17,15 @@ use crate::http::answer::error::ApiError;
 use crate::http::answer::parts;
 use crate::http::app::{App, asked_model};
 use crate::http::openai::embeddings::{Embedded, NAMES, Texts, VectorShape};
-use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::fields::{PromptField, by_name};
-use crate::http::request::generation::Reading;
+use crate::http::request::generation::RouteOptions;
 use crate::http::request::interface::InterfaceBody;
 use crate::http::request::numbers::whole;
 use crate::http::request::schemas;
 
-const EMBED: Reading = Reading::of("/api/embed").with_choices();
-const EMBEDDINGS: Reading = Reading { route: "/api/embeddings", ..EMBED };
+const EMBED: RouteOptions = RouteOptions::of("/api/embed").with_choices();
+const EMBEDDINGS: RouteOptions = RouteOptions { route: "/api/embeddings", ..EMBED };
 
 /// Fields of `/api/embed`.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -101,7 +101,7 @@ pub(in crate::http) async fn embed(State(app): State<App>, request: Request) -> 
             let truncation = own.truncate.unwrap_or(true).then_some(Truncation::Beginning);
             ask(app, body, own.input, (&EMBED, own.pooling, shape, truncation))
         };
-        let Read { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
+        let ParsedBody { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
         let model = asked.model.clone();
         let embedded = asked.embed(&app, requester).await?;
         drop(held);
@@ -124,7 +124,7 @@ pub(in crate::http) async fn embeddings(State(app): State<App>, request: Request
         let prompt = own.prompt.map(PromptField::Text);
         ask(app, body, prompt, (&EMBEDDINGS, own.pooling, shape, Some(Truncation::Beginning)))
     };
-    let Read { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let ParsedBody { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
     let mut vectors = asked.embed(&app, requester).await?.vectors;
     drop(held);
     let vector = vectors.pop().unwrap_or_default();
@@ -135,7 +135,7 @@ fn ask<T>(
     app: &App,
     mut body: InterfaceBody<T>,
     input: Option<PromptField>,
-    (reading, pooling, shape, truncation): (&'static Reading, Option<Pooling>, VectorShape, Option<Truncation>),
+    (options, pooling, shape, truncation): (&'static RouteOptions, Option<Pooling>, VectorShape, Option<Truncation>),
 ) -> Result<Asked, ApiError> {
     let Some(model) = body.get("model").and_then(Value::as_str).map(str::to_owned) else {
         return Err(ApiError::invalid("model", "model is required: a string"));
@@ -147,6 +147,6 @@ fn ask<T>(
         return Ok(Asked { model, texts: None });
     }
     request.prompt = input;
-    let texts = Texts::of(app, request, reading, pooling.unwrap_or_default(), shape)?.truncated(truncation);
+    let texts = Texts::of(app, request, options, pooling.unwrap_or_default(), shape)?.truncated(truncation);
     Ok(Asked { model, texts: Some(texts) })
 }

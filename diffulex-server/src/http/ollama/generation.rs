@@ -25,19 +25,19 @@ use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
 use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::answer::timestamp::timestamp;
 use crate::http::app::{App, asked_model};
-use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::field_lists::{foreign, is_empty};
 use crate::http::request::fields::ContentField;
-use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::MessageField;
 use crate::http::request::numbers::whole;
 
-const CHAT: Reading = Reading::of("/api/chat").of_messages();
+const CHAT: RouteOptions = RouteOptions::of("/api/chat").of_messages();
 /// With the chat template.
-const GENERATE: Reading = Reading { route: "/api/generate", ..CHAT };
+const GENERATE: RouteOptions = RouteOptions { route: "/api/generate", ..CHAT };
 /// Without.
-const RAW: Reading = Reading { is_chat: false, ..GENERATE };
+const RAW: RouteOptions = RouteOptions { is_chat: false, ..GENERATE };
 
 /// Fields that the internal request calls otherwise.
 const NAMES: [(&str, &str); 2] =
@@ -106,7 +106,7 @@ enum Asked {
     Load {
         model: String,
     },
-    Answer(Box<Order>),
+    Answer(Box<ParsedRequest>),
 }
 
 /// The route of conversations.
@@ -122,9 +122,9 @@ pub(in crate::http) async fn generate(State(app): State<App>, request: Request) 
 async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, ApiError> {
     let start = Instant::now();
     let read = move |app: &App, body: InterfaceBody<OllamaFields>| ask(app, body, shape);
-    let Read { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
-    let order = match asked {
-        Asked::Answer(order) => *order,
+    let ParsedBody { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
+    let parsed = match asked {
+        Asked::Answer(parsed) => *parsed,
         Asked::Load { model } => {
             app.frontend.check_ready()?;
             return Ok(parts::object(|fields| {
@@ -135,13 +135,14 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
             }));
         }
     };
-    let is_stream = order.submission.stream;
-    let mut streams = app.frontend.submit(Submission { requester, ..order.submission }).await?;
+    let is_stream = parsed.submission.generate.stream;
+    let wants_logprobs = parsed.submission.generate.sampling_params.logprobs;
+    let mut streams = app.frontend.submit(Submission { requester, ..parsed.submission }).await?;
     drop(held);
     if is_stream {
-        let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &order.model));
-        let denoise = DenoiseFrames::new(order.denoise, false);
-        let logprobs = StreamedLogprobs::new(&app.frontend, order.wants_logprobs);
+        let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &parsed.model));
+        let denoise = DenoiseFrames::new(parsed.denoise, false);
+        let logprobs = StreamedLogprobs::new(&app.frontend, wants_logprobs);
         let framer = LineFramer { head, shape, start, denoise, logprobs };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
@@ -149,9 +150,9 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
         Some(stream) => {
             let reply = reply_of(stream).await?;
             Ok(parts::object(|fields| {
-                add_head(fields, &order.model);
+                add_head(fields, &parsed.model);
                 add_end(fields, shape, &reply.text, &reply, start.elapsed());
-                if order.wants_logprobs {
+                if wants_logprobs {
                     fields.add("logprobs", &token_logprobs(app.frontend.text(), (&reply).into()));
                 }
             }))
@@ -185,12 +186,12 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
         Shape::Chat => fill_chat(own.messages.take().unwrap_or_default(), request)?,
         Shape::Generate => fill_generate(own, request),
     };
-    let Some((request, reading)) = filled else {
+    let Some((request, options)) = filled else {
         asked_model(app, Some(untagged(app, &name).to_owned()))?;
         return Ok(Asked::Load { model: name });
     };
-    let order = Order::of(app, request, reading)?;
-    Ok(Asked::Answer(Box::new(Order { model: name, ..order })))
+    let parsed = ParsedRequest::of(app, request, options)?;
+    Ok(Asked::Answer(Box::new(ParsedRequest { model: name, ..parsed })))
 }
 
 /// Refuses what is known and not supported.
@@ -263,7 +264,7 @@ fn add_options(app: &App, body: &mut InterfaceBody<OllamaFields>, options: &Olla
 fn fill_chat(
     messages: Vec<OllamaMessage>,
     mut request: GenerationBody,
-) -> Result<Option<(GenerationBody, &'static Reading)>, ApiError> {
+) -> Result<Option<(GenerationBody, &'static RouteOptions)>, ApiError> {
     if messages.is_empty() {
         return Ok(None);
     }
@@ -277,7 +278,7 @@ fn fill_chat(
 }
 
 /// The prompt, in the model's chat template unless it is to be taken as it is; `None` if it is empty.
-fn fill_generate(fields: OllamaFields, mut request: GenerationBody) -> Option<(GenerationBody, &'static Reading)> {
+fn fill_generate(fields: OllamaFields, mut request: GenerationBody) -> Option<(GenerationBody, &'static RouteOptions)> {
     let prompt = fields.prompt.unwrap_or_default();
     let suffix = fields.suffix.filter(|suffix| !suffix.is_empty());
     if prompt.is_empty() && suffix.is_none() {

@@ -21,18 +21,18 @@ use crate::http::answer::prompt_report::{PromptEntry, ReportedPrompt};
 use crate::http::answer::sse::{self, Framer, Frames};
 use crate::http::answer::streamed_usage::StreamedUsage;
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, Read};
-use crate::http::request::generation::{Order, Reading};
+use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::generation::{ParsedRequest, RouteOptions};
 
 /// How a body is read. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
-const READING: Reading = Reading::of("/v1/chat/completions").of_messages().with_choices().with_event_forms();
+const OPTIONS: RouteOptions = RouteOptions::of("/v1/chat/completions").of_messages().with_choices().with_event_forms();
 
 /// The route.
 pub(in crate::http) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value: order, held, requester } =
-        body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt } = order;
-    let is_stream = submission.stream;
+    let ParsedBody { value: parsed, held, requester } =
+        body::json(&app, request, Dialect::OpenAi, |app, body| ParsedRequest::of(app, body, &OPTIONS)).await?;
+    let ParsedRequest { model, submission, denoise, usage_chunks, prompt } = parsed;
+    let (is_stream, wants_logprobs) = (submission.generate.stream, submission.generate.sampling_params.logprobs);
     let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
     drop(held);
     let id = format!("chatcmpl-{}", streams.first().map_or("none", |stream| stream.rid()));

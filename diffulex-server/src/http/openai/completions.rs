@@ -23,20 +23,23 @@ use crate::http::answer::prompt_report::{PromptEntry, ReportedPrompt, Score};
 use crate::http::answer::sse::{self, Framer, Frames};
 use crate::http::answer::streamed_usage::StreamedUsage;
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, Read};
-use crate::http::request::generation::{Order, Reading};
+use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::generation::{ParsedRequest, RouteOptions};
 
 /// How a body is read.
-const READING: Reading = Reading::of("/v1/completions").with_choices();
+const OPTIONS: RouteOptions = RouteOptions::of("/v1/completions").with_choices();
 
 /// The route.
 pub(in crate::http) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let Read { value: order, held, requester } =
-        body::json(&app, request, Dialect::OpenAi, |app, body| Order::of(app, body, &READING)).await?;
-    let Order { model, submission, denoise, wants_logprobs, usage_chunks, prompt: report } = order;
-    let is_stream = submission.stream;
+    let ParsedBody { value: parsed, held, requester } =
+        body::json(&app, request, Dialect::OpenAi, |app, body| ParsedRequest::of(app, body, &OPTIONS)).await?;
+    let ParsedRequest { model, submission, denoise, usage_chunks, prompt: report } = parsed;
+    let is_stream = submission.generate.stream;
     let n_choices = submission.n_choices as usize;
-    let n_alternatives = submission.sampling_params.top_logprobs as usize;
+    let (wants_logprobs, n_alternatives) = {
+        let params = &submission.generate.sampling_params;
+        (params.logprobs, params.top_logprobs as usize)
+    };
     let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
     drop(held);
     let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));

@@ -16,15 +16,15 @@ use crate::frontend::{Requester, Submission, Truncation};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::{self, replies_of};
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::field_lists::is_empty;
 use crate::http::request::fields::{PromptField, by_name};
-use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
 use crate::http::request::interface::{InterfaceBody, unsupported};
 use crate::http::request::numbers::whole;
 use crate::http::request::schemas;
 
-const READING: Reading = Reading::of("/v1/embeddings").with_choices();
+const OPTIONS: RouteOptions = RouteOptions::of("/v1/embeddings").with_choices();
 
 /// Fields that the internal request calls otherwise.
 pub(in crate::http) const NAMES: [(&str, &str); 1] = [("prompt", "input")];
@@ -104,7 +104,8 @@ pub(in crate::http) async fn embeddings(State(app): State<App>, request: Request
 }
 
 async fn respond(app: &App, request: Request) -> Result<Response, ApiError> {
-    let Read { value: (texts, encoding), held, requester } = body::json(app, request, Dialect::OpenAi, ask).await?;
+    let ParsedBody { value: (texts, encoding), held, requester } =
+        body::json(app, request, Dialect::OpenAi, ask).await?;
     let model = texts.model.clone();
     let Embedded { vectors, prompt_tokens } = texts.embed(app, requester).await?;
     drop(held);
@@ -136,7 +137,7 @@ fn ask(app: &App, body: InterfaceBody<EmbeddingsFields>) -> Result<(Texts, Encod
     }
     request.prompt = own.input;
     let shape = VectorShape { dimensions: own.dimensions, normalize: own.normalize.unwrap_or(true) };
-    let texts = Texts::of(app, request, &READING, own.pooling.unwrap_or_default(), shape)?;
+    let texts = Texts::of(app, request, &OPTIONS, own.pooling.unwrap_or_default(), shape)?;
     Ok((texts, own.encoding_format.unwrap_or_default()))
 }
 
@@ -145,11 +146,11 @@ impl Texts {
     pub(in crate::http) fn of(
         app: &App,
         request: GenerationBody,
-        reading: &Reading,
+        options: &RouteOptions,
         pooling: Pooling,
         shape: VectorShape,
     ) -> Result<Self, ApiError> {
-        let Order { model, submission, .. } = Order::of(app, request, reading)?;
+        let ParsedRequest { model, mut submission, .. } = ParsedRequest::of(app, request, options)?;
         let n_inputs = submission.inputs.len();
         if n_inputs > MAX_INPUTS {
             let message = format!("prompt: {n_inputs} texts; a request takes {MAX_INPUTS}");
@@ -161,7 +162,9 @@ impl Texts {
             let message = format!("dimensions must be between 1 and {}, got {dimensions}", card.hidden_size);
             return Err(ApiError::invalid("dimensions", message));
         }
-        let submission = Submission { embed: Some(pooling), stream: false, fills_masks: false, ..submission };
+        submission.generate.embed = Some(pooling);
+        submission.generate.stream = false;
+        submission.fills_masks = false;
         Ok(Self { model, submission, shape })
     }
 

@@ -21,7 +21,7 @@ use crate::http::answer::parts::{
 use crate::http::answer::sse::{self, EventHead, Framer, Frames, StreamForm};
 use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, Read};
+use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::interface::InterfaceBody;
 use input::{ResponsesFields, Settings};
 
@@ -31,24 +31,26 @@ pub(in crate::http) async fn responses(State(app): State<App>, request: Request)
 }
 
 async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
-    let read = |app: &App, body: InterfaceBody<ResponsesFields>| input::order(app, body);
-    let Read { value: (order, settings), held, requester } = body::json(&app, request, Dialect::OpenAi, read).await?;
-    let is_stream = order.submission.stream;
-    let mut streams = app.frontend.submit(Submission { requester, ..order.submission }).await?;
+    let read = |app: &App, body: InterfaceBody<ResponsesFields>| input::parse(app, body);
+    let ParsedBody { value: (parsed, settings), held, requester } =
+        body::json(&app, request, Dialect::OpenAi, read).await?;
+    let is_stream = parsed.submission.generate.stream;
+    let wants_logprobs = parsed.submission.generate.sampling_params.logprobs;
+    let mut streams = app.frontend.submit(Submission { requester, ..parsed.submission }).await?;
     drop(held);
     let rid = streams.first().map_or("none", |stream| stream.rid());
     let head = Head {
         id: format!("resp_{rid}"),
         item_id: format!("msg_{rid}"),
         created_at: unix_seconds(),
-        model: order.model,
-        wants_logprobs: order.wants_logprobs,
+        model: parsed.model,
+        wants_logprobs,
         settings,
     };
     if is_stream {
         return sse::respond(
             streams,
-            ResponseFramer::new(head, order.denoise, &app.frontend),
+            ResponseFramer::new(head, parsed.denoise, &app.frontend),
             Spacing::Compact,
             app.telemetry.clone(),
         )

@@ -79,8 +79,9 @@ pub(in crate::http) async fn health_generate(
     Extension(requester): Extension<Requester>,
 ) -> Result<Response, ApiError> {
     let sampling_params = SamplingParams { temperature: 0.0, max_tokens: 1, ..SamplingParams::default() };
-    let submission =
-        Submission { sampling_params, requester, ..Submission::new("/health_generate", ServingInput::text("a")) };
+    let mut submission = Submission::new("/health_generate", ServingInput::text("a"));
+    submission.generate.sampling_params = sampling_params;
+    submission.requester = requester;
     let timeout = || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "no token within the probe's deadline");
     for stream in app.frontend.submit(submission).await? {
         tokio::time::timeout(PROBE_DEADLINE, reply_of(stream)).await.map_err(|_| timeout())??;

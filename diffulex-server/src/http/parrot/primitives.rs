@@ -25,9 +25,9 @@ use crate::http::answer::parts::{self, Spacing};
 use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
 use crate::http::app::App;
 use crate::http::entry::{BYTES, Entry};
-use crate::http::native::contexts::{self, TextBody, client_id, fill_with, of_creation, order_on_context};
-use crate::http::request::body::{self, Dialect, Read};
-use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::native::contexts::{self, TextBody, client_id, fill_with, of_creation, parse_on_context};
+use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
 use crate::http::request::other_fields::OtherFields;
 use crate::http::routes::Routes;
 
@@ -36,7 +36,7 @@ const FIELDS: [&str; 7] =
     ["context_id", "parent_context_id", "session_id", "task_id", "end_flag", "sampling_config", "sampling_configs"];
 
 /// How `/generate` and `/generate_stream` are read.
-const READING: Reading = Reading::of("/generate").denoising();
+const OPTIONS: RouteOptions = RouteOptions::of("/generate").denoising();
 
 /// The routes, without `/generate`, which is also the native one.
 pub(in crate::http) fn routes(routes: Routes) -> Routes {
@@ -142,7 +142,8 @@ async fn fill(State(app): State<App>, request: Request) -> Result<Response, ApiE
         let missing = || ApiError::invalid("token_ids", "token_ids, text or messages is required");
         Ok((primitive.ids()?, text.input()?.ok_or_else(missing)?))
     };
-    let Read { value: (ids, input), held, requester } = body::json(&app, request, Dialect::Native, prepare).await?;
+    let ParsedBody { value: (ids, input), held, requester } =
+        body::json(&app, request, Dialect::Native, prepare).await?;
     let turn = ids.bind(&app, requester.caller, true)?;
     let filled = fill_with(&app, turn, input, requester).await?;
     drop(held);
@@ -181,7 +182,7 @@ impl<'de> Deserialize<'de> for GenerateBody {
 /// A request of `/generate`.
 pub(in crate::http) enum Asked {
     /// On a prompt.
-    Plain(Order),
+    Plain(ParsedRequest),
     /// On a context.
     OnContext(OnContext),
 }
@@ -189,14 +190,14 @@ pub(in crate::http) enum Asked {
 /// A request that Parrot's client makes of a context.
 pub(in crate::http) struct OnContext {
     ids: PrimitiveIds,
-    order: Order,
+    parsed: ParsedRequest,
 }
 
 impl GenerateBody {
-    /// The order that it is.
-    pub(in crate::http) fn order(self, app: &App) -> Result<Asked, ApiError> {
+    /// The request that it is.
+    pub(in crate::http) fn parse(self, app: &App) -> Result<Asked, ApiError> {
         let Self { mut body, primitive } = self;
-        let Some(mut primitive) = primitive else { return Ok(Asked::Plain(Order::of(app, body, &READING)?)) };
+        let Some(mut primitive) = primitive else { return Ok(Asked::Plain(ParsedRequest::of(app, body, &OPTIONS)?)) };
         let spelled = ["sampling_config", "sampling_configs"].map(|name| primitive.remove(name));
         match spelled.map(|config| config.filter(|config| !config.is_null())) {
             [Some(config), None] | [None, Some(config)] => SamplingConfig::read(config)?.apply(&mut body)?,
@@ -211,19 +212,19 @@ impl GenerateBody {
             ApiError::invalid(&field, format!("{field}: {}", error.inner()))
         })?;
         let ids = primitive.ids()?;
-        Ok(Asked::OnContext(OnContext { ids, order: order_on_context(app, body, &READING)? }))
+        Ok(Asked::OnContext(OnContext { ids, parsed: parse_on_context(app, body, &OPTIONS)? }))
     }
 }
 
 /// Goes on from a context, with the answer in the native form and in Parrot's fields.
 pub(in crate::http) async fn generate_on_context(
     app: App,
-    OnContext { ids, order }: OnContext,
+    OnContext { ids, parsed }: OnContext,
     requester: Requester,
 ) -> Result<Response, ApiError> {
     let turn = ids.bind(&app, requester.caller, false)?;
-    let Order { model, submission, denoise, .. } = order;
-    let is_stream = submission.stream;
+    let ParsedRequest { model, submission, denoise, .. } = parsed;
+    let is_stream = submission.generate.stream;
     let form = AnswerForm::new(model, denoise).on_context(&app, turn.name).for_parrot();
     let submission = Submission { requester, ..submission };
     let stream = app.frontend.extend_context(turn, submission).await?;
@@ -235,21 +236,21 @@ pub(in crate::http) async fn generate_on_context(
 async fn generate_stream(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let accepted = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let wants_events = accepted.is_some_and(|accepted| accepted.contains("text/event-stream"));
-    let prepare = |app: &App, body: GenerateBody| match body.order(app)? {
+    let prepare = |app: &App, body: GenerateBody| match body.parse(app)? {
         Asked::OnContext(asked) => Ok(asked),
         Asked::Plain(_) => Err(ApiError::invalid("context_id", "context_id is required")),
     };
-    let Read { value: OnContext { ids, mut order }, held, requester } =
+    let ParsedBody { value: OnContext { ids, mut parsed }, held, requester } =
         body::json(&app, request, Dialect::Native, prepare).await?;
     drop(held);
-    order.submission.stream = true;
+    parsed.submission.generate.stream = true;
     if wants_events {
-        return generate_on_context(app, OnContext { ids, order }, requester).await;
+        return generate_on_context(app, OnContext { ids, parsed }, requester).await;
     }
     let turn = ids.bind(&app, requester.caller, false)?;
-    order.submission.stream_mode = StreamMode::BlockAppend;
-    order.submission.requester = requester;
-    let stream = app.frontend.extend_context(turn, order.submission).await?;
+    parsed.submission.generate.stream_mode = StreamMode::BlockAppend;
+    parsed.submission.requester = requester;
+    let stream = app.frontend.extend_context(turn, parsed.submission).await?;
     sse::respond(vec![stream], TokenFramer, Spacing::Compact, app.telemetry.clone()).await
 }
 

@@ -53,7 +53,7 @@ const INLINE_BYTES: usize = 64 * 1024;
 
 /// The value made of a body, with its share of the memory budget, to be kept as long as memory of the body's size is held.
 #[derive(Debug)]
-pub(in crate::http) struct Read<T> {
+pub(in crate::http) struct ParsedBody<T> {
     /// Made by `prepare`.
     pub(in crate::http) value: T,
     /// Given back on drop.
@@ -68,19 +68,19 @@ pub(in crate::http) async fn json<B: DeserializeOwned, T: Send + 'static>(
     request: Request,
     dialect: Dialect,
     prepare: impl FnOnce(&App, B) -> Result<T, ApiError> + Send + 'static,
-) -> Result<Read<T>, ApiError> {
+) -> Result<ParsedBody<T>, ApiError> {
     check_content_type(request.headers(), dialect)?;
     check_encoding(request.headers())?;
     let requester = requester(&request);
     let (bytes, held) = read(app, declared_length(request.headers()), request.into_body()).await?;
     if bytes.len() <= INLINE_BYTES {
-        return Ok(Read { value: prepare(app, parse(&bytes, dialect)?)?, held, requester });
+        return Ok(ParsedBody { value: prepare(app, parse(&bytes, dialect)?)?, held, requester });
     }
     let worker = app.clone();
     let work = move || parse(&bytes, dialect).and_then(|body| prepare(&worker, body));
     let done = app.frontend.long_work().run(work).await;
     let value = done.map_err(SubmitError::from)??;
-    Ok(Read { value, held, requester })
+    Ok(ParsedBody { value, held, requester })
 }
 
 /// Who sent a request that was admitted.

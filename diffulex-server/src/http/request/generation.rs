@@ -1,12 +1,12 @@
 //! The body of a generation request, in every dialect: one struct holds what `/generate`, chat and completions know.
 //!
-//! In: JSON. Out: an [`Order`] for the front end. [`OtherFields`] judges fields that this struct does not have. Never here:
+//! In: JSON. Out: a [`ParsedRequest`]. [`OtherFields`] judges fields that this struct does not have. Never here:
 //! the routes' replies.
 
 use std::collections::BTreeMap;
 
 use diffulex_engine::{ChatMessage, Prompt, ServingInput};
-use diffulex_protocol::{DecodingSettings, ParamError, SamplingParams, StreamMode};
+use diffulex_protocol::{DecodingSettings, ParamError, SamplingParams, ServingGenerate, StreamMode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
@@ -16,7 +16,7 @@ use crate::http::answer::denoise_frames::{DenoiseField, DenoiseForm, SnapshotFie
 use crate::http::answer::error::ApiError;
 use crate::http::answer::prompt_report::PromptReport;
 use crate::http::answer::streamed_usage::{StreamOptions, UsageChunks};
-use crate::http::app::{App, AskedModel, asked_model};
+use crate::http::app::{App, asked_model};
 use crate::http::request::conversation_end::EndFields;
 use crate::http::request::field_lists::foreign;
 use crate::http::request::fields::{PromptField, StopField, by_name};
@@ -169,8 +169,8 @@ impl<'de> Deserialize<'de> for GenerationBody {
     }
 }
 
-/// How a generation route reads a body.
-pub(in crate::http) struct Reading {
+/// A generation route, as far as it decides how a body is read.
+pub(in crate::http) struct RouteOptions {
     /// The route's path.
     pub(in crate::http) route: &'static str,
     /// Messages are read, or a prompt.
@@ -183,7 +183,7 @@ pub(in crate::http) struct Reading {
     pub(in crate::http) takes_event_forms: bool,
 }
 
-impl Reading {
+impl RouteOptions {
     /// One prompt, answered once, in deltas.
     pub(in crate::http) const fn of(route: &'static str) -> Self {
         let stream_mode = StreamMode::BlockAppend;
@@ -211,66 +211,67 @@ impl Reading {
     }
 }
 
-/// A request to the front end, and how it is to be answered.
-pub(in crate::http) struct Order {
+/// A parsed body: the request to the front end, and the form of its answer.
+pub(in crate::http) struct ParsedRequest {
     /// The model's name as the client wrote it.
     pub(in crate::http) model: String,
     pub(in crate::http) submission: Submission,
     /// The form of denoise frames.
     pub(in crate::http) denoise: DenoiseForm,
-    /// Tokens' probabilities are wanted.
-    pub(in crate::http) wants_logprobs: bool,
     /// Chunks of a stream with the usage.
     pub(in crate::http) usage_chunks: UsageChunks,
     /// The parts of the prompt that the answer reports.
     pub(in crate::http) prompt: PromptReport,
 }
 
-impl Order {
-    /// The order that `body` is on the route of `reading`.
-    pub(in crate::http) fn of(app: &App, mut body: GenerationBody, reading: &Reading) -> Result<Self, ApiError> {
-        let AskedModel { name: model, adapter } = asked_model(app, body.model.take())?;
+impl ParsedRequest {
+    /// The request that `body` is on the route of `options`.
+    pub(in crate::http) fn of(app: &App, mut body: GenerationBody, options: &RouteOptions) -> Result<Self, ApiError> {
+        let model = asked_model(app, body.model.take())?;
         body.check_others(&app.ignored_fields)?;
         let n_choices = body.n_choices()?;
-        if n_choices > 1 && !reading.takes_choices {
+        if n_choices > 1 && !options.takes_choices {
             return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
         }
         body.apply_stages()?;
-        let prompt = body.prompt_report(reading)?;
-        let conversation_end = body.end_fields().read(reading.is_chat)?;
+        let prompt = body.prompt_report(options)?;
+        let conversation_end = body.end_fields().read(options.is_chat)?;
         let sampling_params = body.sampling_params(&app.options.sampling_defaults)?;
-        body.check_input(reading)?;
-        let (inputs, suffix) = if reading.is_chat {
+        body.check_input(options)?;
+        let (inputs, suffix) = if options.is_chat {
             (vec![ServingInput::Chat { messages: body.take_messages()? }], None)
         } else {
-            let prompts = if reading.takes_choices { body.take_prompts()? } else { vec![body.take_prompt()?] };
+            let prompts = if options.takes_choices { body.take_prompts()? } else { vec![body.take_prompt()?] };
             let inputs = prompts.into_iter().map(|prompt| ServingInput::Prompt { prompt }).collect();
             (inputs, body.take_suffix()?)
         };
         let denoise = DenoiseForm::of(body.snapshot, body.denoise)?;
-        let submission = Submission {
-            conversation_end,
+        let generate = ServingGenerate {
             sampling_params,
-            n_choices,
             stream: body.stream.unwrap_or(false),
-            stream_mode: body.stream_mode.unwrap_or(reading.stream_mode),
+            stream_mode: body.stream_mode.unwrap_or(options.stream_mode),
             snapshot: denoise.span,
+            adapter: app.options.adapter_of(&model),
+            user: body.user.take(),
+            cache_salt: body.take_cache_salt()?,
+            ..ServingGenerate::default()
+        };
+        let submission = Submission {
+            generate,
+            conversation_end,
+            n_choices,
             max_fps: denoise.max_fps,
             suffix,
-            fills_masks: !reading.is_chat,
-            adapter,
-            user: body.user.take(),
+            fills_masks: !options.is_chat,
             request_id: body.take_request_id()?,
             truncation: body.truncation()?,
-            cache_salt: body.take_cache_salt()?,
             keeps_prompt: prompt.field(),
-            ..Submission::of_inputs(reading.route, inputs)
+            ..Submission::of_inputs(options.route, inputs)
         };
-        let wants_logprobs = body.wants_logprobs();
         let usage_chunks = body.stream_options.map(|options| options.chunks()).unwrap_or_default();
-        prompt.check_stream(submission.stream, wants_logprobs)?;
-        denoise.events.check(reading.takes_event_forms, &submission, usage_chunks)?;
-        Ok(Self { model, submission, denoise, wants_logprobs, usage_chunks, prompt })
+        prompt.check_stream(submission.generate.stream, body.wants_logprobs())?;
+        denoise.events.check(options.takes_event_forms, &submission, usage_chunks)?;
+        Ok(Self { model, submission, denoise, usage_chunks, prompt })
     }
 }
 
@@ -347,10 +348,10 @@ impl GenerationBody {
     }
 
     /// Refuses the input of other routes.
-    fn check_input(&self, reading: &Reading) -> Result<(), ApiError> {
+    fn check_input(&self, options: &RouteOptions) -> Result<(), ApiError> {
         let has_prompt = self.prompt.as_ref().is_some_and(|prompt| !prompt.is_empty());
         let has_messages = self.messages.as_ref().is_some_and(|messages| !messages.is_empty());
-        match (reading.is_chat, has_prompt, has_messages) {
+        match (options.is_chat, has_prompt, has_messages) {
             (true, true, _) => Err(foreign("prompt")),
             (false, _, true) => Err(foreign("messages")),
             _ => Ok(()),
@@ -392,13 +393,13 @@ impl GenerationBody {
         Ok(listed.max(echoed))
     }
 
-    /// The parts of the prompt that the answer reports, where the route of `reading` reports them.
-    fn prompt_report(&self, reading: &Reading) -> Result<PromptReport, ApiError> {
+    /// The parts of the prompt that the answer reports, where the route of `options` reports them.
+    fn prompt_report(&self, options: &RouteOptions) -> Result<PromptReport, ApiError> {
         let echoes = self.echo == Some(true);
-        if echoes && (reading.is_chat || !reading.takes_choices) {
+        if echoes && (options.is_chat || !options.takes_choices) {
             return Err(ApiError::invalid("echo", "echo is not supported on this route; /v1/completions has it"));
         }
-        if self.prompt_logprobs.is_some() && !reading.takes_choices {
+        if self.prompt_logprobs.is_some() && !options.takes_choices {
             let message =
                 "prompt_logprobs is not supported on this route; /v1/completions and /v1/chat/completions have it";
             return Err(ApiError::invalid("prompt_logprobs", message));

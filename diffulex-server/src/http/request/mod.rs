@@ -1,4 +1,4 @@
-//! Requests as clients send them: bodies, their fields, and the order for the front end that they come to.
+//! Requests as clients send them: bodies, their fields, and the requests to the front end that they become.
 //!
 //! Never here: answers, routes.
 

@@ -11,13 +11,13 @@ use crate::http::answer::error::ApiError;
 use crate::http::app::{App, asked_model};
 use crate::http::request::field_lists::{checked_choice, is_empty};
 use crate::http::request::fields::ContentField;
-use crate::http::request::generation::{GenerationBody, Order, Reading};
+use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
 
 /// How a body is read.
-const READING: Reading = Reading::of("/v1/messages").of_messages();
+const OPTIONS: RouteOptions = RouteOptions::of("/v1/messages").of_messages();
 
 /// The field that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 1] = [("stop", "stop_sequences")];
@@ -65,14 +65,14 @@ struct Turn {
     content: Option<ContentField>,
 }
 
-/// The order that `body` is.
-pub(super) fn order(app: &App, body: InterfaceBody<MessagesFields>) -> Result<Order, ApiError> {
+/// The request that `body` is.
+pub(super) fn parse(app: &App, body: InterfaceBody<MessagesFields>) -> Result<ParsedRequest, ApiError> {
     let Some(max_tokens) = body.own.max_tokens else {
         return Err(ApiError::invalid("max_tokens", "max_tokens is required"));
     };
     let mut request = request(body)?;
     request.max_tokens = Some(max_tokens);
-    Order::of(app, request, &READING)
+    ParsedRequest::of(app, request, &OPTIONS)
 }
 
 /// The conversation of `body`, to be counted.

@@ -11,13 +11,13 @@ use crate::http::answer::error::ApiError;
 use crate::http::app::App;
 use crate::http::request::field_lists::{checked_choice, is_empty};
 use crate::http::request::fields::{ContentField, TextOr};
-use crate::http::request::generation::{DEFAULT_EFFORT, NO_REASONING, Order, Reading};
+use crate::http::request::generation::{DEFAULT_EFFORT, NO_REASONING, ParsedRequest, RouteOptions};
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
 
 /// How a body is read.
-const READING: Reading = Reading::of("/v1/responses").of_messages();
+const OPTIONS: RouteOptions = RouteOptions::of("/v1/responses").of_messages();
 
 /// The field that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 2] = [("messages", "input"), ("max_tokens", "max_output_tokens")];
@@ -116,8 +116,11 @@ struct Item {
     content: Option<ContentField>,
 }
 
-/// The order that `body` is, and what the answer repeats of it.
-pub(super) fn order(app: &App, mut body: InterfaceBody<ResponsesFields>) -> Result<(Order, Settings), ApiError> {
+/// The request that `body` is, and what the answer repeats of it.
+pub(super) fn parse(
+    app: &App,
+    mut body: InterfaceBody<ResponsesFields>,
+) -> Result<(ParsedRequest, Settings), ApiError> {
     check(&body.own)?;
     let mut messages = Vec::new();
     if let Some(instructions) = body.own.instructions.as_ref().filter(|text| !text.is_empty()) {
@@ -145,8 +148,8 @@ pub(super) fn order(app: &App, mut body: InterfaceBody<ResponsesFields>) -> Resu
     }
     let (own, mut request) = body.into_request()?;
     request.messages = Some(messages);
-    let order = Order::of(app, request, &READING)?;
-    let params = &order.submission.sampling_params;
+    let parsed = ParsedRequest::of(app, request, &OPTIONS)?;
+    let params = &parsed.submission.generate.sampling_params;
     let settings = Settings {
         instructions: own.instructions,
         max_output_tokens: own.max_output_tokens,
@@ -156,7 +159,7 @@ pub(super) fn order(app: &App, mut body: InterfaceBody<ResponsesFields>) -> Resu
         top_logprobs,
         effort: own.reasoning.and_then(|reasoning| reasoning.effort),
     };
-    Ok((order, settings))
+    Ok((parsed, settings))
 }
 
 /// Refuses what is known and not supported.
