@@ -466,9 +466,11 @@ fn the_log_of_refusals_has_the_field_and_no_value() {
             let answer = server.post(CHAT, &body(CHAT, extra));
             assert!((400..=404).contains(&answer.status) && answer.body.contains(SECRET), "{}", answer.body);
         }
+        // The log is written behind the answers.
+        let n_refused = || server.log().lines().filter(|line| line.contains("refused")).count();
+        wait_until("a line for each refusal", || n_refused() >= bodies.len());
         let log = server.log();
         let refused: Vec<&str> = log.lines().filter(|line| line.contains("refused")).collect();
-        assert!(refused.len() >= bodies.len(), "{log}");
         assert_eq!(log.contains(SECRET), is_logged, "{level}: {log}");
         for (line, field) in
             refused.iter().zip(["max_tokens", "model", "request_id", "accept_rule", "reasoning_effort"])
