@@ -1,7 +1,7 @@
 //! Flags of Diffulex's server that are ignored here: one table of names, types and reasons.
 //!
 //! They are accepted so that scripts written for Diffulex run. A value that would change answers is refused, any other is logged.
-//! [`THRESHOLDS`] are settings that apply to some strategies only. Never here: flags with an effect.
+//! `THRESHOLDS` are settings that apply to some strategies only. Never here: flags with an effect.
 
 use clap::builder::ValueParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
