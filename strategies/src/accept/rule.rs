@@ -39,7 +39,7 @@ pub trait Rule {
 pub const ACCEPT_THRESHOLD: Setting =
     Setting::number("accept_threshold", "P", 0.0, 1.0, "Confidence above which a token is accepted");
 
-/// See [`GatedThreshold`].
+/// See [`GatedThreshold`](crate::accept::GatedThreshold).
 pub const SEMI_COMPLETE_THRESHOLD: Setting = Setting::number(
     "semi_complete_threshold",
     "SHARE",
