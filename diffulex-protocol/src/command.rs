@@ -139,6 +139,10 @@ pub struct ServingGenerate {
     /// masks have no effect.
     #[serde(default, skip_serializing_if = "is_default")]
     pub embed: Option<Pooling>,
+    /// Tokens to choose from. The prompt is not answered: the reply has the log-probability of each of them at the position after
+    /// the prompt, and no text. Sampling, stream, suffix and masks have no effect.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub labels: Vec<u32>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,

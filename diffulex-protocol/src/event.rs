@@ -281,6 +281,17 @@ pub struct PromptScores {
     pub nfe: u32,
 }
 
+/// The distribution at the position after a prompt, as far as [`labels`](crate::ServingGenerate::labels) ask for it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LabelScores {
+    /// Natural logarithm of the probability of each label over the whole vocabulary, at temperature 1.
+    #[serde(with = "crate::packed")]
+    pub log_probabilities: Vec<f32>,
+    /// The likeliest token that may be sampled, ties to the highest id, is a label.
+    pub likeliest_is_label: bool,
+}
+
 events! {
     /// The whole answer.
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -348,6 +359,8 @@ events! {
         /// The pooled state of the prompt, if [`embed`](crate::ServingGenerate::embed) asked for it; not normalised.
         #[serde(with = "crate::packed")]
         pub embedding: Vec<f32> [optional],
+        /// Scores of the labels, if there are some.
+        pub label_scores: Option<LabelScores> [optional],
     }
 }
 
@@ -389,6 +402,7 @@ impl ServingReply {
             preemptions: 0,
             context: None,
             embedding: Vec::new(),
+            label_scores: None,
         }
     }
 

@@ -22,8 +22,8 @@ pub use command::{
     AdapterSource, ContextUse, Pooling, ProfileStart, ServingCommand, ServingGenerate, SnapshotSpan, StreamMode,
 };
 pub use event::{
-    Alternatives, ErrorCode, EventBatch, FinishReason, HeldContext, NfeCounts, PromptScores, ServingBufferSnapshot,
-    ServingDelta, ServingError, ServingEvent, ServingReply,
+    Alternatives, ErrorCode, EventBatch, FinishReason, HeldContext, LabelScores, NfeCounts, PromptScores,
+    ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,
 };
 pub use fields::FieldVisitor;
 pub use params::{ParamError, ParamProblem, SamplingParams};

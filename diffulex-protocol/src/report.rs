@@ -63,6 +63,8 @@ pub struct ModelCard {
     pub kv_pages: u32,
     /// A request may have a suffix, and masks anywhere in its prompt.
     pub infills: bool,
+    /// Requests share the K/V of what their prompts begin with.
+    pub shares_prefixes: bool,
     /// The files that a front end and its worker must have alike.
     pub identity: ModelIdentity,
 }

@@ -119,6 +119,7 @@ fn full_commands() -> Vec<ServingCommand> {
         cache_salt: Some("s".to_owned()),
         context: Some(ContextUse { id: 7, fills: true }),
         embed: Some(Pooling::Last),
+        labels: vec![3, 4],
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -169,6 +170,7 @@ fn full_events() -> Vec<ServingEvent> {
         preemptions: 1,
         context: Some(HeldContext { held: 32, grows: true }),
         embedding: vec![0.5, -0.25],
+        label_scores: Some(LabelScores { log_probabilities: vec![-0.5], likeliest_is_label: true }),
     };
     let stats = EngineStats { tokens_per_forward: Histogram::new(&[1.0, 2.0]), ..EngineStats::default() };
     let ready = Ready {

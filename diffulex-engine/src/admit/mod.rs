@@ -15,7 +15,7 @@ use crate::AdapterId;
 use crate::admit::adapters::{AdapterTable, LoadedAdapter};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
-use crate::sequence::{ContextGrowth, Geometry, LayoutRules, Limits, Sequence};
+use crate::sequence::{ContextGrowth, Geometry, Labels, LayoutRules, Limits, Sequence};
 
 /// The place of an answer between the tokens of its sequence.
 struct Place {
@@ -94,6 +94,12 @@ fn check_context(strategy: &AnyStrategy, request: &ServingGenerate) -> Result<()
 impl Admission<'_> {
     /// Sets the seed of `request` and makes its sequence.
     pub(crate) fn admit(&self, request: &mut ServingGenerate) -> Result<Admitted, RequestError> {
+        if !request.labels.is_empty() {
+            check_ids("labels", &request.labels, self.vocab_size)?;
+            request.sampling_params = Labels::params();
+            request.masked.clear();
+            request.suffix.clear();
+        }
         // Drawn here if the client gives none, so that the reply can name it.
         let seed = request.sampling_params.seed_or(|| RandomState::new().hash_one(&request.rid));
         request.sampling_params.seed = Some(seed);
@@ -148,6 +154,7 @@ impl Admission<'_> {
         .with_given(given)
         .with_suffix(suffix);
         let sequence = if is_prompt_only { sequence.prompt_only() } else { sequence };
+        let sequence = if request.labels.is_empty() { sequence } else { sequence.choosing(&request.labels) };
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
     }
 

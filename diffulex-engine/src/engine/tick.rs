@@ -15,7 +15,7 @@ use crate::models::Outputs;
 use crate::plan::scheduler::{RequestKey, Scheduled, Span};
 use crate::recipe::batch::{BatchEnv, Forward, lay_out};
 use crate::recipe::randomness::DrawKey;
-use crate::recipe::recipes::candidates;
+use crate::recipe::recipes::{candidates, label_scores};
 use crate::sequence::ForwardKind;
 use crate::serving::ServingEngine;
 
@@ -101,6 +101,11 @@ impl Engine {
             Err(StepError::Device(error)) => return self.give_up(&error, events),
         };
         self.profiler.end_stage("forward");
+        for (key, scores) in label_scores(&self.requests.scheduled, &scored_positions, &scored) {
+            if let Some((request, _)) = self.requests.get_mut(key) {
+                request.sequence.note_label_scores(scores);
+            }
+        }
         let mut candidates = candidates(&self.requests.scheduled, &scored_positions, scored, &*self.randomness);
         self.counters.count_forward(started.elapsed().as_secs_f64());
         self.profiler.end_stage("collect");
@@ -180,6 +185,13 @@ impl Engine {
         if output.answer.is_some() {
             if request.sequence.finished().is_some() {
                 self.begin_answer(span.key, events);
+            }
+            return;
+        }
+        if let Some(labels) = request.sequence.decoding().labels() {
+            // What the strategy wrote in these steps is no answer.
+            if labels.scores().is_some() {
+                self.finish(span.key, FinishReason::MaxNewTokensReached, events);
             }
             return;
         }

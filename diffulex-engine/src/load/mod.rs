@@ -188,6 +188,7 @@ fn default_threads() -> usize {
 
 fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelIdentity) -> ModelCard {
     let requirements = config.strategy.requirements();
+    let rules = LayoutRules::of(requirements.layout);
     ModelCard {
         architecture: spec.family.architecture.to_owned(),
         strategy: config.strategy.name().to_owned(),
@@ -209,7 +210,8 @@ fn card(config: &EngineConfig, spec: &ModelSpec, place: Place, identity: ModelId
         kv_cache_dtype: config.kv_type.name().to_owned(),
         page_size: config.page_size as u32,
         kv_pages: config.n_pages as u32,
-        infills: LayoutRules::of(requirements.layout).attends_to_all,
+        infills: rules.attends_to_all,
+        shares_prefixes: config.prefix_caching && rules.shares_prefixes(),
         identity,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use diffulex_protocol::SamplingParams;
+use diffulex_protocol::{LabelScores, SamplingParams};
 use diffulex_strategies::{BlockCandidates, Candidate, MAX_TOP_K, Score};
 
 use crate::error::RequestError;
@@ -50,6 +50,9 @@ pub fn recipe(
     vocabulary: SampleableTokens,
     randomness: &dyn Randomness,
 ) -> ScoreSpec {
+    if let Some(labels) = sequence.labels_at(position) {
+        return ScoreSpec { asked: labels.to_vec(), ..ScoreSpec::greedy(row, vocabulary) };
+    }
     let (params, decoding) = (sequence.answer().params(), sequence.decoding());
     let n_steps = sequence.blocks()[sequence.geometry().block_of(position)].steps;
     ScoreSpec {
@@ -70,6 +73,22 @@ pub fn recipe(
 /// The token that is written at `position`, if the text is scored.
 fn known(sequence: &Sequence, position: usize) -> Option<u32> {
     sequence.decoding().scored()?.known(position)
+}
+
+/// The scores of the labels that rows of a forward were asked for, by request.
+pub fn label_scores(
+    requests: &BTreeMap<RequestKey, Scheduled>,
+    scored_positions: &[ScoredPosition],
+    scored: &[Option<RowScore>],
+) -> Vec<(RequestKey, LabelScores)> {
+    let of_row = |(wanted, scored): (&ScoredPosition, &Option<RowScore>)| {
+        let sequence = &requests.get(&wanted.key)?.sequence;
+        let labels = sequence.labels_at(sequence.geometry().block_start(wanted.block) + wanted.row)?;
+        let RowScore { log_probabilities, token, .. } = scored.as_ref()?;
+        let likeliest_is_label = labels.contains(token);
+        Some((wanted.key, LabelScores { log_probabilities: log_probabilities.clone(), likeliest_is_label }))
+    };
+    scored_positions.iter().zip(scored).filter_map(of_row).collect()
 }
 
 /// Candidates of each request by block, or the error of the request. There is one candidate for each of `scored_positions`, which lists

@@ -12,7 +12,7 @@ use diffulex_protocol::{
     ServingReply, SnapshotSpan, StreamMode,
 };
 
-use crate::sequence::{Answer, PositionState, Sequence};
+use crate::sequence::{Answer, Labels, PositionState, Sequence};
 use crate::text::{Detokenizer, TextModel};
 
 /// Drawn in a snapshot's text at masked positions.
@@ -273,6 +273,7 @@ impl Emitter {
             preemptions: usage.preemptions,
             context: None,
             embedding: usage.embedding.clone().unwrap_or_default(),
+            label_scores: sequence.decoding().labels().and_then(Labels::scores).cloned(),
         })));
         events
     }

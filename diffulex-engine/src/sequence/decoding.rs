@@ -2,11 +2,12 @@
 //!
 //! Never here: positions, blocks.
 
-use diffulex_protocol::NfeCounts;
+use diffulex_protocol::{LabelScores, NfeCounts};
 use diffulex_strategies::{
     AnyStrategy, BlockCandidates, BlockProgress, BlockView, Candidate, Proposal, Requirements, StepRows,
 };
 
+use super::labels::Labels;
 use super::scoring::Scoring;
 use super::step::ForwardKind;
 use crate::alignment::LogitAlignment;
@@ -22,6 +23,8 @@ pub struct Decoding {
     alignment: LogitAlignment,
     /// The text that is scored instead of written.
     scoring: Option<Scoring>,
+    /// Tokens that are scored instead of an answer.
+    labels: Option<Labels>,
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
@@ -30,7 +33,15 @@ pub struct Decoding {
 impl Decoding {
     pub(super) fn new(strategy: AnyStrategy, alignment: LogitAlignment) -> Self {
         let requirements = strategy.requirements();
-        Self { strategy, requirements, alignment, scoring: None, nfe: NfeCounts::default(), n_idle_steps: 0 }
+        Self {
+            strategy,
+            requirements,
+            alignment,
+            scoring: None,
+            labels: None,
+            nfe: NfeCounts::default(),
+            n_idle_steps: 0,
+        }
     }
 
     /// The same for a text that is scored instead of written.
@@ -38,9 +49,15 @@ impl Decoding {
         Self { scoring: Some(Scoring::new(text)), ..self }
     }
 
-    /// Predicts nothing, with or without guidance.
-    pub(super) fn stop_predicting(&mut self) {
+    /// The same, scoring `labels` instead of writing an answer.
+    pub(super) fn choosing(self, labels: &[u32]) -> Self {
+        Self { labels: Some(Labels::new(labels)), ..self.unguided() }
+    }
+
+    /// The same without guidance.
+    pub(super) fn unguided(mut self) -> Self {
         self.requirements.guidance = None;
+        self
     }
 
     /// Needs of the strategy.
@@ -70,6 +87,18 @@ impl Decoding {
     /// The text that is scored instead of written, if there is one.
     pub fn scored(&self) -> Option<&Scoring> {
         self.scoring.as_ref()
+    }
+
+    /// Tokens that are scored instead of an answer, if there are any.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.labels.as_ref()
+    }
+
+    /// Records the scores of the labels.
+    pub(super) fn note_label_scores(&mut self, scores: LabelScores) {
+        if let Some(labels) = &mut self.labels {
+            labels.note(scores);
+        }
     }
 
     /// Records the scores of the positions that this step decides.

@@ -1,6 +1,6 @@
 //! The sequence of a request and its parts.
 
-use diffulex_protocol::{FinishReason, PromptScores, SamplingParams};
+use diffulex_protocol::{FinishReason, LabelScores, PromptScores, SamplingParams};
 use diffulex_strategies::AnyStrategy;
 
 use super::answer::{Answer, Limits};
@@ -81,8 +81,25 @@ impl Sequence {
         self.geometry = self.geometry.prompt_only();
         self.answer.drop_answer();
         self.blocks = Blocks::ready(self.geometry.n_prompt_blocks());
-        self.decoding.stop_predicting();
+        self.decoding = self.decoding.unguided();
         self
+    }
+
+    /// The same with `labels` scored at the first position of the answer, which is then not written.
+    #[must_use]
+    pub fn choosing(self, labels: &[u32]) -> Self {
+        Self { decoding: self.decoding.choosing(labels), ..self }
+    }
+
+    /// The labels to score at `position`; none elsewhere than at the first position of an answer.
+    pub fn labels_at(&self, position: usize) -> Option<&[u32]> {
+        let labels = self.decoding.labels()?;
+        (position == self.answer.prompt_len()).then(|| labels.ids())
+    }
+
+    /// Records the scores of the labels.
+    pub fn note_label_scores(&mut self, scores: LabelScores) {
+        self.decoding.note_label_scores(scores);
     }
 
     /// Positions of its blocks.
@@ -137,6 +154,9 @@ impl Sequence {
         if self.geometry.is_prompt_only() {
             let is_encoded = self.blocks.n_cached() == self.blocks.len();
             return is_encoded.then_some(self.answer.limits().reason);
+        }
+        if let Some(labels) = self.decoding.labels() {
+            return labels.scores().map(|_| self.answer.limits().reason);
         }
         let is_exhausted = |max| self.decoding.nfe().decoding() >= max;
         let out_of_forwards = || self.answer.params().max_nfe.is_some_and(is_exhausted);

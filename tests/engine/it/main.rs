@@ -16,6 +16,7 @@ mod gguf;
 mod golden;
 mod harness;
 mod hostile;
+mod labels;
 mod loading;
 mod model_files;
 mod pages;

@@ -15,9 +15,9 @@ pub(in crate::frontend) struct Fingerprint(pub(super) u64);
 impl Fingerprint {
     /// Under `key`, which keeps clients from making two that are equal.
     pub(in crate::frontend) fn of(key: &impl BuildHasher, generate: &ServingGenerate) -> Self {
-        let ServingGenerate { prompt, masked, suffix, adapter, embed, sampling_params: params, .. } = generate;
+        let ServingGenerate { prompt, masked, suffix, adapter, embed, labels, sampling_params: params, .. } = generate;
         let mut hash = Hashed(key.build_hasher());
-        (prompt, masked, suffix, adapter).hash(&mut hash.0);
+        (prompt, masked, suffix, adapter, labels).hash(&mut hash.0);
         (params.max_tokens, params.prompt_logprobs.is_some()).hash(&mut hash.0);
         // Written to memory, which cannot fail.
         let _ = serde_json::to_writer(&mut hash, &(embed, &params.decoding));

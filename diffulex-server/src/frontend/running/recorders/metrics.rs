@@ -29,7 +29,8 @@ pub(super) fn arrived(telemetry: &Telemetry, timeline: &Timeline, arrival: Arriv
 pub(super) fn answered(telemetry: &Telemetry, timeline: &Timeline, reply: &ServingReply, now: Instant) {
     telemetry.count_success(reply.finish_reason);
     telemetry.prompt_sizes.observe(reply.prompt_tokens);
-    if reply.embedding.is_empty() {
+    // Neither embeddings nor decisions have an answer.
+    if reply.embedding.is_empty() && reply.label_scores.is_none() {
         telemetry.answer_sizes.observe(reply.written_tokens());
     }
     telemetry.end_to_end.observe(now.saturating_duration_since(timeline.accepted));
