@@ -143,6 +143,50 @@ class ResponsesContract(Contract, unittest.TestCase):
         self.assertTrue(all("mask_positions" in event.diffulex for event in deltas), "a delta without its snapshot")
 
 
+@unittest.skipUnless(hasattr(openai.OpenAI, "decisions"), "this version of the client has no decisions")
+class Decisions(unittest.TestCase):
+    questions = [
+        {"type": "predicate", "name": "sum", "instructions": "A sum is asked for."},
+        {"type": "choice", "instructions": "Which?", "choices": [{"value": "sum"}, {"value": True}, {"value": "story"}]},
+        {"type": "score", "instructions": "How long?", "levels": [{"label": "short"}, {"label": "long"}]},
+    ]
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = shared()
+
+    def check(self, decision):
+        predicate, choice, score = decision.answers
+        self.assertEqual((predicate.type, predicate.name, choice.name), ("predicate", "sum", None))
+        self.assertTrue(0 <= predicate.probability <= 1)
+        self.assertAlmostEqual(sum(option.probability for option in choice.probabilities), 1, places=6)
+        likeliest = max(choice.probabilities, key=lambda option: option.probability)
+        self.assertEqual(choice.choice, likeliest.value)
+        self.assertIs(choice.probabilities[1].value, True)
+        mean = sum(level.value * level.probability for level in score.probabilities)
+        self.assertAlmostEqual(score.score, mean, places=9)
+        self.assertEqual(decision.usage.output_tokens, 3)
+
+    def test_each_type_of_question_is_answered(self):
+        with openai.OpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
+            self.check(client.decisions.create(model=self.server.model, input="12 + 30 = ?", questions=self.questions))
+            with self.assertRaises(openai.BadRequestError) as refused:
+                client.decisions.create(model=self.server.model, input="hi", questions=[])
+            self.assertIn("questions", str(refused.exception))
+
+    def test_the_asynchronous_client_has_the_same_answers(self):
+        import asyncio
+
+        async def ask():
+            async with openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
+                message = {"role": "user", "content": [{"type": "input_text", "text": "12 + 30 = ?"}]}
+                return await client.decisions.create(
+                    model=self.server.model, input=[message], questions=self.questions
+                )
+
+        self.check(asyncio.run(ask()))
+
+
 class OpenAIClient(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

@@ -14,6 +14,7 @@ mod batch;
 mod command_line;
 mod context_schedules;
 mod contexts;
+mod decisions;
 mod denoise_frames;
 mod embedding;
 mod embeddings;

@@ -28,8 +28,6 @@ const ASKED: [(&str, &str); 40] = [
     ("POST /v1/threads/t/runs", "/v1/responses"),
     ("POST /v1/assistants", "/v1/responses"),
     ("POST /v1/uploads", ""),
-    ("POST /v1/decisions", "/v1/chat/completions"),
-    ("POST /v1/systemone", "/v1/chat/completions"),
     ("POST /v1/complete", "/v1/messages"),
     ("POST /api/pull", "--model"),
     ("DELETE /api/delete", "--model"),

@@ -7,6 +7,7 @@ pub mod access;
 mod answer;
 mod anthropic;
 mod app;
+mod decisions;
 mod entry;
 mod generate;
 mod native;

@@ -16,7 +16,7 @@ macro_rules! roots {
 }
 
 /// Paths with everything below them, and why they are not here.
-const ROUTES: [(&[&str], &str); 14] = [
+const ROUTES: [(&[&str], &str); 13] = [
     (
         roots!("/v1/files", "/v1/uploads"),
         "the server stores no files; diffulex-server batch reads a file of requests and writes one of answers",
@@ -50,10 +50,6 @@ const ROUTES: [(&[&str], &str); 14] = [
     (
         roots!("/v1/fine_tuning"),
         "the server trains no models; /v1/load_lora_adapter loads an adapter that was trained elsewhere",
-    ),
-    (
-        roots!("/v1/decisions", "/v1/systemone"),
-        "this version has no decisions; /v1/chat/completions with max_tokens 1 and top_logprobs has the probabilities of a label",
     ),
     (roots!("/v1/complete"), "Anthropic's older form of a completion; use /v1/messages"),
     (
