@@ -1,17 +1,22 @@
-//! Bytes of commands and events: MessagePack maps with named keys.
+//! Bytes of commands and events: MessagePack maps with named keys. Deltas, snapshots and replies, of which there are many, are arrays of
+//! their fields in the order of their declaration: read by name, a front end would spend half of its time per event on the names.
 //!
 //! A frame is refused by its size before it is read, by its depth while it is read, and by bytes left over after it.
-//! Only typed structs are built; unknown keys are skipped, so an older side can read a newer one. The settings under
-//! `decoding` are the exception: one that would not act must not go unnoticed.
+//! Only typed structs are built; unknown keys are skipped, so that an older side can read what a newer one says of itself. The settings
+//! under `decoding` are the exception: one that would not act must not go unnoticed.
 
 use rmp_serde::decode;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use crate::{ErrorCode, EventBatch, ServingCommand, ServingError};
+use crate::{ErrorCode, EventBatch, ServingCommand, ServingError, ServingEvent};
 
 /// Changes when an old and a new side can no longer talk.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
+
+/// The keys of a batch.
+pub(crate) const INCARNATION: &str = "incarnation";
+pub(crate) const EVENTS: &str = "events";
 
 /// Deepest nesting of a message. Chosen by us: our own messages nest 5 deep, rmp-serde's default of 1024 invites stack
 /// abuse.
@@ -76,6 +81,10 @@ pub(crate) fn heading(mut rest: &[u8]) -> Option<(String, String)> {
         return None;
     }
     let kind = next(&mut rest)?;
+    if let Ok(1..) = rmp::decode::read_array_len(&mut { rest }) {
+        rmp::decode::read_array_len(&mut rest).ok()?;
+        return Some((kind, next(&mut rest)?));
+    }
     for _ in 0..rmp::decode::read_map_len(&mut rest).ok()? {
         if next::<String>(&mut rest)? == "rid" {
             return Some((kind, next(&mut rest)?));
@@ -94,7 +103,23 @@ pub(crate) fn next<T: DeserializeOwned>(rest: &mut &[u8]) -> Option<T> {
 
 /// A batch of events as bytes.
 pub fn encode_batch(batch: &EventBatch) -> Result<Vec<u8>, CodecError> {
-    encode(batch)
+    let mut bytes = Vec::new();
+    // Written to memory, which cannot fail.
+    let outlined = rmp::encode::write_map_len(&mut bytes, 2)
+        .and_then(|_| rmp::encode::write_str(&mut bytes, INCARNATION))
+        .and_then(|()| rmp::encode::write_uint(&mut bytes, batch.incarnation))
+        .and_then(|_| rmp::encode::write_str(&mut bytes, EVENTS))
+        .and_then(|()| rmp::encode::write_array_len(&mut bytes, batch.events.len() as u32));
+    outlined.map_err(rmp_serde::encode::Error::from)?;
+    for event in &batch.events {
+        match event {
+            ServingEvent::Delta(_) | ServingEvent::BufferSnapshot(_) | ServingEvent::Reply(_) => {
+                rmp_serde::encode::write(&mut bytes, event)?;
+            }
+            _ => rmp_serde::encode::write_named(&mut bytes, event)?,
+        }
+    }
+    within_limit(bytes)
 }
 
 /// A batch of events from bytes.
@@ -103,7 +128,10 @@ pub fn decode_batch(bytes: &[u8]) -> Result<EventBatch, CodecError> {
 }
 
 fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, CodecError> {
-    let bytes = rmp_serde::to_vec_named(message)?;
+    within_limit(rmp_serde::to_vec_named(message)?)
+}
+
+fn within_limit(bytes: Vec<u8>) -> Result<Vec<u8>, CodecError> {
     if bytes.len() > MAX_FRAME_BYTES {
         return Err(CodecError::TooLarge { len: bytes.len() });
     }

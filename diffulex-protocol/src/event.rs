@@ -175,6 +175,7 @@ events! {
         pub mask_positions: Vec<u32>,
         /// One per position: what the token looks like alone; `None` where masked. Nearly every piece is short enough to lie in
         /// the list itself.
+        #[serde(with = "crate::packed::texts")]
         pub pieces: Vec<Option<CompactString>>,
         /// One per position: probability when committed, 0 where masked.
         #[serde(with = "crate::packed")]
@@ -275,7 +276,6 @@ pub struct PromptScores {
     #[serde(with = "crate::packed")]
     pub log_probabilities: Vec<f32>,
     /// The likeliest tokens at its place, if some were asked for.
-    #[serde(skip_serializing_if = "crate::fields::is_default")]
     pub alternatives: Vec<Alternatives>,
     /// Forward passes that this took.
     pub nfe: u32,

@@ -13,7 +13,8 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Declares events and their `visit_fields`. `field: Type [optional]` is left out of both forms where it is its type's default.
+/// Declares events and their `visit_fields`. `field: Type [optional]` may be missing, and is not shown to visitors where it is its type's
+/// default.
 macro_rules! events {
     ($(
         $(#[$meta:meta])*
@@ -29,7 +30,7 @@ macro_rules! events {
             $(
                 $(#[$field_meta])*
                 $(#[doc = concat!("(", stringify!($optional), ")")]
-                #[serde(default, skip_serializing_if = "crate::fields::is_default")])?
+                #[serde(default)])?
                 pub $field: $type,
             )*
         }

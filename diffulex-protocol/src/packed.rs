@@ -73,3 +73,119 @@ impl<'de, T: Word + Deserialize<'de>> Visitor<'de> for Numbers<T> {
         Ok(numbers)
     }
 }
+
+/// For `#[serde(with)]`: pieces of text as one value. Each is its length plus one as a LEB128 number, then its bytes; a missing one is 0.
+pub(crate) mod texts {
+    use std::fmt;
+
+    use compact_str::CompactString;
+    use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+    use serde::{Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(texts: &[Option<CompactString>], serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            return texts.serialize(serializer);
+        }
+        let mut bytes =
+            Vec::with_capacity(texts.iter().flatten().map(|text| text.len()).sum::<usize>() + 2 * texts.len());
+        for text in texts {
+            let mut rest = text.as_ref().map_or(0, |text| text.len() + 1);
+            while rest >= 0x80 {
+                bytes.push(rest as u8 | 0x80);
+                rest >>= 7;
+            }
+            bytes.push(rest as u8);
+            bytes.extend_from_slice(text.as_deref().unwrap_or_default().as_bytes());
+        }
+        serializer.serialize_bytes(&bytes)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Option<CompactString>>, D::Error> {
+        input.deserialize_any(Texts)
+    }
+
+    struct Texts;
+
+    impl<'de> Visitor<'de> for Texts {
+        type Value = Vec<Option<CompactString>>;
+
+        fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+            out.write_str("texts with their lengths, or a list of texts")
+        }
+
+        fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+            read(bytes).ok_or_else(|| E::invalid_length(bytes.len(), &self))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut texts = Vec::new();
+            while let Some(text) = list.next_element()? {
+                texts.push(text);
+            }
+            Ok(texts)
+        }
+    }
+
+    /// The texts, if lengths and encoding are right.
+    fn read(mut bytes: &[u8]) -> Option<Vec<Option<CompactString>>> {
+        let mut texts = Vec::with_capacity(bytes.len().min(256) / 2);
+        while !bytes.is_empty() {
+            let mut length = 0usize;
+            for shift in (0..).step_by(7) {
+                let (byte, rest) = bytes.split_first()?;
+                bytes = rest;
+                length |= usize::from(byte & 0x7f).checked_shl(shift).filter(|_| shift < 28)?;
+                if byte & 0x80 == 0 {
+                    break;
+                }
+            }
+            let Some(length) = length.checked_sub(1) else {
+                texts.push(None);
+                continue;
+            };
+            let (text, rest) = bytes.split_at_checked(length)?;
+            bytes = rest;
+            texts.push(Some(CompactString::from_utf8(text).ok()?));
+        }
+        Some(texts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use compact_str::CompactString;
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Pieces {
+        #[serde(with = "super::texts")]
+        pieces: Vec<Option<CompactString>>,
+    }
+
+    /// What `packed` is read as.
+    fn read(packed: &[u8]) -> Result<Pieces, rmp_serde::decode::Error> {
+        let mut bytes = vec![0x91, 0xc4, packed.len() as u8];
+        bytes.extend(packed);
+        rmp_serde::from_slice(&bytes)
+    }
+
+    #[test]
+    fn pieces_that_are_cut_too_long_or_no_text_are_refused() {
+        assert_eq!(read(&[0, 1, 2, b'a']).expect("decodes").pieces, [None, Some("".into()), Some("a".into())]);
+        for packed in [&[2][..], &[3, b'a'], &[0x80], &[0xff; 5], &[0xff; 12], &[2, 0xff]] {
+            assert!(read(packed).is_err(), "{packed:?}");
+        }
+    }
+
+    #[test]
+    fn pieces_of_any_length_survive_and_lists_are_read_too() {
+        let of_length = |n: usize| Some(CompactString::from("x".repeat(n)));
+        let pieces: Vec<_> =
+            [0, 1, 126, 127, 128, 20_000].map(of_length).into_iter().chain([None, Some("ö".into())]).collect();
+        let pieces = Pieces { pieces };
+        let bytes = rmp_serde::to_vec(&pieces).expect("encodes");
+        assert_eq!(rmp_serde::from_slice::<Pieces>(&bytes).expect("decodes"), pieces);
+        let json = serde_json::to_string(&pieces).expect("encodes");
+        assert_eq!(serde_json::from_str::<Pieces>(&json).expect("decodes"), pieces);
+    }
+}

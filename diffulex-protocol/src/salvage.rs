@@ -63,8 +63,8 @@ fn outlines(mut rest: &[u8]) -> Option<(u64, Vec<&[u8]>)> {
     let (mut incarnation, mut events) = (None, None);
     for _ in 0..rmp::decode::read_map_len(&mut rest).ok()? {
         match codec::next::<String>(&mut rest)?.as_str() {
-            "incarnation" => incarnation = codec::next(&mut rest),
-            "events" => {
+            codec::INCARNATION => incarnation = codec::next(&mut rest),
+            codec::EVENTS => {
                 let n_events = rmp::decode::read_array_len(&mut rest).ok()?;
                 events = (0..n_events).map(|_| outline(&mut rest)).collect::<Option<_>>();
             }

@@ -23,6 +23,8 @@ async fn main() -> Result<(), Failure> {
     let url = arguments.next().unwrap_or_else(|| "http://127.0.0.1:8000".to_owned());
     let n_clients: usize = arguments.next().map_or(Ok(32), |text| text.parse())?;
     let n_rounds: usize = arguments.next().map_or(Ok(7), |text| text.parse())?;
+    // reqwest is built without a choice of cryptography, and makes no client before there is one.
+    rustls::crypto::ring::default_provider().install_default().map_err(|_| "the cryptography is chosen already")?;
     let client = reqwest::Client::new();
     // The first answers touch cold memory.
     round(&client, &url, n_clients).await?;
