@@ -15,7 +15,7 @@ use diffulex_protocol::{
 
 use crate::frontend::adapters::registry::AdapterRefusal;
 use crate::frontend::admit::admission::unavailable;
-use crate::frontend::locks::lock;
+use crate::os::locks::lock;
 use crate::frontend::quarantine::{Admission, Ending, Refusal};
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::requests::submit_error::SubmitError;

@@ -11,7 +11,7 @@ use diffulex_engine::{Prompt, RequestError, ServingInput, check_ids, check_lengt
 use diffulex_protocol::{ModelCard, SamplingParams, ServingGenerate};
 
 use crate::frontend::admit::tokenising::Tokenising;
-use crate::frontend::locks::lock;
+use crate::os::locks::lock;
 use crate::frontend::quarantine::Fingerprint;
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::requests::choice_ids::ChoiceIds;

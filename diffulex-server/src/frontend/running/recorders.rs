@@ -14,7 +14,7 @@ use std::time::Instant;
 use diffulex_engine::ServingInput;
 use diffulex_protocol::{ErrorCode, EventBatch, Pooling, SamplingParams, ServingReply};
 
-use crate::frontend::locks::lock;
+use crate::os::locks::lock;
 use crate::frontend::running::timeline::{ClientTimeline, Timeline};
 use crate::observe::telemetry::Telemetry;
 use crate::observe::traces::RequestTrace;
