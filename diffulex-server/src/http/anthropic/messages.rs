@@ -63,7 +63,7 @@ pub(in crate::http) async fn count_tokens(State(app): State<App>, request: Reque
     let ParsedBody { value: (conversation, conversation_end), held, .. } =
         body::json(&app, request, Dialect::OpenAi, read).await?;
     let how = Tokenising { conversation_end, ..Tokenising::default() };
-    let tokens = app.frontend.tokenise_with("messages", conversation, how).await?;
+    let tokens = app.frontend.tokenise("messages", conversation, how).await?;
     drop(held);
     Ok(parts::object(|fields| fields.add("input_tokens", &tokens.len())))
 }

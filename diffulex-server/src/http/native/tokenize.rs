@@ -66,7 +66,7 @@ struct Wanted {
 pub(in crate::http) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let ParsedBody { value, held, .. } = body::json(&app, request, Dialect::Native, wanted).await?;
     let Wanted { field, input, how, returns_strings } = value;
-    let tokens = app.frontend.tokenise_with(field, input, how).await?;
+    let tokens = app.frontend.tokenise(field, input, how).await?;
     drop(held);
     let max_model_len = app.frontend.card().map(|card| card.max_model_len);
     let spelled = |id: &u32| app.frontend.text().token(*id).unwrap_or_default();
@@ -91,7 +91,7 @@ fn wanted(app: &App, body: TokenizeBody) -> Result<Wanted, ApiError> {
         }
     };
     let adds_special_tokens = body.add_special_tokens.unwrap_or(Tokenising::default().adds_special_tokens);
-    let how = Tokenising { adds_special_tokens, conversation_end };
+    let how = Tokenising { adds_special_tokens, conversation_end, may_be_cut: false };
     Ok(Wanted { field, input, how, returns_strings: body.return_token_strs.unwrap_or(false) })
 }
 
