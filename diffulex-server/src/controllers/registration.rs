@@ -9,19 +9,9 @@ use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use crate::controllers::engines::{EngineRuntimeInfo, Reachable, engine_config};
-use crate::frontend::{Frontend, WorkerStatus};
+use crate::frontend::{BackOff, Frontend, WorkerStatus};
 use crate::outbound::secrets::SecretUrl;
 use crate::outbound::{self, AnswerError, ClientError};
-
-/// Pauses between attempts to register; the last one repeats. Chosen by us.
-const BACK_OFF: [Duration; 6] = [
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(4),
-    Duration::from_secs(8),
-    Duration::from_secs(16),
-    Duration::from_secs(30),
-];
 
 /// Longest wait for an answer. Chosen by us: a controller answers at once, or is not there.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,10 +25,10 @@ const MAX_ID_BYTES: usize = 256;
 /// A failed call.
 #[derive(Debug, thiserror::Error)]
 enum CallError {
-    /// Without an answer that can be read.
+    /// No answer that can be read.
     #[error(transparent)]
     Answer(#[from] AnswerError),
-    /// With an error status.
+    /// An error status.
     #[error("it answers {0}")]
     Status(StatusCode),
     /// The answer names no engine.
@@ -59,7 +49,7 @@ pub struct Announced {
     pub url: SecretUrl,
     /// The model's public name.
     pub name: String,
-    /// Where this server is reached, and with which key.
+    /// Address and key of this server, for others.
     pub reachable: Reachable,
     /// Between heartbeats.
     pub heartbeat_interval: Duration,
@@ -68,11 +58,11 @@ pub struct Announced {
 /// The controller's last word about this server. Its changes are the lines of the log.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Standing {
-    /// None yet.
+    /// No answer yet.
     Unknown,
-    /// It takes heartbeats.
+    /// The controller takes heartbeats.
     Registered,
-    /// It does not answer, or refuses.
+    /// The controller does not answer, or refuses.
     Refused,
 }
 
@@ -82,15 +72,15 @@ pub struct Registration {
     announced: Announced,
     frontend: Frontend,
     standing: Standing,
-    /// Times that it was not registered, or refused with its first heartbeat, in a row.
-    n_failures: usize,
+    /// Begun again by each heartbeat that it takes.
+    back_off: BackOff,
 }
 
 impl Registration {
-    /// Of the server of `frontend`. Calls nobody yet.
+    /// The registration of the server of `frontend`. Sends nothing yet.
     pub fn new(announced: Announced, frontend: Frontend) -> Result<Self, ClientError> {
         let client = outbound::client(&announced.url, None)?.timeout(CALL_TIMEOUT).build()?;
-        Ok(Self { client, announced, frontend, standing: Standing::Unknown, n_failures: 0 })
+        Ok(Self { client, announced, frontend, standing: Standing::Unknown, back_off: BackOff::slow() })
     }
 
     /// Registers, and sends heartbeats until the worker is stopped for good.
@@ -100,10 +90,8 @@ impl Registration {
         }
         while !self.is_over() {
             if let Err(error) = self.register_and_beat().await {
-                let pause = BACK_OFF[self.n_failures.min(BACK_OFF.len() - 1)];
-                self.n_failures += 1;
                 self.note_trouble(&error);
-                tokio::time::sleep(pause).await;
+                tokio::time::sleep(self.back_off.fail()).await;
             }
         }
     }
@@ -120,7 +108,8 @@ impl Registration {
         while !self.is_over() {
             match self.beat(&engine_id).await {
                 Ok(()) => {
-                    (n_missed, self.n_failures) = (0, 0);
+                    n_missed = 0;
+                    self.back_off.reset();
                     self.note_registered(&engine_id);
                 }
                 // One that does not know the engine will not learn of it by heartbeats.

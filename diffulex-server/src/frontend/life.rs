@@ -13,7 +13,6 @@ use tokio::sync::watch;
 use crate::frontend::adapters::registry::AdapterRegistry;
 use crate::frontend::admit::long_work::LongWork;
 use crate::frontend::contexts::table::ContextTable;
-use crate::frontend::locks::lock;
 use crate::frontend::quarantine::Quarantine;
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::running::recorders::Recorders;
@@ -22,17 +21,18 @@ use crate::frontend::supervise::starter::WorkerStarter;
 use crate::frontend::supervise::supervisor;
 use crate::observe::telemetry::{Gauges, Telemetry};
 use crate::os::draws::Draws;
+use crate::os::locks::lock;
 
-/// Why a worker will never take requests.
+/// Reason that a worker will never take requests.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotServing {
-    /// It could not start the first time.
+    /// The first start failed.
     #[error("{reason}")]
     Failed {
         /// Why.
         reason: String,
     },
-    /// It was told to leave.
+    /// The server is shutting down.
     #[error("the worker was stopped")]
     Stopped,
     /// The thread that keeps it is gone.
@@ -130,7 +130,7 @@ impl Frontend {
         self.shared.worker_view().card.clone()
     }
 
-    /// Where the worker is in its life.
+    /// Status of the worker.
     pub fn status(&self) -> WorkerStatus {
         self.shared.status.borrow().clone()
     }
@@ -163,7 +163,7 @@ impl Frontend {
         self.shared.draining.load(Ordering::Acquire)
     }
 
-    /// How long the worker has been silent, when that is longer than it may be.
+    /// Time since the worker was last heard, if that is longer than `heartbeat_timeout`.
     pub fn stall(&self) -> Option<Duration> {
         if self.status() != WorkerStatus::Running {
             return None;

@@ -7,9 +7,9 @@
 
 mod adapters;
 mod admit;
+mod back_off;
 mod contexts;
 mod life;
-mod locks;
 mod profile_requests;
 mod quarantine;
 mod requests;
@@ -22,6 +22,7 @@ pub use adapters::registry::{AdapterOutcome, AdapterRefusal};
 pub use admit::long_work;
 pub use admit::passed_on::PassedOn;
 pub use admit::tokenising::Tokenising;
+pub use back_off::BackOff;
 pub use contexts::gone::Gone;
 pub use contexts::lease::{ContextTurn, UnclaimedContext};
 pub use contexts::name::ContextName;

@@ -9,12 +9,12 @@ use diffulex_engine::profile::{Clock, Recorded, below};
 use diffulex_protocol::{ProfileStart, ServingCommand};
 use tokio::sync::oneshot;
 
-use crate::frontend::locks::lock;
 use crate::frontend::requests::submit_error::SubmitError;
 use crate::frontend::running::recorders::profile::{
     MAX_RUN_ID, ProfileEnd, ProfileError, ProfileOrder, ProfileRun, WorkerWord,
 };
 use crate::frontend::state::Frontend;
+use crate::os::locks::lock;
 
 impl Frontend {
     /// Begins a profile of front end and worker.

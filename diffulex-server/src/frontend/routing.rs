@@ -15,22 +15,22 @@ use diffulex_protocol::{
 
 use crate::frontend::adapters::registry::AdapterRefusal;
 use crate::frontend::admit::admission::unavailable;
-use crate::frontend::locks::lock;
 use crate::frontend::quarantine::{Admission, Ending, Refusal};
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::requests::submit_error::SubmitError;
-use crate::frontend::running::request_state::{RequestSize, RequestState};
+use crate::frontend::running::request_state::{RequestSize, RequestState, StreamEvent};
 use crate::frontend::state::{Frontend, FrontendState};
 use crate::link::LinkError;
+use crate::os::locks::lock;
 
 /// The requests that ran when a worker was lost.
 pub(super) struct LostRequests {
     pub(super) sizes: Vec<RequestSize>,
-    /// It was lost in a trial, which is what the trial is for.
+    /// The worker was lost in a trial of the quarantine.
     pub(super) was_trial: bool,
     /// Suspects that killed it, and what else is refused with them.
     refused: HashMap<String, Refusal>,
-    /// Those that wait, or run again.
+    /// Requests that wait, or run again.
     spared: HashSet<String>,
 }
 
@@ -58,8 +58,8 @@ impl Frontend {
 }
 
 impl FrontendState {
-    /// Registers a request and puts its command into the outbox. From here on it ends like every other: a worker lost
-    /// before the command leaves fails it.
+    /// Registers a request, records that, and puts its command into the outbox. From here on it ends like every other: a worker
+    /// lost before the command leaves fails it.
     pub(super) fn register(
         &self,
         state: &Arc<RequestState>,
@@ -67,6 +67,7 @@ impl FrontendState {
         generate: ServingGenerate,
         now: Instant,
     ) -> Result<(), SubmitError> {
+        let user = generate.user.clone();
         // Held over both steps: the supervisor takes it to write before it fails the requests of a lost worker.
         let view = self.worker_view();
         if view.commands.is_none() {
@@ -89,6 +90,9 @@ impl FrontendState {
                 Admission::Refused(refusal) => return Err(refusal.into()),
             };
             requests.insert(state.rid.clone(), Arc::clone(state));
+            // Before another thread can send the command, and an event comes back.
+            let prompt_tokens = state.size.prompt_tokens;
+            self.recorders.admitted(&state.rid, state.public_id(), user.as_deref(), &state.timeline(), prompt_tokens);
             admitted
         };
         lock(&self.outbox).extend(admitted.map(ServingCommand::Generate));
@@ -127,7 +131,8 @@ impl FrontendState {
             (state, generate)
         };
         state.end_withholding();
-        if let Some(waker) = state.take_reply(Box::new(unbegun(&generate)), Instant::now(), &self.recorders) {
+        let reply = StreamEvent::Reply(Box::new(unbegun(&generate)));
+        if let Some(waker) = state.take(reply, Instant::now(), &self.recorders) {
             waker.wake();
         }
         true
@@ -203,21 +208,21 @@ impl FrontendState {
                 let waker = match event {
                     ServingEvent::Delta(delta) => self
                         .known(&requests, &delta.rid)
-                        .and_then(|state| state.take_delta(delta, now, &self.recorders)),
+                        .and_then(|state| state.take(StreamEvent::Delta(delta), now, &self.recorders)),
                     ServingEvent::BufferSnapshot(snapshot) => self
                         .known(&requests, &snapshot.rid)
-                        .and_then(|state| state.take_snapshot(snapshot, now, &self.recorders)),
+                        .and_then(|state| state.take(StreamEvent::Snapshot(snapshot), now, &self.recorders)),
                     ServingEvent::Reply(reply) => {
                         n_ended += 1;
                         let is_aborted = reply.finish_reason == FinishReason::Aborted;
                         let ending = if is_aborted { Ending::Aborted } else { Ending::Complete };
                         self.ended(&mut requests, &reply.rid, ending)
-                            .and_then(|state| state.take_reply(reply, now, &self.recorders))
+                            .and_then(|state| state.take(StreamEvent::Reply(reply), now, &self.recorders))
                     }
                     ServingEvent::Error(error) => {
                         n_ended += 1;
                         self.ended(&mut requests, &error.rid, Ending::Complete)
-                            .and_then(|state| state.take_error(error, &self.recorders))
+                            .and_then(|state| state.take(StreamEvent::Error(error), now, &self.recorders))
                     }
                     ServingEvent::Heartbeat { stats: newest } => {
                         stats = Some(newest);
@@ -355,5 +360,79 @@ fn unbegun(generate: &ServingGenerate) -> ServingReply {
         prompt_tokens: generate.given_tokens() as u32,
         seed: generate.sampling_params.seed,
         ..ServingReply::new(generate.rid.as_str(), FinishReason::Aborted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::time::Duration;
+
+    use diffulex_engine::{ModelFiles, TextModel};
+
+    use crate::frontend::contexts::table::ContextLimits;
+    use crate::frontend::running::timeline::Timeline;
+    use crate::frontend::state::FrontendOptions;
+    use crate::frontend::supervise::starter::{StartError, WorkerParts, WorkerStarter};
+    use crate::link::channel;
+
+    use super::*;
+
+    /// Longest time for the work of a thread. Chosen by us: far longer than it takes.
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    struct NoStarter;
+
+    impl WorkerStarter for NoStarter {
+        fn start(&mut self, _: u64) -> Result<WorkerParts, StartError> {
+            Err(StartError::Thread(std::io::Error::other("no worker")))
+        }
+    }
+
+    fn options() -> FrontendOptions {
+        FrontendOptions {
+            max_in_flight: 8,
+            request_timeout: None,
+            startup_timeout: DEADLINE,
+            heartbeat_timeout: DEADLINE,
+            watchdog_timeout: None,
+            tells_callers_apart: false,
+            crash_reports: None,
+            adapters: Vec::new(),
+            max_loaded_loras: 0,
+            profile_dir: None,
+            salts_by_caller: false,
+            contexts: ContextLimits { max_contexts: 0, max_per_caller: 0, ttl: DEADLINE },
+        }
+    }
+
+    #[test]
+    fn an_admission_is_recorded_before_its_command_can_be_sent() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/sdar");
+        let text = TextModel::load(&ModelFiles::folder(model).expect("the golden model")).expect("its tokenizer");
+        let Frontend { shared } = Frontend::unstarted(text, options(), Arc::default(), Box::new(NoStarter));
+        let (commands, _events, _worker) = channel::link();
+        shared.worker_view_mut().commands = Some(Arc::new(commands));
+        // Nothing can be sent while it is held, nor get there.
+        let outbox = lock(&shared.outbox);
+        let registering = std::thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let now = Instant::now();
+                let generate = ServingGenerate { rid: "r".to_owned(), ..ServingGenerate::default() };
+                let timeline = Timeline::new(now, (now, now));
+                let state = RequestState::new("r".to_owned(), Caller::default(), Default::default(), timeline, None);
+                shared.register(&Arc::new(state), false, generate, now)
+            }
+        });
+        let begun = Instant::now();
+        while shared.recorders.telemetry.accepted.get() == 0 {
+            assert!(begun.elapsed() < DEADLINE, "the command gets into the outbox first");
+            std::thread::yield_now();
+        }
+        assert!(outbox.is_empty());
+        drop(outbox);
+        assert_eq!(registering.join().expect("no panic"), Ok(()));
+        assert_eq!(lock(&shared.outbox).len(), 1);
     }
 }

@@ -15,7 +15,6 @@ use tokio::sync::watch;
 use crate::frontend::adapters::registry::AdapterRegistry;
 use crate::frontend::admit::long_work::LongWork;
 use crate::frontend::contexts::table::{ContextLimits, ContextTable};
-use crate::frontend::locks::lock;
 use crate::frontend::quarantine::Quarantine;
 use crate::frontend::requests::task_name::TaskName;
 use crate::frontend::running::recorders::Recorders;
@@ -24,8 +23,9 @@ use crate::frontend::supervise::crash_report::CrashReports;
 use crate::frontend::supervise::starter::WorkerStarter;
 use crate::link::CommandSender;
 use crate::os::draws::Draws;
+use crate::os::locks::lock;
 
-/// How a front end behaves.
+/// Options of a front end.
 #[derive(Clone, Debug)]
 pub struct FrontendOptions {
     /// Requests in flight at most: those of a batch and those that may wait.
@@ -40,7 +40,7 @@ pub struct FrontendOptions {
     pub watchdog_timeout: Option<Duration>,
     /// Each API key is a caller's of its own, who is refused for what only its requests did.
     pub tells_callers_apart: bool,
-    /// Where lost workers are reported.
+    /// Folder for reports of lost workers.
     pub crash_reports: Option<CrashReports>,
     /// Adapters that every worker is started with.
     pub adapters: Vec<AdapterSource>,
@@ -54,7 +54,7 @@ pub struct FrontendOptions {
     pub contexts: ContextLimits,
 }
 
-/// Where the worker is in its life.
+/// Status of the worker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerStatus {
     /// Loading the model for the first time.
@@ -63,7 +63,7 @@ pub enum WorkerStatus {
     Running,
     /// Died, and is being started again.
     Restarting {
-        /// How it died.
+        /// Reason of the loss.
         reason: String,
     },
     /// Could not start the first time; it is not tried again.
@@ -106,7 +106,7 @@ pub(super) struct FrontendState {
     pub(super) recorders: Recorders,
     /// Replies and errors that came from workers.
     pub(super) n_answered: AtomicU64,
-    /// Until the first worker is started.
+    /// Starter of workers, until the first is started.
     pub(super) starter: Mutex<Option<Box<dyn WorkerStarter>>>,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct WorkerView {
     pub(super) pid: u32,
     pub(super) stats: EngineStats,
     pub(super) last_heard: Instant,
-    /// How long the last one took to load.
+    /// Time that the last worker took to load.
     pub(super) loading: Duration,
     /// Expected time of the next worker's start, while there is none.
     pub(super) expected: Option<Instant>,
@@ -142,7 +142,7 @@ impl FrontendState {
         self.worker.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long a worker that takes commands has been silent, when that is longer than it may be.
+    /// Time since a worker that takes commands was last heard, if that is longer than `heartbeat_timeout`.
     pub(super) fn stall_of(&self, view: &WorkerView) -> Option<Duration> {
         let silence = view.last_heard.elapsed();
         (view.commands.is_some() && silence > self.options.heartbeat_timeout).then_some(silence)

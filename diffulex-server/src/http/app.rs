@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use axum::http::StatusCode;
 use diffulex_protocol::SamplingParams;
@@ -19,6 +19,7 @@ use crate::http::request::budget::BodyLimits;
 use crate::http::request::other_fields::IgnoredFieldLog;
 use crate::observe::telemetry::Telemetry;
 use crate::observe::traces::Traces;
+use crate::os::locks::lock;
 
 /// Settings of the routes.
 #[derive(Clone, Debug)]
@@ -97,7 +98,7 @@ impl App {
 impl AppState {
     /// The engines that registered here.
     pub(super) fn engines(&self) -> MutexGuard<'_, EngineRegistry> {
-        self.engines.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.engines)
     }
 }
 

@@ -7,24 +7,21 @@ use axum::response::Response;
 
 use crate::frontend::Submission;
 use crate::http::answer::error::ApiError;
-use crate::http::answer::native::{self, AnswerForm};
+use crate::http::answer::native::{self, NativeForm};
 use crate::http::app::App;
 use crate::http::parrot::primitives::{self, Asked};
 use crate::http::request::body::{self, Dialect, ParsedBody};
-use crate::http::request::generation::ParsedRequest;
 
 /// The route.
 pub(super) async fn generate(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let parse = |app: &App, body: primitives::GenerateBody| body.parse(app);
     let ParsedBody { value: asked, held, requester } = body::json(&app, request, Dialect::Native, parse).await?;
-    let parsed = match asked {
-        Asked::Plain(parsed) => parsed,
+    let (submission, form) = match asked {
+        Asked::OnPrompt(submission, form) => (submission, form),
         // Boxed, so that its size does not add to the future of every request.
         Asked::OnContext(asked) => return Box::pin(primitives::generate_on_context(app, asked, requester)).await,
     };
-    let ParsedRequest { model, submission, denoise, .. } = parsed;
-    let is_stream = submission.generate.stream;
     let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
     drop(held);
-    native::respond(app, streams, is_stream, AnswerForm::new(model, denoise)).await
+    native::respond(app, streams, NativeForm::new(form)).await
 }

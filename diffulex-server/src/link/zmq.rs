@@ -11,7 +11,7 @@
 
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use diffulex_protocol::codec::{self, MAX_FRAME_BYTES};
@@ -19,6 +19,7 @@ use diffulex_protocol::{CodecError, EventBatch, ServingCommand, ServingError};
 
 use super::address::Address;
 use super::{CommandSender, EventReceiver, LinkError, Received, WorkerLink};
+use crate::os::locks::lock;
 use crate::os::platform::ProcessEnd;
 
 /// Messages a socket holds before it refuses more. Chosen by us: above every command that admission lets through, and
@@ -199,7 +200,7 @@ pub struct ZmqCommands {
 impl CommandSender for ZmqCommands {
     fn send(&self, command: ServingCommand) -> Result<(), LinkError> {
         let bytes = codec::encode_command(&command)?;
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = lock(&self.socket);
         call(|| socket.send(bytes, ::zmq::DONTWAIT)).map_err(|why| match why {
             Refused::Again => LinkError::Full,
             why => why.lost("a command was not sent"),
@@ -207,7 +208,7 @@ impl CommandSender for ZmqCommands {
     }
 
     fn wait_connected(&self, within: Duration) -> Result<(), LinkError> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = lock(&self.socket);
         let deadline = Instant::now() + within;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -7,11 +7,12 @@ mod page;
 mod vllm;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, ModelCard, StreamMode};
 
+use crate::os::locks::lock;
 use crate::os::platform::ProcessUsage;
 use page::Page;
 
@@ -113,11 +114,11 @@ impl Default for Sizes {
 impl Sizes {
     /// Counts one observation.
     pub fn observe(&self, n_tokens: u32) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).observe(f64::from(n_tokens));
+        lock(&self.0).observe(f64::from(n_tokens));
     }
 
     fn snapshot(&self) -> Histogram {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0).clone()
     }
 }
 

@@ -19,6 +19,7 @@ use axum::http::{HeaderMap, Method};
 
 use crate::observe::telemetry::Telemetry;
 use crate::os::draws::Draws;
+use crate::os::locks::lock;
 use crate::outbound::secrets::SecretUrl;
 pub(crate) use messages::{KeyValue, attribute};
 use messages::{Span, SpanKind, Status, StatusCode};
@@ -178,7 +179,7 @@ impl RequestTrace {
 
 impl Open {
     fn draft(&self) -> Option<MutexGuard<'_, Draft>> {
-        self.draft.as_ref().map(|draft| draft.lock().unwrap_or_else(PoisonError::into_inner))
+        self.draft.as_ref().map(lock)
     }
 
     /// A span of this trace, of a stage.

@@ -4,6 +4,7 @@
 
 pub mod descriptors;
 pub(crate) mod draws;
+pub(crate) mod locks;
 pub mod panics;
 pub(crate) mod platform;
 pub mod private_dir;

@@ -5,7 +5,9 @@
 use std::any::Any;
 use std::backtrace::Backtrace;
 use std::panic;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use crate::os::locks::lock;
 
 /// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
@@ -20,7 +22,7 @@ pub struct LastPanic(Arc<Mutex<Option<String>>>);
 impl LastPanic {
     /// Takes it.
     pub(crate) fn take(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.0).take()
     }
 }
 
@@ -32,7 +34,7 @@ pub(crate) fn record_panics() -> LastPanic {
     panic::set_hook(Box::new(move |info| {
         let place = info.location().map(ToString::to_string).unwrap_or_default();
         let backtrace = format!("{place}\n{}", Backtrace::force_capture());
-        *kept.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(backtrace);
+        *lock(&kept.0) = Some(backtrace);
         before(info);
     }));
     last

@@ -6,10 +6,12 @@
 use std::fs::{File, Metadata, Permissions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use tempfile::TempDir;
+
+use crate::os::locks::lock;
 
 const PREFIX: &str = "diffulex-";
 
@@ -43,7 +45,7 @@ impl PrivateDir {
 
     /// The folder; a new one where it has been deleted.
     pub fn path(&self) -> Result<PathBuf, PrivateDirError> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.held);
         if let Some(held) = held.as_ref()
             && held.is_whole()
         {
@@ -63,7 +65,7 @@ impl PrivateDir {
 
     /// Removes the folder.
     pub fn close(&self) {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = lock(&self.held).take();
         let Some(Held { folder, lock }) = held else { return };
         let path = folder.path().to_owned();
         match folder.close() {

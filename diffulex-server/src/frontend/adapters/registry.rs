@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use diffulex_protocol::{AdapterSource, ServingCommand};
 use tokio::sync::oneshot;
 
-use crate::frontend::locks::lock;
+use crate::os::locks::lock;
 
 /// The worker's refusal of a command about an adapter, in its words.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -24,7 +24,7 @@ pub type AdapterOutcome = Result<(), AdapterRefusal>;
 /// A command about an adapter that is not sent.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(in crate::frontend) enum AdapterError {
-    /// No more adapters may be loaded.
+    /// Too many adapters are loaded.
     #[error("{n_served} adapters are loaded, at most {max_served} may be (--max-loaded-loras)")]
     TooMany { n_served: usize, max_served: usize },
     /// Another command about it has not been answered.
@@ -39,9 +39,9 @@ pub(in crate::frontend) struct AdapterRegistry {
     at_start: Vec<AdapterSource>,
     /// Most that may be served.
     max_served: usize,
-    /// By name: folder.
+    /// Folder of each adapter, by name.
     served: Mutex<BTreeMap<String, String>>,
-    /// By name: the command that was sent, and who waits.
+    /// Command that was sent and its waiter, by name.
     pending: Mutex<HashMap<String, (ServingCommand, oneshot::Sender<AdapterOutcome>)>>,
 }
 

@@ -11,7 +11,6 @@ use diffulex_engine::{Prompt, RequestError, ServingInput, check_ids, check_lengt
 use diffulex_protocol::{ModelCard, SamplingParams, ServingGenerate};
 
 use crate::frontend::admit::tokenising::Tokenising;
-use crate::frontend::locks::lock;
 use crate::frontend::quarantine::Fingerprint;
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::requests::choice_ids::ChoiceIds;
@@ -21,6 +20,7 @@ use crate::frontend::running::request_state::{RequestSize, RequestState};
 use crate::frontend::running::stream::{EventStream, Permit};
 use crate::frontend::running::timeline::Timeline;
 use crate::frontend::state::{Frontend, FrontendState, WorkerStatus, WorkerView};
+use crate::os::locks::lock;
 
 /// Completions that the rate for `Retry-After` is computed from. Chosen by us.
 const COMPLETIONS_KEPT: usize = 64;
@@ -46,9 +46,10 @@ impl Frontend {
         let permits = (0..n_answers).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
         let tokenising = Instant::now();
         let mut prompts = Vec::with_capacity(n_inputs);
-        for (index, input) in std::mem::take(&mut submission.inputs).into_iter().enumerate() {
-            let prompt = self.checked_prompt(input, &submission, &card).await;
-            let index = submission.first_input + index;
+        let inputs = std::mem::take(&mut submission.inputs);
+        let generates = std::iter::repeat_n(std::mem::take(&mut submission.generate), n_inputs);
+        for (index, (input, generate)) in (submission.first_input..).zip(inputs.into_iter().zip(generates)) {
+            let prompt = self.checked_prompt(input, generate, &submission, &card).await;
             prompts.push(prompt.map_err(|error| if n_inputs + index > 1 { error.of_prompt(index) } else { error })?);
         }
         let timeline = Timeline::new(accepted, (tokenising, Instant::now()));
@@ -63,36 +64,35 @@ impl Frontend {
         }
 
         client.add_prompts(prompts.iter().map(ServingGenerate::given_tokens).sum());
-        let seeds = prompts.iter().map(|prompt| prompt.sampling_params.seed_or(|| self.shared.draws.seed()));
-        let answers = prompts.iter().zip(fingerprints).zip(seeds);
-        let answers = answers.flat_map(|((prompt, fingerprint), seed)| {
-            (0..n_choices).map(move |choice| (prompt, fingerprint, seed, choice))
+        let answers = prompts.into_iter().zip(fingerprints).flat_map(|(prompt, fingerprint)| {
+            let seed = prompt.sampling_params.seed_or(|| self.shared.draws.seed());
+            // The last choice takes the prompt.
+            let choices = (0..n_choices).zip(std::iter::repeat_n(prompt, n_choices as usize));
+            choices.map(move |(choice, prompt)| (answer(prompt, seed, choice), fingerprint))
         });
         let mut streams = Vec::with_capacity(permits.len());
-        for (nth, (permit, (prompt, fingerprint, seed, choice))) in
+        for (nth, (permit, (generate, fingerprint))) in
             (submission.first_input as u64..).zip(permits.into_iter().zip(answers))
         {
-            let ids = &prompt.prompt;
             let size = RequestSize {
-                prompt_tokens: ids.len(),
-                max_tokens: prompt.sampling_params.max_tokens,
-                stream: prompt.stream,
-                stream_mode: prompt.stream_mode,
+                prompt_tokens: generate.prompt.len(),
+                max_tokens: generate.sampling_params.max_tokens,
+                stream: generate.stream,
+                stream_mode: generate.stream_mode,
                 age_s: 0.0,
             };
             let first = streams.first().map(|stream: &EventStream| stream.rid().to_owned());
             let ChoiceIds { rid, name, is_exclusive } = self.shared.choice_ids(&submission, first.as_deref(), nth);
-            let generate = answer(prompt, rid.clone(), seed, choice);
+            let generate = ServingGenerate { rid: rid.clone(), ..generate };
+            let n_given = generate.given_tokens() as u32;
+            let kept = submission.keeps_prompt.map(|_| generate.prompt.as_slice().into());
             let deadline = self.shared.options.request_timeout.map(|timeout| accepted + timeout);
             let state = RequestState::new(rid, submission.requester.caller, (fingerprint, size), timeline, deadline);
             let state = Arc::new(state.named(name).of_choices(first.or_else(|| submission.settled_id())));
             self.shared.register(&state, is_exclusive, generate, timeline.tokenised)?;
             submission.settle_id(state.public_id());
-            let user = submission.generate.user.as_deref();
-            self.shared.recorders.admitted(&state.rid, state.public_id(), user, &timeline, ids.len());
             let stream = EventStream::new(&self.shared, state, &client, permit);
-            let kept = submission.keeps_prompt.map(|_| ids.as_slice().into());
-            streams.push(stream.of_prompt(prompt.given_tokens() as u32, kept).paced(submission.max_fps));
+            streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;
@@ -101,15 +101,16 @@ impl Frontend {
         Ok(streams)
     }
 
-    /// The engine's request for `input` of `submission`, of which everything but the engine's state is checked.
+    /// `generate` for `input` of `submission`, of which everything but the engine's state is checked.
     async fn checked_prompt(
         &self,
         input: ServingInput,
+        generate: ServingGenerate,
         submission: &Submission,
         card: &ModelCard,
     ) -> Result<ServingGenerate, SubmitError> {
-        let (field, params) = (field_of(&input), &submission.generate.sampling_params);
-        let is_answered = submission.generate.embed.is_none();
+        let (field, params) = (field_of(&input), &generate.sampling_params);
+        let is_answered = generate.embed.is_none();
         let max_tokens = if is_answered { params.max_tokens } else { 0 };
         let ids = self.prompt(field, input, submission, max_tokens, card).await?;
         // First, because the other checks read the whole list.
@@ -123,7 +124,7 @@ impl Frontend {
             let message = format!("{keeps} needs a prompt without masks: the answer would be inside of it");
             return Err(RequestError::invalid(keeps, message).into());
         }
-        Ok(ServingGenerate { prompt: ids, masked, ..submission.generate.clone() })
+        Ok(ServingGenerate { prompt: ids, masked, ..generate })
     }
 
     /// The fingerprint of a request that is not refused for what it has done to the engine.
@@ -149,16 +150,18 @@ impl Frontend {
         max_tokens: u32,
         card: &ModelCard,
     ) -> Result<Vec<u32>, SubmitError> {
-        let how = Tokenising { conversation_end: submission.conversation_end, ..Tokenising::default() };
-        let Some(truncation) = submission.truncation else { return self.tokenise_with(field, input, how).await };
-        let mut ids = self.tokenise_any(field, input, None, how).await?;
-        truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
+        let Submission { conversation_end, truncation, .. } = *submission;
+        let how = Tokenising { conversation_end, may_be_cut: truncation.is_some(), ..Tokenising::default() };
+        let mut ids = self.tokenise(field, input, how).await?;
+        if let Some(truncation) = truncation {
+            truncation.cut(&mut ids, max_tokens, card.max_model_len)?;
+        }
         Ok(ids)
     }
 
     /// Token ids of a suffix.
     async fn suffix(&self, prompt: Prompt, card: &ModelCard) -> Result<Vec<u32>, SubmitError> {
-        let suffix = self.tokenise("suffix", ServingInput::Prompt { prompt }).await?;
+        let suffix = self.tokenise("suffix", ServingInput::Prompt { prompt }, Tokenising::default()).await?;
         if masks_of(&suffix, card).is_empty() {
             return Ok(suffix);
         }
@@ -166,7 +169,7 @@ impl Frontend {
         Err(RequestError::invalid("suffix", message).into())
     }
 
-    /// Why a request would not be taken now, whatever it asks for.
+    /// Fails with the reason if no request is accepted now.
     pub fn check_ready(&self) -> Result<(), SubmitError> {
         self.shared.card_of_running_worker().map(drop)
     }
@@ -187,7 +190,7 @@ impl FrontendState {
         }
     }
 
-    /// When a lost worker is likely to be replaced.
+    /// Time until a lost worker is likely to be replaced.
     pub(in crate::frontend) fn restart_wait(&self, view: &WorkerView) -> Duration {
         let wait = view.expected.map_or(Duration::ZERO, |expected| expected.saturating_duration_since(Instant::now()));
         // Whole seconds, as the header has no others.
@@ -242,13 +245,12 @@ impl FrontendState {
     }
 }
 
-/// The request for answer `choice` to `generate`, whose first answer has `seed`. The answers share the scores of the prompt.
-fn answer(generate: &ServingGenerate, rid: String, seed: u64, choice: u64) -> ServingGenerate {
-    let created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let mut answer = ServingGenerate { rid, created_time, ..generate.clone() };
-    answer.sampling_params.seed = Some(seed.wrapping_add(choice));
-    answer.sampling_params.prompt_logprobs.take_if(|_| choice > 0);
-    answer
+/// `generate` for answer `choice` of several, the first of which has `seed`. The answers share the scores of the prompt.
+fn answer(mut generate: ServingGenerate, seed: u64, choice: u64) -> ServingGenerate {
+    generate.created_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    generate.sampling_params.seed = Some(seed.wrapping_add(choice));
+    generate.sampling_params.prompt_logprobs.take_if(|_| choice > 0);
+    generate
 }
 
 /// Refuses more answers than the server ever takes at once.

@@ -6,21 +6,23 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::os::locks::lock;
+
 /// Pieces of work done at the same time. Chosen by us: they take cores from the engine.
 const THREADS: usize = 2;
 
-/// How long after a thread could not be started the next is likely to. Chosen by us: what held the others is likely over.
+/// Time to wait after a thread could not be started. Chosen by us: other work has likely ended by then.
 pub(crate) const THREAD_RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Work that gave no result.
 #[derive(Debug, thiserror::Error)]
 pub enum LongWorkError {
-    /// It panicked.
+    /// The work panicked.
     #[error("long work of a request failed: it panicked")]
     Failed,
     /// The system grants no thread more.
@@ -99,11 +101,6 @@ impl Threads {
         let _ = self.jobs.send(job);
         Ok(())
     }
-}
-
-/// A panic while a lock is held leaves nothing half-written here.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -11,42 +11,28 @@ use crate::frontend::state::Frontend;
 /// and back takes 10 to 20.
 const INLINE_BYTES: usize = 1024;
 
-/// How an input becomes ids. The default is that of generations.
+/// Options of tokenising. The default is that of generations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tokenising {
     /// The special tokens that the tokenizer puts around a text are added.
     pub adds_special_tokens: bool,
-    /// Where a conversation ends.
+    /// End of a conversation.
     pub conversation_end: ConversationEnd,
+    /// The ids will be cut, so that no text is too long.
+    pub may_be_cut: bool,
 }
 
 impl Frontend {
     /// Token ids of what the client calls `field`. Long texts leave the caller's thread, and one that can never fit the
     /// model is refused before it is tokenised.
-    pub async fn tokenise(&self, field: &'static str, input: ServingInput) -> Result<Vec<u32>, SubmitError> {
+    pub async fn tokenise(
+        &self,
+        field: &'static str,
+        input: ServingInput,
+        how: Tokenising,
+    ) -> Result<Vec<u32>, SubmitError> {
         // Unknown while the model loads for the first time, when nothing can be generated either.
-        let max_tokens = self.card().map(|card| card.max_model_len as usize);
-        self.tokenise_any(field, input, max_tokens, Tokenising::default()).await
-    }
-
-    /// [`Self::tokenise`] in another way than for a generation.
-    pub async fn tokenise_with(
-        &self,
-        field: &'static str,
-        input: ServingInput,
-        how: Tokenising,
-    ) -> Result<Vec<u32>, SubmitError> {
-        let max_tokens = self.card().map(|card| card.max_model_len as usize);
-        self.tokenise_any(field, input, max_tokens, how).await
-    }
-
-    pub(in crate::frontend) async fn tokenise_any(
-        &self,
-        field: &'static str,
-        input: ServingInput,
-        max_tokens: Option<usize>,
-        how: Tokenising,
-    ) -> Result<Vec<u32>, SubmitError> {
+        let max_tokens = self.card().map(|card| card.max_model_len as usize).filter(|_| !how.may_be_cut);
         let n_bytes: usize = match &input {
             ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
             ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),

@@ -106,7 +106,7 @@ impl Frontend {
         let input = submission.inputs.pop().unwrap_or_else(|| ServingInput::ids(Vec::new()));
         let field = field_of(&input);
         let how = Tokenising { conversation_end: submission.conversation_end, ..Tokenising::default() };
-        let given = self.tokenise_with(field, input, how).await?;
+        let given = self.tokenise(field, input, how).await?;
         if grows == Some(false) && !given.is_empty() {
             return Err(ContextError::CannotGrow(name.id).into());
         }

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use crate::frontend::contexts::table::ContextError;
-use crate::frontend::locks::lock;
 use crate::frontend::requests::task_name::TaskName;
 use crate::frontend::state::{Frontend, FrontendState};
+use crate::os::locks::lock;
 
 /// The turn of a request of a task, which ends on drop.
 pub struct TaskTurn {

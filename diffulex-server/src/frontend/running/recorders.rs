@@ -14,10 +14,10 @@ use std::time::Instant;
 use diffulex_engine::ServingInput;
 use diffulex_protocol::{ErrorCode, EventBatch, Pooling, SamplingParams, ServingReply};
 
-use crate::frontend::locks::lock;
 use crate::frontend::running::timeline::{ClientTimeline, Timeline};
 use crate::observe::telemetry::Telemetry;
 use crate::observe::traces::RequestTrace;
+use crate::os::locks::lock;
 use profile::Profiler;
 
 /// Recorders that follow requests while they run.
@@ -28,7 +28,7 @@ pub(in crate::frontend) struct Recorders {
 }
 
 impl Recorders {
-    /// Request `rid`, which its client knows by `id`, is in the outbox.
+    /// Request `rid`, which its client knows by `id`, is registered; its command is not sent yet.
     pub(in crate::frontend) fn admitted(
         &self,
         rid: &str,
@@ -72,8 +72,8 @@ impl Recorders {
     }
 
     /// The request fails.
-    pub(in crate::frontend) fn failed(&self, timeline: &mut Timeline, code: ErrorCode) {
-        timeline.ended = Some(Instant::now());
+    pub(in crate::frontend) fn failed(&self, timeline: &mut Timeline, code: ErrorCode, now: Instant) {
+        timeline.ended = Some(now);
         self.telemetry.count_failure(code);
     }
 
@@ -132,7 +132,7 @@ impl ClientRequest {
         self
     }
 
-    /// When it was accepted.
+    /// Time of its acceptance.
     pub(in crate::frontend) fn accepted(&self) -> Instant {
         lock(&self.0.timeline).accepted
     }

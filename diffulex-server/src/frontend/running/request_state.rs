@@ -6,7 +6,7 @@
 //! number of steps. Exactly one end is kept, the first. Never here: frames, sockets.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -18,6 +18,7 @@ use crate::frontend::quarantine::{Fingerprint, Running};
 use crate::frontend::requests::caller::Caller;
 use crate::frontend::running::recorders::Recorders;
 use crate::frontend::running::timeline::{EndReason, Timeline};
+use crate::os::locks::lock;
 
 /// Positions that unread snapshots may show in all. Chosen by us: over a hundred steps of two blocks of 8, and some
 /// 200 KB for a reader that never reads.
@@ -37,6 +38,20 @@ pub enum StreamEvent {
 }
 
 impl StreamEvent {
+    /// Positions that it shows as a snapshot.
+    fn n_positions(&self) -> usize {
+        if let Self::Snapshot(snapshot) = self { snapshot.token_ids.len() } else { 0 }
+    }
+
+    /// This and then `newer`, as one. A request has one mode, so both are of a kind.
+    fn and(self, newer: Self) -> Self {
+        match (self, newer) {
+            (Self::Delta(older), Self::Delta(newer)) => Self::Delta(merge_deltas(older, newer)),
+            (Self::Snapshot(older), Self::Snapshot(newer)) => Self::Snapshot(Box::new(merge_snapshots(*older, *newer))),
+            (_, newer) => newer,
+        }
+    }
+
     fn rid_mut(&mut self) -> &mut String {
         match self {
             Self::Delta(delta) => &mut delta.rid,
@@ -52,18 +67,18 @@ pub(in crate::frontend) struct RequestState {
     /// The client's own id, which stands for `rid` in everything that its reader gets. On the wire ids are never used twice, so
     /// that late events of one request do not come to the next of its name.
     name: Option<String>,
-    /// Whose it is.
+    /// Sender of the request.
     pub(in crate::frontend) caller: Caller,
     /// The first choice's id, which the client knows all of them by; `None` for the first.
     pub(in crate::frontend) first: Option<String>,
     pub(in crate::frontend) fingerprint: Fingerprint,
     pub(in crate::frontend) size: RequestSize,
-    /// When the request has taken too long.
+    /// End of the time that the request may take.
     pub(in crate::frontend) deadline: Option<Instant>,
     pending: Mutex<Pending>,
 }
 
-/// How large a request is, for reports that must not tell what it says.
+/// Size of a request, for reports without its content.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(in crate::frontend) struct RequestSize {
     pub(in crate::frontend) prompt_tokens: usize,
@@ -79,9 +94,10 @@ struct Pending {
     /// The reader gets nothing: the request may have to run again from its beginning.
     is_withheld: bool,
     /// Deltas: one at most. Snapshots: at most [`MAX_UNREAD_POSITIONS`] in all but the last.
-    progress: VecDeque<Progress>,
+    progress: VecDeque<StreamEvent>,
     unread_positions: usize,
-    end: Option<End>,
+    /// A reply or an error.
+    end: Option<StreamEvent>,
     reader: Option<Waker>,
     /// Counts events handed to the reader, so that it sees no gap where events were merged.
     next_seq: u32,
@@ -100,7 +116,21 @@ impl Pending {
         }
     }
 
-    /// Who is to be woken now that there is something to read.
+    /// Adds progress, as one with the last that is unread if `merges`.
+    fn add(&mut self, event: StreamEvent, merges: bool, recorders: &Recorders) {
+        let event = match if merges { self.progress.pop_back() } else { None } {
+            Some(older) => {
+                recorders.telemetry.frames_coalesced.add(1);
+                self.unread_positions -= older.n_positions();
+                older.and(event)
+            }
+            None => event,
+        };
+        self.unread_positions += event.n_positions();
+        self.progress.push_back(event);
+    }
+
+    /// Takes the waker of a reader that waits, unless events are withheld.
     fn waker(&mut self) -> Option<Waker> {
         if self.is_withheld { None } else { self.reader.take() }
     }
@@ -109,40 +139,6 @@ impl Pending {
         match &mut self.reader {
             Some(reader) => reader.clone_from(context.waker()),
             reader @ None => *reader = Some(context.waker().clone()),
-        }
-    }
-}
-
-enum End {
-    Reply(Box<ServingReply>),
-    Error(ServingError),
-}
-
-enum Progress {
-    Delta(ServingDelta),
-    Snapshot(Box<ServingBufferSnapshot>),
-    /// A snapshot made of several: its `text` is to be written anew.
-    MergedSnapshot(Box<ServingBufferSnapshot>),
-}
-
-impl Progress {
-    /// Positions it shows as a snapshot.
-    fn n_positions(&self) -> usize {
-        match self {
-            Self::Delta(_) => 0,
-            Self::Snapshot(snapshot) | Self::MergedSnapshot(snapshot) => snapshot.token_ids.len(),
-        }
-    }
-
-    /// This and then `newer`, as one. A request has one mode, so both are of a kind.
-    fn and(self, newer: Self) -> Self {
-        match (self, newer) {
-            (Self::Delta(older), Self::Delta(newer)) => Self::Delta(merge_deltas(older, newer)),
-            (
-                Self::Snapshot(older) | Self::MergedSnapshot(older),
-                Self::Snapshot(newer) | Self::MergedSnapshot(newer),
-            ) => Self::MergedSnapshot(Box::new(merge_snapshots(*older, *newer))),
-            (Self::Delta(_), newer) | (_, newer @ Self::Delta(_)) => newer,
         }
     }
 }
@@ -159,7 +155,7 @@ impl RequestState {
         Self { rid, name: None, caller, first: None, fingerprint, size, deadline, pending }
     }
 
-    /// With the client's own id, if there is one.
+    /// The same with the client's own id, if there is one.
     pub(in crate::frontend) fn named(self, name: Option<String>) -> Self {
         Self { name, ..self }
     }
@@ -169,7 +165,7 @@ impl RequestState {
         Self { first, ..self }
     }
 
-    /// It is `caller`'s, who knows it by `id`.
+    /// True for a request of `caller` with the public id `id`.
     pub(in crate::frontend) fn is_named(&self, caller: Caller, id: &str) -> bool {
         self.caller == caller && self.public_id() == id
     }
@@ -189,7 +185,7 @@ impl RequestState {
         (self.caller, self.first.as_deref().unwrap_or_else(|| self.public_id()))
     }
 
-    /// As the quarantine knows it.
+    /// The request as the quarantine knows it.
     pub(in crate::frontend) fn running(&self) -> Running {
         Running { rid: self.rid.clone(), fingerprint: self.fingerprint, since: self.timeline().accepted }
     }
@@ -219,84 +215,41 @@ impl RequestState {
         pending.timeline.start_again();
     }
 
-    pub(in crate::frontend) fn take_delta(
-        &self,
-        delta: ServingDelta,
-        now: Instant,
-        recorders: &Recorders,
-    ) -> Option<Waker> {
+    /// Takes over `event`, which came from the engine at `now`. Returns the waker of a reader that waits for it. Nothing comes after
+    /// an end.
+    pub(in crate::frontend) fn take(&self, event: StreamEvent, now: Instant, recorders: &Recorders) -> Option<Waker> {
         let mut pending = self.lock();
         if pending.timeline.ended.is_some() {
             return None;
         }
-        recorders.arrived(&mut pending.timeline, delta.token_offset + delta.token_ids.len() as u32, now);
-        let delta = match pending.progress.pop_back() {
-            Some(Progress::Delta(older)) => {
-                recorders.telemetry.frames_coalesced.add(1);
-                merge_deltas(older, delta)
+        let timeline = &mut pending.timeline;
+        match &event {
+            StreamEvent::Delta(delta) => {
+                recorders.arrived(timeline, delta.token_offset + delta.token_ids.len() as u32, now);
+                pending.add(event, true, recorders);
             }
-            // A request has one mode, so there is never a snapshot here.
-            None | Some(Progress::Snapshot(_) | Progress::MergedSnapshot(_)) => delta,
-        };
-        pending.progress.push_back(Progress::Delta(delta));
-        pending.waker()
-    }
-
-    pub(in crate::frontend) fn take_snapshot(
-        &self,
-        snapshot: Box<ServingBufferSnapshot>,
-        now: Instant,
-        recorders: &Recorders,
-    ) -> Option<Waker> {
-        let mut pending = self.lock();
-        if pending.timeline.ended.is_some() {
-            return None;
-        }
-        recorders.arrived(&mut pending.timeline, snapshot.committed_len, now);
-        let is_full = pending.unread_positions + snapshot.token_ids.len() > MAX_UNREAD_POSITIONS;
-        let progress = match if is_full { pending.progress.pop_back() } else { None } {
-            Some(Progress::Snapshot(older) | Progress::MergedSnapshot(older)) => {
-                recorders.telemetry.frames_coalesced.add(1);
-                pending.unread_positions -= older.token_ids.len();
-                Progress::MergedSnapshot(Box::new(merge_snapshots(*older, *snapshot)))
+            StreamEvent::Snapshot(snapshot) => {
+                recorders.arrived(timeline, snapshot.committed_len, now);
+                let is_full = pending.unread_positions + snapshot.token_ids.len() > MAX_UNREAD_POSITIONS;
+                pending.add(event, is_full, recorders);
             }
-            None | Some(Progress::Delta(_)) => Progress::Snapshot(snapshot),
-        };
-        pending.unread_positions += progress.n_positions();
-        pending.progress.push_back(progress);
-        pending.waker()
-    }
-
-    pub(in crate::frontend) fn take_reply(
-        &self,
-        reply: Box<ServingReply>,
-        now: Instant,
-        recorders: &Recorders,
-    ) -> Option<Waker> {
-        let mut pending = self.lock();
-        if pending.timeline.ended.is_some() {
-            return None;
+            StreamEvent::Reply(reply) => {
+                recorders.answered(timeline, reply, now);
+                pending.end = Some(event);
+            }
+            StreamEvent::Error(error) => {
+                recorders.failed(timeline, error.code, now);
+                pending.end = Some(event);
+            }
         }
-        recorders.answered(&mut pending.timeline, &reply, now);
-        pending.end = Some(End::Reply(reply));
         pending.waker()
     }
 
-    pub(in crate::frontend) fn take_error(&self, error: ServingError, recorders: &Recorders) -> Option<Waker> {
-        let mut pending = self.lock();
-        if pending.timeline.ended.is_some() {
-            return None;
-        }
-        recorders.failed(&mut pending.timeline, error.code);
-        pending.end = Some(End::Error(error));
-        pending.waker()
-    }
-
-    /// [`Self::take_error`] with words of the front end's own, which nothing withholds.
+    /// Takes an error in the front end's own words, which nothing withholds.
     pub(in crate::frontend) fn fail(&self, code: ErrorCode, message: &str, recorders: &Recorders) -> Option<Waker> {
         self.lock().is_withheld = false;
         let error = ServingError::new(self.rid.as_str(), code, message);
-        self.take_error(error, recorders)
+        self.take(StreamEvent::Error(error), Instant::now(), recorders)
     }
 
     /// Its life so far.
@@ -330,7 +283,7 @@ impl RequestState {
                 pending.progress.push_front(first.and(second));
             }
         }
-        pending.unread_positions = pending.progress.front().map_or(0, Progress::n_positions);
+        pending.unread_positions = pending.progress.front().map_or(0, StreamEvent::n_positions);
     }
 
     /// The next event; `Ready(None)` after the end.
@@ -340,39 +293,31 @@ impl RequestState {
             pending.wait(context);
             return Poll::Pending;
         }
-        let seq = pending.next_seq;
         let progress = pending.progress.pop_front();
-        pending.unread_positions -= progress.as_ref().map_or(0, Progress::n_positions);
-        if progress.is_some() {
-            pending.timeline.read();
-        }
-        let mut event = match progress {
-            Some(Progress::Delta(delta)) => StreamEvent::Delta(ServingDelta { seq, ..delta }),
-            Some(Progress::Snapshot(mut snapshot)) => {
-                snapshot.seq = seq;
-                StreamEvent::Snapshot(snapshot)
+        pending.unread_positions -= progress.as_ref().map_or(0, StreamEvent::n_positions);
+        let Some(mut event) = progress.or_else(|| pending.end.take()) else {
+            if pending.timeline.ended.is_some() {
+                return Poll::Ready(None);
             }
-            Some(Progress::MergedSnapshot(mut snapshot)) => {
-                snapshot.seq = seq;
-                snapshot.text = snapshot_text(text, &snapshot.token_ids, &snapshot.mask_positions);
-                StreamEvent::Snapshot(snapshot)
-            }
-            None => match pending.end.take() {
-                Some(End::Reply(reply)) => {
-                    pending.timeline.read_end(EndReason::Answered(reply.finish_reason));
-                    StreamEvent::Reply(reply)
-                }
-                Some(End::Error(error)) => {
-                    pending.timeline.read_end(EndReason::Failed(error.code));
-                    StreamEvent::Error(error)
-                }
-                None if pending.timeline.ended.is_some() => return Poll::Ready(None),
-                None => {
-                    pending.wait(context);
-                    return Poll::Pending;
-                }
-            },
+            pending.wait(context);
+            return Poll::Pending;
         };
+        let seq = pending.next_seq;
+        match &mut event {
+            StreamEvent::Delta(delta) => {
+                pending.timeline.read();
+                delta.seq = seq;
+            }
+            StreamEvent::Snapshot(snapshot) => {
+                pending.timeline.read();
+                snapshot.seq = seq;
+                if snapshot.text.is_empty() {
+                    snapshot.text = snapshot_text(text, &snapshot.token_ids, &snapshot.mask_positions);
+                }
+            }
+            StreamEvent::Reply(reply) => pending.timeline.read_end(EndReason::Answered(reply.finish_reason)),
+            StreamEvent::Error(error) => pending.timeline.read_end(EndReason::Failed(error.code)),
+        }
         pending.next_seq += 1;
         if let Some(name) = &self.name {
             event.rid_mut().clone_from(name);
@@ -390,7 +335,7 @@ impl RequestState {
         }
         if pending.progress.is_empty() {
             match pending.end.take() {
-                Some(End::Error(error)) => {
+                Some(StreamEvent::Error(error)) => {
                     pending.timeline.read_end(EndReason::Failed(error.code));
                     return Poll::Ready(Err(error));
                 }
@@ -402,7 +347,7 @@ impl RequestState {
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.pending)
     }
 }
 
@@ -419,7 +364,7 @@ fn merge_deltas(mut older: ServingDelta, newer: ServingDelta) -> ServingDelta {
     ServingDelta { text, token_ids, confidences, alternatives, token_offset: older.token_offset, ..newer }
 }
 
-/// `newer`, with what only `older` shows before it.
+/// `newer`, with what only `older` shows before it. The text is left to its reader, as another may be merged before that.
 ///
 /// ```text
 /// older  |final final|open open|          both windows in positions of the answer
@@ -430,6 +375,7 @@ pub(crate) fn merge_snapshots(older: ServingBufferSnapshot, mut newer: ServingBu
     let mut committed_text = older.committed_text;
     committed_text.push_str(&newer.committed_text);
     newer.committed_text = committed_text;
+    newer.text.clear();
 
     // Text before the newer window was final already in the older snapshot.
     let n_kept = newer.token_offset.saturating_sub(older.token_offset) as usize;
@@ -511,14 +457,14 @@ mod tests {
         let n_steps = 1000;
         for step in 0..n_steps {
             let shown = snapshot(step, &[7; 16], &[15], "x");
-            state.take_snapshot(Box::new(shown), Instant::now(), &recorders);
+            state.take(StreamEvent::Snapshot(Box::new(shown)), Instant::now(), &recorders);
         }
         let pending = state.lock();
         assert!(pending.progress.len() >= MAX_UNREAD_POSITIONS / 16 - 1, "{} are kept", pending.progress.len());
         let mut next = 0;
         let mut committed = 0;
         for progress in &pending.progress {
-            let (Progress::Snapshot(shown) | Progress::MergedSnapshot(shown)) = progress else { panic!("a delta") };
+            let StreamEvent::Snapshot(shown) = progress else { panic!("a delta") };
             assert!(shown.token_offset <= next, "a hole before {}", shown.token_offset);
             next = shown.token_offset + shown.token_ids.len() as u32;
             committed += shown.committed_text.len();

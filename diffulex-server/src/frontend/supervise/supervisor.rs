@@ -12,80 +12,68 @@ use std::time::{Duration, Instant};
 
 use diffulex_protocol::{ErrorCode, EventBatch, PROTOCOL_VERSION, Ready, Salvaged, ServingEvent};
 
+use crate::frontend::back_off::BackOff;
 use crate::frontend::state::{FrontendState, WorkerStatus};
 use crate::frontend::supervise::crash_report::Crash;
 use crate::frontend::supervise::starter::{StartError, WorkerHandle, WorkerParts, WorkerStarter};
 use crate::link::{CommandSender, LinkError, Received};
 use crate::os::panics::panic_message;
 
-/// How often orders and deadlines are looked at. Chosen by us: a deadline is late by this much at most.
+/// Interval of checks for orders and deadlines. Chosen by us: a deadline is late by this much at most.
 const ORDERS_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Pauses between restarts; the last one repeats. Chosen by us: a crash is over at once, a crash loop must not burn a
-/// core loading weights.
-const BACK_OFF: [Duration; 8] = [
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(4),
-    Duration::from_secs(8),
-    Duration::from_secs(16),
-    Duration::from_secs(30),
-];
 
 /// A worker that ran this long before it died starts the back-off anew. Chosen by us.
 const STABLE_AFTER: Duration = Duration::from_secs(30);
 
-/// How long a ready worker may take to connect for commands. Chosen by us; measured at 2 ms.
+/// Longest time for a ready worker to connect for commands. Chosen by us; measured at 2 ms.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How a worker's service ended.
+/// End of a worker's service.
 enum Ended {
-    /// It was told to.
+    /// The worker was told to leave.
     Asked,
-    /// It was not.
+    /// The worker was lost.
     Lost(Loss),
 }
 
-/// Why a worker is no longer of use.
+/// Reason that a worker is lost.
 #[derive(Debug, thiserror::Error)]
 enum LossReason {
-    /// It could not be started.
+    /// The start failed.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// It reported that it gives up.
+    /// The worker reported that it gives up.
     #[error("{message}")]
     Fatal {
         message: String,
         /// The place of the failure, if the worker knows it.
         backtrace: Option<String>,
     },
-    /// It is of another build.
+    /// The worker uses another version of the protocol.
     #[error("the worker (build {build}) uses protocol {protocol}, this front end {PROTOCOL_VERSION}")]
     OtherProtocol { build: String, protocol: u32 },
-    /// It answers for another start.
+    /// The worker reports the number of another start.
     #[error("the worker has boot nonce {found}, expected {expected}")]
     OtherNonce { found: u64, expected: u64 },
-    /// It is not the one that this front end needs; another may come in its place.
+    /// The worker has another model; another worker may take its place.
     #[error("the worker is refused: {0}")]
     Unfit(String),
-    /// It cannot be sent commands.
+    /// The link takes no commands.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// It left, and was not asked to.
+    /// The worker left without a shutdown.
     #[error("the worker left without a shutdown")]
     LeftUnasked,
-    /// Its link ended, in the words of the link.
+    /// The link ended, with its message.
     #[error("{0}")]
     LinkEnded(String),
-    /// It did not become ready in time.
+    /// The model did not load in time.
     #[error("the model did not load within {0:?}")]
     SlowLoad(Duration),
-    /// It does not answer, so it will not end by itself.
+    /// The worker is silent, so it will not end by itself.
     #[error("it was silent for {0:.1?}, longer than --watchdog-timeout allows")]
     Silent(Duration),
-    /// It was told to leave.
+    /// The worker was told to leave.
     #[error("it was told to")]
     Asked,
 }
@@ -93,7 +81,7 @@ enum LossReason {
 /// A worker that is lost, and how.
 struct Loss {
     reason: LossReason,
-    /// It had been loaded.
+    /// The model had been loaded.
     was_ready: bool,
     /// `None` if it could not be started at all.
     handle: Option<Box<dyn WorkerHandle>>,
@@ -118,7 +106,7 @@ pub(in crate::frontend) fn supervise(shared: &Arc<FrontendState>, starter: Box<d
 
 /// Returns when the server stops. The error is the reason why no worker can be started any more.
 fn keep_workers(shared: &Arc<FrontendState>, mut starter: Box<dyn WorkerStarter>) -> Result<(), String> {
-    let mut n_failures = 0;
+    let mut back_off = BackOff::quick();
     // Not a count: a process that reaches the sockets must not be able to guess the next number. 0 is never used.
     let key = RandomState::new();
     for incarnation in (0_u64..).map(|start| key.hash_one(start).max(1)) {
@@ -138,9 +126,9 @@ fn keep_workers(shared: &Arc<FrontendState>, mut starter: Box<dyn WorkerStarter>
             return if is_stopping(shared) { Ok(()) } else { Err(end) };
         }
         if started.elapsed() >= STABLE_AFTER || shared.n_answered.load(Ordering::Relaxed) > n_answered {
-            n_failures = 0;
+            back_off.reset();
         }
-        let pause = lose(shared, incarnation, loss, &mut n_failures)?;
+        let pause = lose(shared, incarnation, loss, &mut back_off)?;
         if !pause_unless_stopping(shared, pause) {
             return Ok(());
         }
@@ -150,12 +138,11 @@ fn keep_workers(shared: &Arc<FrontendState>, mut starter: Box<dyn WorkerStarter>
 
 /// Fails the requests of a lost worker that had served, and reports it. Returns the pause before the next start. Fails if the
 /// worker cannot be ended.
-fn lose(shared: &FrontendState, incarnation: u64, loss: Loss, n_failures: &mut usize) -> Result<Duration, String> {
+fn lose(shared: &FrontendState, incarnation: u64, loss: Loss, back_off: &mut BackOff) -> Result<Duration, String> {
     shared.worker_view_mut().commands = None;
     shared.status.send_replace(WorkerStatus::Restarting { reason: loss.reason.to_string() });
     let ran = shared.sort_lost_requests();
-    let pause = BACK_OFF[if ran.was_trial { 0 } else { (*n_failures).min(BACK_OFF.len() - 1) }];
-    *n_failures += usize::from(!ran.was_trial);
+    let pause = if ran.was_trial { back_off.shortest() } else { back_off.fail() };
     {
         let mut view = shared.worker_view_mut();
         view.expected = Some(Instant::now() + pause + view.loading);
@@ -283,7 +270,7 @@ fn leave(shared: &FrontendState, handle: Box<dyn WorkerHandle>) -> Ended {
     Ended::Asked
 }
 
-/// How long a loaded worker has been silent, when the watchdog does not allow it.
+/// Time since a loaded worker was last heard, if that is longer than the watchdog allows.
 fn overdue_silence(shared: &FrontendState, is_loaded: bool) -> Option<Duration> {
     let limit = shared.options.watchdog_timeout.filter(|_| is_loaded)?;
     let silence = shared.worker_view().last_heard.elapsed();

@@ -4,7 +4,7 @@
 //! Accepted requests have their own line, in the front end. Refusing costs a client nothing, so there is a limit to how
 //! many lines a second refusals are worth; those beyond it are counted. Never here: what is refused, and why.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
@@ -15,6 +15,7 @@ use crate::frontend::RequestId;
 use crate::http::answer::error::{self, ApiError, ErrorForm};
 use crate::observe::traces::TraceId;
 use crate::os::draws::Draws;
+use crate::os::locks::lock;
 
 /// Lines of refusals a second. Chosen by us: every mistake of a person who tries requests, and 2 MB an hour at worst.
 const LINES_PER_SECOND: u32 = 5;
@@ -35,7 +36,7 @@ pub(in crate::http) struct Outermost {
     log: RefusalLog,
 }
 
-/// How many lines this second has had.
+/// Limit of lines a second.
 #[derive(Default)]
 struct RefusalLog(Mutex<Second>);
 
@@ -48,9 +49,9 @@ struct Second {
 }
 
 impl RefusalLog {
-    /// How many refusals have had no line since the last one, if this one may have a line.
+    /// Returns the number of refusals without a line since the last one, if this one may have a line.
     fn admit(&self, now: Instant) -> Option<u64> {
-        let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut second = lock(&self.0);
         if second.start.is_none_or(|start| now.saturating_duration_since(start) >= Duration::from_secs(1)) {
             second.start = Some(now);
             second.n_lines = 0;
@@ -68,7 +69,7 @@ impl RefusalLog {
 pub(in crate::http) struct Head {
     method: Method,
     uri: Uri,
-    /// Of its interface.
+    /// Error form of its interface.
     form: ErrorForm,
     id: RequestId,
 }
@@ -151,7 +152,7 @@ fn without_values(message: &str) -> String {
     }
 }
 
-/// As much of a stranger's text as a line of the log takes.
+/// The start of a stranger's text, as long as the log takes.
 pub(in crate::http) fn start_of(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_TEXT_BYTES)]
 }

@@ -31,7 +31,7 @@ pub(in crate::http) struct ApiError {
     is_quoted: bool,
 }
 
-/// How an interface writes an error.
+/// Form of an error on an interface.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::http) enum ErrorForm {
     /// OpenAI's envelope, of all routes but those below.
@@ -97,14 +97,14 @@ fn object(fields: Value) -> Value {
     json!({"type": "object", "required": names, "properties": fields})
 }
 
-/// Whether the same request may be sent again.
+/// Advice to send the same request again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Retry {
-    /// Nothing is said.
+    /// No advice.
     Unsaid,
-    /// It can never be served.
+    /// The request can never be served.
     Never,
-    /// Not before this long.
+    /// Advice to wait this long.
     After(Duration),
 }
 
@@ -151,12 +151,12 @@ impl ApiError {
         Self { retry: Retry::Never, ..self }
     }
 
-    /// How the request of `stream` failed.
+    /// The error that ended the request of `stream`.
     pub(in crate::http) fn of_event(error: ServingError, stream: &EventStream) -> Self {
         let is_lost = error.code == ErrorCode::EngineLost;
         let error = Self::from(error);
         stream.note_status(error.status.as_u16());
-        if is_lost { Self { retry: Retry::After(stream.retry_after()), ..error } } else { error }
+        if is_lost { error.with_retry_after(stream.retry_after()) } else { error }
     }
 
     /// The same, with a header.
@@ -180,16 +180,7 @@ impl ApiError {
             ErrorCode::Poisoned => (StatusCode::BAD_REQUEST, Retry::Never),
             ErrorCode::ContextUnsupported => (StatusCode::NOT_IMPLEMENTED, Retry::Never),
         };
-        Self {
-            status,
-            message,
-            param,
-            code: error_label(code),
-            retry,
-            header: None,
-            was_accepted: false,
-            is_quoted: false,
-        }
+        Self { param, retry, ..Self::new(status, error_label(code), message) }
     }
 
     /// OpenAI's `type` for the status.
@@ -347,24 +338,22 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::Request(error) => error.into(),
-            SubmitError::QueueFull { retry_after } => Self {
-                retry: Retry::After(retry_after),
-                ..Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
-            },
-            SubmitError::Unavailable { retry_after, .. } => Self {
-                retry: Retry::After(retry_after),
-                ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unavailable", message)
-            },
+            SubmitError::QueueFull { retry_after } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message).with_retry_after(retry_after)
+            }
+            SubmitError::Unavailable { retry_after, .. } => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unavailable", message).with_retry_after(retry_after)
+            }
             SubmitError::IdInFlight { .. } => {
                 Self::new(StatusCode::CONFLICT, "request_id_in_flight", message).with_param("request_id")
             }
             SubmitError::Context(error) => error.into(),
             SubmitError::NoAnswer { .. } => Self::of_code(ErrorCode::Timeout, message, None),
             SubmitError::Poisoned { .. } => Self::of_code(ErrorCode::Poisoned, message, None),
-            SubmitError::CallerRefused { left } => Self {
-                retry: Retry::After(left),
-                ..Self::new(StatusCode::TOO_MANY_REQUESTS, error_label(ErrorCode::Poisoned), message)
-            },
+            SubmitError::CallerRefused { left } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, error_label(ErrorCode::Poisoned), message)
+                    .with_retry_after(left)
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Never here: a route's shape, unless several routes have it.
 
+pub(in crate::http) mod answer_form;
 pub(in crate::http) mod denoise_frames;
 pub(in crate::http) mod error;
 pub(in crate::http) mod event_form;

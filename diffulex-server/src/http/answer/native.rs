@@ -7,69 +7,32 @@ use axum::response::Response;
 use diffulex_protocol::{FinishReason, ServingReply};
 
 use crate::frontend::{ContextName, EventStream, Frontend, StreamEvent};
-use crate::http::answer::denoise_frames::{DenoiseForm, DenoiseFrames, EventFields};
+use crate::http::answer::answer_form::AnswerForm;
+use crate::http::answer::denoise_frames::{DenoiseFrames, EventFields};
 use crate::http::answer::error::ApiError;
-use crate::http::answer::parts::{self, DiffusionReport, Fields, ObjectHead, Spacing, Usage, reply_of, unix_seconds};
+use crate::http::answer::parts::{self, DiffusionReport, Fields, ObjectHead, Spacing, Usage, only_reply, unix_seconds};
 use crate::http::answer::sse::{self, Framer, Frames};
 use crate::http::app::App;
 
 /// The answer of a request in the native form, or its stream.
 pub(in crate::http) async fn respond(
     app: App,
-    mut streams: Vec<EventStream>,
-    is_stream: bool,
-    form: AnswerForm,
+    streams: Vec<EventStream>,
+    form: NativeForm,
 ) -> Result<Response, ApiError> {
-    let AnswerForm { head, denoise } = form;
-    if is_stream {
-        let frame_head = head.frame_head();
-        let denoise = DenoiseFrames::new(denoise, head.chat_id.is_none());
-        let framer = GenerateFramer { head, frame_head, denoise };
+    if form.answer.is_stream {
+        let frame_head = form.frame_head();
+        let denoise = DenoiseFrames::new(form.answer.denoise, form.chat_id.is_none());
+        let framer = GenerateFramer { form, frame_head, denoise };
         return sse::respond(streams, framer, Spacing::Python, app.telemetry.clone()).await;
     }
-    match streams.pop() {
-        Some(stream) => {
-            let mut reply = reply_of(stream).await?;
-            Ok(parts::object(|fields| add_answer(fields, &mut reply, &head)))
-        }
-        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
-    }
+    let mut reply = only_reply(streams).await?;
+    Ok(parts::object(|fields| add_answer(fields, &mut reply, &form)))
 }
 
-/// How an answer is written.
-pub(in crate::http) struct AnswerForm {
-    head: Head,
-    denoise: DenoiseForm,
-}
-
-impl AnswerForm {
-    /// An answer under `model`'s name, its frames in the form `denoise`.
-    pub(in crate::http) fn new(model: String, denoise: DenoiseForm) -> Self {
-        let head = Head { model, created: unix_seconds(), chat_id: None, context: None, is_for_parrot: false };
-        Self { head, denoise }
-    }
-
-    /// The same as the events of the chat `id`: Diffulex's `denoise_chat_event`.
-    pub(in crate::http) fn of_chat(mut self, id: String) -> Self {
-        self.head.chat_id = Some(id);
-        self
-    }
-
-    /// The same with the context that the request extends.
-    pub(in crate::http) fn on_context(mut self, app: &App, name: ContextName) -> Self {
-        self.head.context = Some((app.frontend.clone(), name));
-        self
-    }
-
-    /// The same with Parrot's fields.
-    pub(in crate::http) fn for_parrot(mut self) -> Self {
-        self.head.is_for_parrot = true;
-        self
-    }
-}
-
-struct Head {
-    model: String,
+/// The native form of an answer.
+pub(in crate::http) struct NativeForm {
+    answer: AnswerForm,
     created: u64,
     /// Each event names the chat of this id, and the model.
     chat_id: Option<String>,
@@ -78,7 +41,27 @@ struct Head {
     is_for_parrot: bool,
 }
 
-impl Head {
+impl NativeForm {
+    /// The form of an answer that begins now.
+    pub(in crate::http) fn new(answer: AnswerForm) -> Self {
+        Self { answer, created: unix_seconds(), chat_id: None, context: None, is_for_parrot: false }
+    }
+
+    /// The same as the events of the chat `id`: Diffulex's `denoise_chat_event`.
+    pub(in crate::http) fn of_chat(self, id: String) -> Self {
+        Self { chat_id: Some(id), ..self }
+    }
+
+    /// The same with the context that the request extends.
+    pub(in crate::http) fn on_context(self, app: &App, name: ContextName) -> Self {
+        Self { context: Some((app.frontend.clone(), name)), ..self }
+    }
+
+    /// The same with Parrot's fields.
+    pub(in crate::http) fn for_parrot(self) -> Self {
+        Self { is_for_parrot: true, ..self }
+    }
+
     /// The beginning of each event.
     fn frame_head(&self) -> ObjectHead {
         let Some(id) = &self.chat_id else { return ObjectHead::default() };
@@ -91,7 +74,7 @@ impl Head {
 
     fn add_model(&self, fields: &mut Fields<'_>) {
         fields.add("created", &self.created);
-        fields.add("model", &self.model);
+        fields.add("model", &self.answer.model);
     }
 }
 
@@ -111,33 +94,33 @@ const REPORTED_APART: [&str; 10] = [
 ];
 
 /// Adds an answer: the reply's fields and those that OpenAI's clients would miss.
-fn add_answer(fields: &mut Fields<'_>, reply: &mut ServingReply, head: &Head) {
+fn add_answer(fields: &mut Fields<'_>, reply: &mut ServingReply, form: &NativeForm) {
     reply.finished = true;
     // As Diffulex: an engine that fills nothing after the answer reports the answer itself.
     if reply.full_token_ids.is_empty() {
         reply.full_text.clone_from(&reply.text);
         reply.full_token_ids.clone_from(&reply.token_ids);
     }
-    let is_of_chat = head.chat_id.is_some();
+    let is_of_chat = form.chat_id.is_some();
     let left_out = if is_of_chat { &REPORTED_APART[..] } else { &REPORTED_APART[1..] };
     reply.visit_fields(&mut EventFields { fields, left_out });
-    if head.is_for_parrot {
+    if form.is_for_parrot {
         fields.add("generated_text", &reply.text);
         fields.add("generated_ids", &generated_ids(reply));
     }
-    if let Some((frontend, name)) = &head.context {
+    if let Some((frontend, name)) = &form.context {
         // One that expires at this very moment has no fields.
         fields.add("context", &frontend.context(*name).ok());
     }
     if !is_of_chat {
-        head.add_model(fields);
+        form.add_model(fields);
     }
     fields.add("usage", &Usage::of(reply));
     fields.add("diffulex", &DiffusionReport::of(reply));
 }
 
 struct GenerateFramer {
-    head: Head,
+    form: NativeForm,
     /// The beginning of each event.
     frame_head: ObjectHead,
     denoise: DenoiseFrames,
@@ -155,7 +138,7 @@ impl Framer for GenerateFramer {
             }
             StreamEvent::Reply(mut reply) => frames.push_object(&self.frame_head, |fields| {
                 fields.add("event", "final");
-                add_answer(fields, &mut reply, &self.head);
+                add_answer(fields, &mut reply, &self.form);
             }),
             StreamEvent::Error(error) => return Err(error.into()),
         }

@@ -173,7 +173,7 @@ impl<'a> From<&'a ServingDelta> for ReportedTokens<'a> {
     }
 }
 
-/// How far the probabilities of a streamed choice are out.
+/// Count of the tokens of a streamed choice with reported probabilities.
 #[derive(Clone, Debug, Default)]
 pub(in crate::http) struct LogprobProgress {
     /// Tokens whose probabilities are.
@@ -224,6 +224,14 @@ pub(in crate::http) async fn replies_of(streams: Vec<EventStream>) -> Result<Vec
     Ok(replies)
 }
 
+/// Waits for the answer of a request of one choice that is not streamed.
+pub(in crate::http) async fn only_reply(mut streams: Vec<EventStream>) -> Result<ServingReply, ApiError> {
+    match streams.pop() {
+        Some(stream) => reply_of(stream).await,
+        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
+    }
+}
+
 /// Waits for the answer of a request that is not streamed.
 pub(in crate::http) async fn reply_of(mut stream: EventStream) -> Result<ServingReply, ApiError> {
     while let Some(event) = stream.next_event().await {
@@ -236,7 +244,7 @@ pub(in crate::http) async fn reply_of(mut stream: EventStream) -> Result<Serving
     Err(diffulex_engine::RequestError::engine("the request ended without an answer").into())
 }
 
-/// How JSON is spaced in a frame or an answer.
+/// Spacing of JSON in a frame or an answer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) enum Spacing {
     /// As Python's `json.dumps` does; scripts search Diffulex's frames for `"event": "final"`.
@@ -257,7 +265,7 @@ impl ObjectHead {
         Self(bytes)
     }
 
-    /// As they are written, without the brace.
+    /// The written fields, without the brace.
     pub(in crate::http) fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -8,7 +8,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::frontend::EventStream;
-use crate::http::answer::parts::{Fields, Usage};
+use crate::http::answer::parts::{Fields, ObjectHead, Usage};
+use crate::http::answer::sse::Frames;
 
 /// OpenAI's `stream_options`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
@@ -102,8 +103,13 @@ impl StreamedUsage {
         self.add_to_progress(fields);
     }
 
-    /// The usage of the chunk of its own, where there is one.
-    pub(in crate::http) fn own_chunk(&self) -> Option<&Usage> {
-        (self.chunks != UsageChunks::Finish).then_some(&self.usage)
+    /// Adds the chunk of its own, where there is one, to the frames that begin with `head`.
+    pub(in crate::http) fn add_own_chunk(&self, head: &ObjectHead, frames: &mut Frames) {
+        if self.chunks != UsageChunks::Finish {
+            frames.push_object(head, |fields| {
+                fields.add("choices", &[(); 0]);
+                fields.add("usage", &self.usage);
+            });
+        }
     }
 }

@@ -10,13 +10,14 @@ use axum::response::Response;
 use diffulex_protocol::{FinishReason, ServingBufferSnapshot, ServingReply};
 use serde::Serialize;
 
-use crate::frontend::{StreamEvent, Submission, Tokenising};
+use crate::frontend::{StreamEvent, Tokenising};
 use crate::http::answer::denoise_frames::DenoiseFrames;
 use crate::http::answer::error::{ApiError, ErrorForm};
-use crate::http::answer::parts::{self, DiffusionReport, Spacing, reply_of};
+use crate::http::answer::parts::{self, DiffusionReport, Spacing, only_reply};
 use crate::http::answer::sse::{self, EventHead, Framer, Frames, StreamForm};
 use crate::http::app::App;
 use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::generation;
 use crate::http::request::interface::InterfaceBody;
 use input::MessagesFields;
 
@@ -30,31 +31,22 @@ pub(in crate::http) async fn messages(State(app): State<App>, request: Request) 
 
 async fn create(app: App, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<MessagesFields>| input::parse(app, body);
-    let ParsedBody { value: parsed, held, requester } = body::json(&app, request, Dialect::OpenAi, read).await?;
-    let is_stream = parsed.submission.generate.stream;
-    let stops = parsed.submission.generate.sampling_params.stop.clone();
-    let mut streams = app.frontend.submit(Submission { requester, ..parsed.submission }).await?;
-    drop(held);
+    let (streams, (form, stops)) = generation::submit(&app, request, Dialect::OpenAi, read).await?;
     let Some(stream) = streams.first() else {
         return Err(diffulex_engine::RequestError::engine("the request was not accepted").into());
     };
-    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: parsed.model, stops };
-    if is_stream {
+    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: form.model, stops };
+    if form.is_stream {
         let framer = MessageFramer {
             head,
             n_prompt_tokens: stream.prompt_tokens(),
-            denoise: DenoiseFrames::new(parsed.denoise, false),
+            denoise: DenoiseFrames::new(form.denoise, false),
             delta: EventHead::new("content_block_delta", |fields| fields.add("index", &0)),
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
-    match streams.pop() {
-        Some(stream) => {
-            let reply = reply_of(stream).await?;
-            Ok(parts::json(&head.finished(&reply)))
-        }
-        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
-    }
+    let reply = only_reply(streams).await?;
+    Ok(parts::json(&head.finished(&reply)))
 }
 
 /// Tokens of a conversation.
@@ -63,7 +55,7 @@ pub(in crate::http) async fn count_tokens(State(app): State<App>, request: Reque
     let ParsedBody { value: (conversation, conversation_end), held, .. } =
         body::json(&app, request, Dialect::OpenAi, read).await?;
     let how = Tokenising { conversation_end, ..Tokenising::default() };
-    let tokens = app.frontend.tokenise_with("messages", conversation, how).await?;
+    let tokens = app.frontend.tokenise("messages", conversation, how).await?;
     drop(held);
     Ok(parts::object(|fields| fields.add("input_tokens", &tokens.len())))
 }

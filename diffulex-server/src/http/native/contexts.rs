@@ -16,18 +16,20 @@ use serde::{Deserialize, Serialize};
 use crate::frontend::{
     Caller, ContextError, ContextName, ContextTurn, ContextView, MAX_CONTEXT_TTL, NewContext, Requester, Submission,
 };
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
-use crate::http::answer::native::{self, AnswerForm};
+use crate::http::answer::native::{self, NativeForm};
 use crate::http::answer::parts::{self, reply_of};
 use crate::http::app::{App, asked_model};
 use crate::http::entry::{EVENT_STREAM, Entry, JSON};
 use crate::http::native::claimed_body::telling_of;
 use crate::http::request::body::{self, Dialect, ParsedBody};
-use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
-use crate::http::request::message::MessageField;
+use crate::http::request::generation::GenerationBody;
+use crate::http::request::message::{MessageField, chat_messages};
+use crate::http::request::route_options::RouteOptions;
 use crate::http::routes::Routes;
 
-/// How the body of `generate` is read where it has a prompt.
+/// Rules of `generate` with a prompt.
 const OF_PROMPT: RouteOptions = RouteOptions::of("/v1/contexts/generate").denoising();
 
 /// The routes.
@@ -77,10 +79,7 @@ impl TextBody {
             (None, None, None) => Ok(None),
             (Some(text), None, None) => Ok(Some(ServingInput::text(text))),
             (None, Some(ids), None) => Ok(Some(ServingInput::ids(ids))),
-            (None, None, Some(messages)) => {
-                let messages = GenerationBody::of_messages(messages).take_messages()?;
-                Ok(Some(ServingInput::Chat { messages }))
-            }
+            (None, None, Some(messages)) => Ok(Some(ServingInput::Chat { messages: chat_messages(messages)? })),
             _ => {
                 Err(ApiError::invalid("text", "text, token_ids and messages are three forms of one; send one of them"))
             }
@@ -224,36 +223,30 @@ pub(in crate::http) async fn fill_with(
 /// Goes on from a context; the answer becomes a part of it.
 async fn generate(State(app): State<App>, Path(id): Path<String>, request: Request) -> Result<Response, ApiError> {
     let name = name(body::requester(&request).caller, &id)?;
-    let ParsedBody { value: parsed, held, requester } = body::json(&app, request, Dialect::Native, parse).await?;
-    let ParsedRequest { model, mut submission, denoise, .. } = parsed;
-    let form = AnswerForm::new(model, denoise).on_context(&app, name);
-    let is_stream = submission.generate.stream;
-    submission.fills_masks = false;
-    submission.requester = requester;
+    let parse = |app: &App, body| parse_on_context(app, body, &OF_PROMPT);
+    let ParsedBody { value: (submission, form), held, requester } =
+        body::json(&app, request, Dialect::Native, parse).await?;
+    let form = NativeForm::new(form).on_context(&app, name);
+    let submission = Submission { requester, ..submission };
     let stream = app.frontend.extend_context(ContextTurn::answering(name), submission).await?;
     drop(held);
-    native::respond(app, vec![stream], is_stream, form).await
+    native::respond(app, vec![stream], form).await
 }
 
-/// The request of a body, whose prompt may be missing.
-fn parse(app: &App, body: GenerationBody) -> Result<ParsedRequest, ApiError> {
-    parse_on_context(app, body, &OF_PROMPT)
-}
-
-/// The request of a body as `of_prompt` reads it, or its messages. The prompt may be missing.
+/// The request that `body` is on a context: of messages, or of a prompt, which may be missing.
 pub(in crate::http) fn parse_on_context(
     app: &App,
     mut body: GenerationBody,
     of_prompt: &RouteOptions,
-) -> Result<ParsedRequest, ApiError> {
+) -> Result<(Submission, AnswerForm), ApiError> {
     if body.messages.is_some() {
         if body.prompt.is_some() {
             return Err(ApiError::invalid("prompt", "prompt and messages are two forms of one; send one of them"));
         }
-        return ParsedRequest::of(app, body, &RouteOptions { is_chat: true, ..*of_prompt });
+        return body.into_submission(app, &RouteOptions { is_chat: true, ..*of_prompt });
     }
     body.prompt.get_or_insert_with(|| Prompt::Ids(Vec::new()).into());
-    ParsedRequest::of(app, body, of_prompt)
+    body.into_submission(app, of_prompt)
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]

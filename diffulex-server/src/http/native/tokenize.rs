@@ -15,10 +15,10 @@ use crate::http::answer::error::ApiError;
 use crate::http::answer::parts;
 use crate::http::app::{App, asked_model};
 use crate::http::request::body::{self, Dialect, ParsedBody};
-use crate::http::request::conversation_end::EndFields;
+use crate::http::request::conversation_end::conversation_end;
 use crate::http::request::fields::PromptField;
-use crate::http::request::generation::GenerationBody;
-use crate::http::request::message::MessageField;
+use crate::http::request::generation::{one_prompt, prompts};
+use crate::http::request::message::{MessageField, chat_messages};
 use crate::http::request::other_fields::{OtherFields, Screened};
 
 /// The body of `/tokenize`, with vLLM's fields.
@@ -66,7 +66,7 @@ struct Wanted {
 pub(in crate::http) async fn tokenize(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let ParsedBody { value, held, .. } = body::json(&app, request, Dialect::Native, wanted).await?;
     let Wanted { field, input, how, returns_strings } = value;
-    let tokens = app.frontend.tokenise_with(field, input, how).await?;
+    let tokens = app.frontend.tokenise(field, input, how).await?;
     drop(held);
     let max_model_len = app.frontend.card().map(|card| card.max_model_len);
     let spelled = |id: &u32| app.frontend.text().token(*id).unwrap_or_default();
@@ -77,21 +77,17 @@ pub(in crate::http) async fn tokenize(State(app): State<App>, request: Request) 
 fn wanted(app: &App, body: TokenizeBody) -> Result<Wanted, ApiError> {
     asked_model(app, body.model)?;
     body.others.check(&app.ignored_fields)?;
-    let mut given = GenerationBody::default();
-    (given.prompt, given.messages) = (body.prompt, body.messages);
-    let (add_generation_prompt, continue_final_message) = (body.add_generation_prompt, body.continue_final_message);
-    let end_fields = EndFields { add_generation_prompt, continue_final_message };
-    let conversation_end = end_fields.read(given.messages.is_some())?;
-    let (field, input) = if given.messages.is_some() {
-        ("messages", ServingInput::Chat { messages: given.take_messages()? })
-    } else {
-        match given.take_prompt()? {
+    let has_messages = body.messages.is_some();
+    let conversation_end = conversation_end(body.add_generation_prompt, body.continue_final_message, has_messages)?;
+    let (field, input) = match body.messages {
+        Some(messages) => ("messages", ServingInput::Chat { messages: chat_messages(messages)? }),
+        None => match one_prompt("prompt", prompts(body.prompt)?)? {
             Prompt::Text(text) => ("prompt", ServingInput::text(text)),
             Prompt::Ids(_) => return Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
-        }
+        },
     };
     let adds_special_tokens = body.add_special_tokens.unwrap_or(Tokenising::default().adds_special_tokens);
-    let how = Tokenising { adds_special_tokens, conversation_end };
+    let how = Tokenising { adds_special_tokens, conversation_end, may_be_cut: false };
     Ok(Wanted { field, input, how, returns_strings: body.return_token_strs.unwrap_or(false) })
 }
 

@@ -19,9 +19,9 @@ use crate::http::app::{App, asked_model};
 use crate::http::openai::embeddings::{Embedded, NAMES, Texts, VectorShape};
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::fields::{PromptField, by_name};
-use crate::http::request::generation::RouteOptions;
 use crate::http::request::interface::InterfaceBody;
 use crate::http::request::numbers::whole;
+use crate::http::request::route_options::RouteOptions;
 use crate::http::request::schemas;
 
 const EMBED: RouteOptions = RouteOptions::of("/api/embed").with_choices();

@@ -15,10 +15,11 @@ use serde_json::Value;
 
 use super::names::untagged;
 use crate::frontend::{StreamEvent, Submission};
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::denoise_frames::DenoiseFrames;
 use crate::http::answer::error::{ApiError, ErrorForm};
 use crate::http::answer::parts::{
-    self, DiffusionReport, Fields, ObjectHead, Spacing, TokenLogprob, reply_of, token_logprobs, unix_seconds,
+    self, DiffusionReport, Fields, ObjectHead, Spacing, TokenLogprob, only_reply, token_logprobs, unix_seconds,
     write_object,
 };
 use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
@@ -27,16 +28,17 @@ use crate::http::answer::timestamp::timestamp;
 use crate::http::app::{App, asked_model};
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::field_lists::{foreign, is_empty};
-use crate::http::request::fields::ContentField;
-use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
+use crate::http::request::fields::{ContentField, PromptField};
+use crate::http::request::generation::GenerationBody;
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::MessageField;
 use crate::http::request::numbers::whole;
+use crate::http::request::route_options::RouteOptions;
 
 const CHAT: RouteOptions = RouteOptions::of("/api/chat").of_messages();
-/// With the chat template.
+/// Prompts in the chat template.
 const GENERATE: RouteOptions = RouteOptions { route: "/api/generate", ..CHAT };
-/// Without.
+/// Prompts as they are.
 const RAW: RouteOptions = RouteOptions { is_chat: false, ..GENERATE };
 
 /// Fields that the internal request calls otherwise.
@@ -102,11 +104,11 @@ struct OllamaMessage {
 
 /// A request as it was asked.
 enum Asked {
-    /// That the model be loaded, as it is.
+    /// Load the model, which is loaded already.
     Load {
         model: String,
     },
-    Answer(Box<ParsedRequest>),
+    Answer(Box<(Submission, AnswerForm)>),
 }
 
 /// The route of conversations.
@@ -123,7 +125,7 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
     let start = Instant::now();
     let read = move |app: &App, body: InterfaceBody<OllamaFields>| ask(app, body, shape);
     let ParsedBody { value: asked, held, requester } = body::json(&app, request, Dialect::Ollama, read).await?;
-    let parsed = match asked {
+    let (submission, form) = match asked {
         Asked::Answer(parsed) => *parsed,
         Asked::Load { model } => {
             app.frontend.check_ready()?;
@@ -135,30 +137,23 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
             }));
         }
     };
-    let is_stream = parsed.submission.generate.stream;
-    let wants_logprobs = parsed.submission.generate.sampling_params.logprobs;
-    let mut streams = app.frontend.submit(Submission { requester, ..parsed.submission }).await?;
+    let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
     drop(held);
-    if is_stream {
-        let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &parsed.model));
-        let denoise = DenoiseFrames::new(parsed.denoise, false);
-        let logprobs = StreamedLogprobs::new(&app.frontend, wants_logprobs);
+    if form.is_stream {
+        let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &form.model));
+        let denoise = DenoiseFrames::new(form.denoise, false);
+        let logprobs = StreamedLogprobs::new(&app.frontend, form.wants_logprobs);
         let framer = LineFramer { head, shape, start, denoise, logprobs };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
-    match streams.pop() {
-        Some(stream) => {
-            let reply = reply_of(stream).await?;
-            Ok(parts::object(|fields| {
-                add_head(fields, &parsed.model);
-                add_end(fields, shape, &reply.text, &reply, start.elapsed());
-                if wants_logprobs {
-                    fields.add("logprobs", &token_logprobs(app.frontend.text(), (&reply).into()));
-                }
-            }))
+    let reply = only_reply(streams).await?;
+    Ok(parts::object(|fields| {
+        add_head(fields, &form.model);
+        add_end(fields, shape, &reply.text, &reply, start.elapsed());
+        if form.wants_logprobs {
+            fields.add("logprobs", &token_logprobs(app.frontend.text(), (&reply).into()));
         }
-        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
-    }
+    }))
 }
 
 fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result<Asked, ApiError> {
@@ -190,8 +185,8 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
         asked_model(app, Some(untagged(app, &name).to_owned()))?;
         return Ok(Asked::Load { model: name });
     };
-    let parsed = ParsedRequest::of(app, request, options)?;
-    Ok(Asked::Answer(Box::new(ParsedRequest { model: name, ..parsed })))
+    let (submission, form) = request.into_submission(app, options)?;
+    Ok(Asked::Answer(Box::new((submission, AnswerForm { model: name, ..form }))))
 }
 
 /// Refuses what is known and not supported.
@@ -286,7 +281,8 @@ fn fill_generate(fields: OllamaFields, mut request: GenerationBody) -> Option<(G
     }
     // No chat template has a place for what follows the answer.
     if fields.raw == Some(true) || suffix.is_some() {
-        request.set_text(prompt, suffix);
+        request.prompt = Some(PromptField::Text(prompt));
+        request.suffix = suffix.map(PromptField::Text);
         return Some((request, &RAW));
     }
     let system = fields.system.filter(|system| !system.is_empty()).map(|system| message("system", system));
@@ -308,7 +304,7 @@ impl OllamaMessage {
     }
 }
 
-/// Where an answer has its text.
+/// Place of the text in an answer.
 #[derive(Clone, Copy)]
 enum Shape {
     Chat,

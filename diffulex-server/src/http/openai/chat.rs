@@ -8,37 +8,36 @@ use axum::response::Response;
 use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingReply};
 use serde::Serialize;
 
-use crate::frontend::{Frontend, StreamEvent, Submission};
-use crate::http::answer::denoise_frames::{DenoiseForm, DenoiseFrames};
+use crate::frontend::{Frontend, StreamEvent};
+use crate::http::answer::answer_form::AnswerForm;
+use crate::http::answer::denoise_frames::DenoiseFrames;
 use crate::http::answer::error::ApiError;
 use crate::http::answer::event_form::EventForm;
-use crate::http::answer::native::{self, AnswerForm};
+use crate::http::answer::native::{self, NativeForm};
 use crate::http::answer::parts::{
-    self, DiffusionReport, LogprobProgress, ObjectHead, ReportedTokens, Spacing, TokenLogprob, Usage, replies_of,
-    token_logprobs, unix_seconds,
+    self, DiffusionReport, ObjectHead, Spacing, TokenLogprob, Usage, replies_of, token_logprobs, unix_seconds,
 };
 use crate::http::answer::prompt_report::{PromptEntry, ReportedPrompt};
 use crate::http::answer::sse::{self, Framer, Frames};
+use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::answer::streamed_usage::StreamedUsage;
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, ParsedBody};
-use crate::http::request::generation::{ParsedRequest, RouteOptions};
+use crate::http::request::body::Dialect;
+use crate::http::request::generation::{self, GenerationBody};
+use crate::http::request::route_options::RouteOptions;
 
-/// How a body is read. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
+/// Rules of the route. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/chat/completions").of_messages().with_choices().with_event_forms();
 
 /// The route.
 pub(in crate::http) async fn chat_completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let ParsedBody { value: parsed, held, requester } =
-        body::json(&app, request, Dialect::OpenAi, |app, body| ParsedRequest::of(app, body, &OPTIONS)).await?;
-    let ParsedRequest { model, submission, denoise, usage_chunks, prompt } = parsed;
-    let (is_stream, wants_logprobs) = (submission.generate.stream, submission.generate.sampling_params.logprobs);
-    let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
-    drop(held);
+    let parse = |app: &App, body: GenerationBody| body.into_submission(app, &OPTIONS);
+    let (streams, form) = generation::submit(&app, request, Dialect::OpenAi, parse).await?;
     let id = format!("chatcmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
-    if denoise.events == EventForm::Diffulex {
-        return native::respond(app, streams, is_stream, AnswerForm::new(model, denoise).of_chat(id)).await;
+    if form.denoise.events == EventForm::Diffulex {
+        return native::respond(app, streams, NativeForm::new(form).of_chat(id)).await;
     }
+    let AnswerForm { model, is_stream, wants_logprobs, denoise, usage_chunks, prompt, .. } = form;
     let head = Head { id, model, created: unix_seconds() };
     if is_stream {
         let framer = ChatFramer {
@@ -48,9 +47,13 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
                 fields.add("created", &head.created);
                 fields.add("model", &head.model);
             }),
-            frontend: app.frontend.clone(),
-            choices: streams.iter().map(|_| ChoiceProgress::new(denoise)).collect(),
-            wants_logprobs,
+            choices: streams
+                .iter()
+                .map(|_| ChoiceProgress {
+                    logprobs: StreamedLogprobs::new(&app.frontend, wants_logprobs),
+                    denoise: DenoiseFrames::new(denoise, false),
+                })
+                .collect(),
             usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
@@ -121,7 +124,8 @@ fn completion<'a>(
         Choice {
             index,
             message: Message { role: "assistant", content: &reply.text, refusal: None },
-            logprobs: wants_logprobs.then(|| logprobs(frontend, reply.into())),
+            logprobs: wants_logprobs
+                .then(|| Logprobs { content: token_logprobs(frontend.text(), reply.into()), refusal: None }),
             finish_reason: reply.finish_reason.openai(),
             diffulex: has_several.then(|| DiffusionReport::of(reply)),
         }
@@ -139,8 +143,11 @@ fn completion<'a>(
     }
 }
 
-fn logprobs(frontend: &Frontend, tokens: ReportedTokens<'_>) -> Logprobs {
-    Logprobs { content: token_logprobs(frontend.text(), tokens), refusal: None }
+impl Logprobs {
+    /// Those of `content`, if there are any.
+    fn of(content: Vec<TokenLogprob>) -> Option<Self> {
+        (!content.is_empty()).then_some(Self { content, refusal: None })
+    }
 }
 
 #[derive(Serialize)]
@@ -160,32 +167,24 @@ struct ChunkDelta<'a> {
     content: Option<&'a str>,
 }
 
-/// How far a streamed choice is.
+/// Progress of a streamed choice.
 struct ChoiceProgress {
-    logprobs: LogprobProgress,
+    logprobs: StreamedLogprobs,
     denoise: DenoiseFrames,
-}
-
-impl ChoiceProgress {
-    fn new(denoise: DenoiseForm) -> Self {
-        Self { logprobs: LogprobProgress::default(), denoise: DenoiseFrames::new(denoise, false) }
-    }
 }
 
 struct ChatFramer {
     /// The first fields of every chunk.
     head: ObjectHead,
-    frontend: Frontend,
     choices: Vec<ChoiceProgress>,
-    wants_logprobs: bool,
     usage: StreamedUsage,
 }
 
 impl ChatFramer {
     fn delta(&mut self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
         self.usage.note(index, delta.token_offset + delta.token_ids.len() as u32);
-        let logprobs =
-            (self.wants_logprobs && !delta.token_ids.is_empty()).then(|| logprobs(&self.frontend, delta.into()));
+        let Some(progress) = self.choices.get(index) else { return };
+        let logprobs = Logprobs::of(progress.logprobs.of_delta(delta));
         // Text held back (an incomplete character, a possible stop string) comes with a later chunk.
         if delta.text.is_empty() && logprobs.is_none() {
             return;
@@ -200,8 +199,8 @@ impl ChatFramer {
 
     fn snapshot(&mut self, index: usize, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
         self.usage.note(index, snapshot.committed_len);
-        let logprobs = self.snapshot_logprobs(index, &snapshot);
         let Some(progress) = self.choices.get_mut(index) else { return };
+        let logprobs = Logprobs::of(progress.logprobs.of_snapshot(&snapshot));
         frames.push_object(&self.head, |fields| {
             let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
             let delta = ChunkDelta { role: None, content };
@@ -209,15 +208,6 @@ impl ChatFramer {
             progress.denoise.add(fields, snapshot);
             self.usage.add_to_progress(fields);
         });
-    }
-
-    /// Probabilities of the tokens that became final with this snapshot.
-    fn snapshot_logprobs(&mut self, index: usize, snapshot: &ServingBufferSnapshot) -> Option<Logprobs> {
-        if !self.wants_logprobs {
-            return None;
-        }
-        let fresh = self.choices.get_mut(index)?.logprobs.fresh(snapshot)?;
-        Some(logprobs(&self.frontend, fresh))
     }
 
     fn finish(&mut self, index: usize, reply: &ServingReply, frames: &mut Frames) {
@@ -256,11 +246,6 @@ impl Framer for ChatFramer {
     }
 
     fn close(&mut self, frames: &mut Frames) {
-        if let Some(usage) = self.usage.own_chunk() {
-            frames.push_object(&self.head, |fields| {
-                fields.add("choices", &[(); 0]);
-                fields.add("usage", usage);
-            });
-        }
+        self.usage.add_own_chunk(&self.head, frames);
     }
 }

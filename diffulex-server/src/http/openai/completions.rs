@@ -12,7 +12,8 @@ use axum::response::Response;
 use diffulex_protocol::ServingReply;
 use serde::Serialize;
 
-use crate::frontend::{EventStream, Frontend, StreamEvent, Submission};
+use crate::frontend::{EventStream, Frontend, StreamEvent};
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::denoise_frames::DenoiseFrames;
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::{
@@ -23,25 +24,18 @@ use crate::http::answer::prompt_report::{PromptEntry, ReportedPrompt, Score};
 use crate::http::answer::sse::{self, Framer, Frames};
 use crate::http::answer::streamed_usage::StreamedUsage;
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, ParsedBody};
-use crate::http::request::generation::{ParsedRequest, RouteOptions};
+use crate::http::request::body::Dialect;
+use crate::http::request::generation::{self, GenerationBody};
+use crate::http::request::route_options::RouteOptions;
 
-/// How a body is read.
+/// Rules of the route.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/completions").with_choices();
 
 /// The route.
 pub(in crate::http) async fn completions(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
-    let ParsedBody { value: parsed, held, requester } =
-        body::json(&app, request, Dialect::OpenAi, |app, body| ParsedRequest::of(app, body, &OPTIONS)).await?;
-    let ParsedRequest { model, submission, denoise, usage_chunks, prompt: report } = parsed;
-    let is_stream = submission.generate.stream;
-    let n_choices = submission.n_choices as usize;
-    let (wants_logprobs, n_alternatives) = {
-        let params = &submission.generate.sampling_params;
-        (params.logprobs, params.top_logprobs as usize)
-    };
-    let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
-    drop(held);
+    let parse = |app: &App, body: GenerationBody| body.into_submission(app, &OPTIONS);
+    let (streams, form) = generation::submit(&app, request, Dialect::OpenAi, parse).await?;
+    let AnswerForm { model, is_stream, n_choices, wants_logprobs, n_alternatives, denoise, .. } = form;
     let id = format!("cmpl-{}", streams.first().map_or("none", |stream| stream.rid()));
     let created = unix_seconds();
     if is_stream {
@@ -53,14 +47,14 @@ pub(in crate::http) async fn completions(State(app): State<App>, request: Reques
         });
         let framer = CompletionFramer {
             head,
-            echoes: if report.echoes { echoes(&app.frontend, &streams) } else { Vec::new() },
+            echoes: if form.prompt.echoes { echoes(&app.frontend, &streams) } else { Vec::new() },
             frontend: app.frontend.clone(),
             choices: streams
                 .iter()
                 .map(|_| ChoiceProgress { denoise: DenoiseFrames::new(denoise, false), ..ChoiceProgress::default() })
                 .collect(),
             wants_logprobs,
-            usage: StreamedUsage::new(usage_chunks, &streams, n_choices),
+            usage: StreamedUsage::new(form.usage_chunks, &streams, n_choices),
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
@@ -77,7 +71,7 @@ pub(in crate::http) async fn completions(State(app): State<App>, request: Reques
         // The choices of a prompt share its scores.
         let scores = replies[index - index % n_choices].prompt_scores.as_ref();
         let prompt = ids.as_ref().map(|ids| ReportedPrompt { text: app.frontend.text(), ids, scores });
-        let echoed = prompt.as_ref().filter(|_| report.echoes);
+        let echoed = prompt.as_ref().filter(|_| form.prompt.echoes);
         choices.push(Choice {
             index,
             text: echoed.map_or(Cow::from(&reply.text), |prompt| (prompt.echo() + &reply.text).into()),
@@ -86,7 +80,7 @@ pub(in crate::http) async fn completions(State(app): State<App>, request: Reques
                 None => Logprobs::of(&app.frontend, reply.into(), &mut 0),
             }),
             finish_reason: Some(reply.finish_reason.openai()),
-            prompt_logprobs: prompt.zip(report.listed).map(|(prompt, n)| prompt.listed(n)),
+            prompt_logprobs: prompt.zip(form.prompt.listed).map(|(prompt, n)| prompt.listed(n)),
         });
     }
     let diffulex = replies.first().map(DiffusionReport::of);
@@ -210,7 +204,7 @@ fn is_continuation(byte: u8) -> bool {
     byte & 0b1100_0000 == 0b1000_0000
 }
 
-/// How far a streamed choice is.
+/// Progress of a streamed choice.
 #[derive(Default)]
 struct ChoiceProgress {
     logprobs: LogprobProgress,
@@ -295,11 +289,6 @@ impl Framer for CompletionFramer {
     }
 
     fn close(&mut self, frames: &mut Frames) {
-        if let Some(usage) = self.usage.own_chunk() {
-            frames.push_object(&self.head, |fields| {
-                fields.add("choices", &[(); 0]);
-                fields.add("usage", usage);
-            });
-        }
+        self.usage.add_own_chunk(&self.head, frames);
     }
 }

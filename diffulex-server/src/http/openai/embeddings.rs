@@ -19,9 +19,10 @@ use crate::http::app::App;
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::field_lists::is_empty;
 use crate::http::request::fields::{PromptField, by_name};
-use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
+use crate::http::request::generation::GenerationBody;
 use crate::http::request::interface::{InterfaceBody, unsupported};
 use crate::http::request::numbers::whole;
+use crate::http::request::route_options::RouteOptions;
 use crate::http::request::schemas;
 
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/embeddings").with_choices();
@@ -150,7 +151,7 @@ impl Texts {
         pooling: Pooling,
         shape: VectorShape,
     ) -> Result<Self, ApiError> {
-        let ParsedRequest { model, mut submission, .. } = ParsedRequest::of(app, request, options)?;
+        let (mut submission, form) = request.into_submission(app, options)?;
         let n_inputs = submission.inputs.len();
         if n_inputs > MAX_INPUTS {
             let message = format!("prompt: {n_inputs} texts; a request takes {MAX_INPUTS}");
@@ -165,7 +166,7 @@ impl Texts {
         submission.generate.embed = Some(pooling);
         submission.generate.stream = false;
         submission.fills_masks = false;
-        Ok(Self { model, submission, shape })
+        Ok(Self { model: form.model, submission, shape })
     }
 
     /// The same, cut where one is too long.

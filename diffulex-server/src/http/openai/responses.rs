@@ -12,16 +12,17 @@ use diffulex_protocol::ServingReply;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::frontend::{Frontend, StreamEvent, Submission};
+use crate::frontend::{Frontend, StreamEvent};
 use crate::http::answer::denoise_frames::{DenoiseForm, DenoiseFrames};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::{
-    self, DiffusionReport, Fields, Spacing, TokenLogprob, reply_of, token_logprobs, unix_seconds,
+    self, DiffusionReport, Fields, Spacing, TokenLogprob, only_reply, token_logprobs, unix_seconds,
 };
 use crate::http::answer::sse::{self, EventHead, Framer, Frames, StreamForm};
 use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::app::App;
-use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::body::Dialect;
+use crate::http::request::generation;
 use crate::http::request::interface::InterfaceBody;
 use input::{ResponsesFields, Settings};
 
@@ -32,38 +33,28 @@ pub(in crate::http) async fn responses(State(app): State<App>, request: Request)
 
 async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     let read = |app: &App, body: InterfaceBody<ResponsesFields>| input::parse(app, body);
-    let ParsedBody { value: (parsed, settings), held, requester } =
-        body::json(&app, request, Dialect::OpenAi, read).await?;
-    let is_stream = parsed.submission.generate.stream;
-    let wants_logprobs = parsed.submission.generate.sampling_params.logprobs;
-    let mut streams = app.frontend.submit(Submission { requester, ..parsed.submission }).await?;
-    drop(held);
+    let (streams, (form, settings)) = generation::submit(&app, request, Dialect::OpenAi, read).await?;
     let rid = streams.first().map_or("none", |stream| stream.rid());
     let head = Head {
         id: format!("resp_{rid}"),
         item_id: format!("msg_{rid}"),
         created_at: unix_seconds(),
-        model: parsed.model,
-        wants_logprobs,
+        model: form.model,
+        wants_logprobs: form.wants_logprobs,
         settings,
     };
-    if is_stream {
+    if form.is_stream {
         return sse::respond(
             streams,
-            ResponseFramer::new(head, parsed.denoise, &app.frontend),
+            ResponseFramer::new(head, form.denoise, &app.frontend),
             Spacing::Compact,
             app.telemetry.clone(),
         )
         .await;
     }
-    match streams.pop() {
-        Some(stream) => {
-            let reply = reply_of(stream).await?;
-            let logprobs = head.logprobs(&reply, &app.frontend);
-            Ok(parts::json(&head.finished(&reply, &logprobs)))
-        }
-        None => Err(diffulex_engine::RequestError::engine("the request was not accepted").into()),
-    }
+    let reply = only_reply(streams).await?;
+    let logprobs = head.logprobs(&reply, &app.frontend);
+    Ok(parts::json(&head.finished(&reply, &logprobs)))
 }
 
 /// The parts of a response that do not change.

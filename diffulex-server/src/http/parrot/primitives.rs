@@ -19,23 +19,25 @@ use super::sampling_config::SamplingConfig;
 use crate::frontend::{
     Caller, ContextError, ContextName, ContextTurn, Gone, NewContext, Requester, StreamEvent, Submission, TaskName,
 };
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
-use crate::http::answer::native::{self, AnswerForm, end_token};
+use crate::http::answer::native::{self, NativeForm, end_token};
 use crate::http::answer::parts::{self, Spacing};
 use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
 use crate::http::app::App;
 use crate::http::entry::{BYTES, Entry};
 use crate::http::native::contexts::{self, TextBody, client_id, fill_with, of_creation, parse_on_context};
 use crate::http::request::body::{self, Dialect, ParsedBody};
-use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
+use crate::http::request::generation::GenerationBody;
 use crate::http::request::other_fields::OtherFields;
+use crate::http::request::route_options::RouteOptions;
 use crate::http::routes::Routes;
 
 /// Fields of a primitive that no other request has.
 const FIELDS: [&str; 7] =
     ["context_id", "parent_context_id", "session_id", "task_id", "end_flag", "sampling_config", "sampling_configs"];
 
-/// How `/generate` and `/generate_stream` are read.
+/// Rules of `/generate` and `/generate_stream`.
 const OPTIONS: RouteOptions = RouteOptions::of("/generate").denoising();
 
 /// The routes, without `/generate`, which is also the native one.
@@ -169,7 +171,7 @@ impl JsonSchema for GenerateBody {
 
 impl<'de> Deserialize<'de> for GenerateBody {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let mut body = GenerationBody::read(input, OtherFields::keeping(&FIELDS))?;
+        let mut body = GenerationBody::read(input, OtherFields::keeping(Cow::Borrowed(&FIELDS)))?;
         let kept = body.others.take_kept();
         if kept.get("context_id").is_none_or(Value::is_null) {
             body.others.judge(kept);
@@ -182,7 +184,7 @@ impl<'de> Deserialize<'de> for GenerateBody {
 /// A request of `/generate`.
 pub(in crate::http) enum Asked {
     /// On a prompt.
-    Plain(ParsedRequest),
+    OnPrompt(Submission, AnswerForm),
     /// On a context.
     OnContext(OnContext),
 }
@@ -190,14 +192,18 @@ pub(in crate::http) enum Asked {
 /// A request that Parrot's client makes of a context.
 pub(in crate::http) struct OnContext {
     ids: PrimitiveIds,
-    parsed: ParsedRequest,
+    submission: Submission,
+    form: AnswerForm,
 }
 
 impl GenerateBody {
     /// The request that it is.
     pub(in crate::http) fn parse(self, app: &App) -> Result<Asked, ApiError> {
         let Self { mut body, primitive } = self;
-        let Some(mut primitive) = primitive else { return Ok(Asked::Plain(ParsedRequest::of(app, body, &OPTIONS)?)) };
+        let Some(mut primitive) = primitive else {
+            let (submission, form) = body.into_submission(app, &OPTIONS)?;
+            return Ok(Asked::OnPrompt(submission, form));
+        };
         let spelled = ["sampling_config", "sampling_configs"].map(|name| primitive.remove(name));
         match spelled.map(|config| config.filter(|config| !config.is_null())) {
             [Some(config), None] | [None, Some(config)] => SamplingConfig::read(config)?.apply(&mut body)?,
@@ -212,23 +218,22 @@ impl GenerateBody {
             ApiError::invalid(&field, format!("{field}: {}", error.inner()))
         })?;
         let ids = primitive.ids()?;
-        Ok(Asked::OnContext(OnContext { ids, parsed: parse_on_context(app, body, &OPTIONS)? }))
+        let (submission, form) = parse_on_context(app, body, &OPTIONS)?;
+        Ok(Asked::OnContext(OnContext { ids, submission, form }))
     }
 }
 
 /// Goes on from a context, with the answer in the native form and in Parrot's fields.
 pub(in crate::http) async fn generate_on_context(
     app: App,
-    OnContext { ids, parsed }: OnContext,
+    OnContext { ids, submission, form }: OnContext,
     requester: Requester,
 ) -> Result<Response, ApiError> {
     let turn = ids.bind(&app, requester.caller, false)?;
-    let ParsedRequest { model, submission, denoise, .. } = parsed;
-    let is_stream = submission.generate.stream;
-    let form = AnswerForm::new(model, denoise).on_context(&app, turn.name).for_parrot();
+    let form = NativeForm::new(form).on_context(&app, turn.name).for_parrot();
     let submission = Submission { requester, ..submission };
     let stream = app.frontend.extend_context(turn, submission).await?;
-    native::respond(app, vec![stream], is_stream, form).await
+    native::respond(app, vec![stream], form).await
 }
 
 /// The same as a stream: token ids of four bytes each, the most significant first, as Parrot's client reads them; server-sent
@@ -238,19 +243,19 @@ async fn generate_stream(State(app): State<App>, request: Request) -> Result<Res
     let wants_events = accepted.is_some_and(|accepted| accepted.contains("text/event-stream"));
     let prepare = |app: &App, body: GenerateBody| match body.parse(app)? {
         Asked::OnContext(asked) => Ok(asked),
-        Asked::Plain(_) => Err(ApiError::invalid("context_id", "context_id is required")),
+        Asked::OnPrompt(..) => Err(ApiError::invalid("context_id", "context_id is required")),
     };
-    let ParsedBody { value: OnContext { ids, mut parsed }, held, requester } =
-        body::json(&app, request, Dialect::Native, prepare).await?;
+    let ParsedBody { value: mut asked, held, requester } = body::json(&app, request, Dialect::Native, prepare).await?;
     drop(held);
-    parsed.submission.generate.stream = true;
+    (asked.submission.generate.stream, asked.form.is_stream) = (true, true);
     if wants_events {
-        return generate_on_context(app, OnContext { ids, parsed }, requester).await;
+        return generate_on_context(app, asked, requester).await;
     }
+    let OnContext { ids, mut submission, .. } = asked;
     let turn = ids.bind(&app, requester.caller, false)?;
-    parsed.submission.generate.stream_mode = StreamMode::BlockAppend;
-    parsed.submission.requester = requester;
-    let stream = app.frontend.extend_context(turn, parsed.submission).await?;
+    submission.generate.stream_mode = StreamMode::BlockAppend;
+    submission.requester = requester;
+    let stream = app.frontend.extend_context(turn, submission).await?;
     sse::respond(vec![stream], TokenFramer, Spacing::Compact, app.telemetry.clone()).await
 }
 

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::http::answer::error::ApiError;
+use crate::http::request::fields::StopField;
 use crate::http::request::generation::GenerationBody;
 
 /// Names of the fields.
@@ -127,7 +128,7 @@ impl SamplingConfig {
         body.max_tokens = Some(self.max_gen_length);
         body.ignore_eos = Some(self.ignore_tokenizer_eos);
         body.stop_token_ids = Some(self.stop_token_ids);
-        body.set_stop(self.stop_str);
+        body.stop = self.stop_str.map(StopField::One);
         body.presence_penalty = Some(self.presence_penalty);
         body.frequency_penalty = Some(self.frequency_penalty);
         body.repetition_penalty = Some(if self.repetition_penalty == 0.0 { 1.0 } else { self.repetition_penalty });

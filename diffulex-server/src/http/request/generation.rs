@@ -1,28 +1,34 @@
 //! The body of a generation request, in every dialect: one struct holds what `/generate`, chat and completions know.
 //!
-//! In: JSON. Out: a [`ParsedRequest`]. [`OtherFields`] judges fields that this struct does not have. Never here:
+//! In: JSON. Out: a [`Submission`], and the [`AnswerForm`] of what it is answered with. [`OtherFields`] judges fields that this struct does not have. Never here:
 //! the routes' replies.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use diffulex_engine::{ChatMessage, Prompt, ServingInput};
+use axum::extract::Request;
+use diffulex_engine::{ChatMessage, ConversationEnd, Prompt, ServingInput};
 use diffulex_protocol::{DecodingSettings, ParamError, SamplingParams, ServingGenerate, StreamMode};
 use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use crate::frontend::{Submission, Truncation};
+use crate::frontend::{EventStream, Submission, Truncation};
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::prompt_report::PromptReport;
-use crate::http::answer::streamed_usage::{StreamOptions, UsageChunks};
+use crate::http::answer::streamed_usage::StreamOptions;
 use crate::http::app::{App, asked_model};
-use crate::http::request::conversation_end::EndFields;
+use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::conversation_end::conversation_end;
 use crate::http::request::field_lists::foreign;
 use crate::http::request::fields::{PromptField, StopField, by_name};
-use crate::http::request::message::MessageField;
+use crate::http::request::message::{MessageField, chat_messages};
 use crate::http::request::numbers::{LogprobsField, SeedField, length, whole};
 use crate::http::request::other_fields::{IgnoredFieldLog, OtherFields, Screened};
+use crate::http::request::route_options::RouteOptions;
 use crate::http::request::schemas;
 use crate::http::request::stages::{StageParams, StageSampling};
 
@@ -38,6 +44,24 @@ pub(in crate::http) const NO_REASONING: [&str; 2] = ["none", "minimal"];
 /// OpenAI's default of `reasoning_effort`, which asks for nothing.
 pub(in crate::http) const DEFAULT_EFFORT: &str = "medium";
 
+/// Fields that the other interfaces do not take over from chat: they have names of their own for them, or no place in their answers.
+const CHAT_ONLY: [&str; 14] = [
+    "add_generation_prompt",
+    "continue_final_message",
+    "echo",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "messages",
+    "n",
+    "prompt",
+    "prompt_logprobs",
+    "reasoning_effort",
+    "stream_options",
+    "suffix",
+    "top_logprobs",
+];
+
 /// Everything a client may send to a generation route.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, remote = "Self", expecting = "a JSON object")]
@@ -48,7 +72,7 @@ pub(in crate::http) struct GenerationBody {
     /// Text or ids (`/generate`, completions).
     pub(in crate::http) prompt: Option<PromptField>,
     /// Text or ids that follow the answer (`/generate`, completions).
-    suffix: Option<PromptField>,
+    pub(in crate::http) suffix: Option<PromptField>,
     /// The conversation (chat).
     pub(in crate::http) messages: Option<Vec<MessageField>>,
     /// The conversation ends with the start of the assistant's turn.
@@ -165,114 +189,21 @@ pub(in crate::http) struct GenerationBody {
 
 impl<'de> Deserialize<'de> for GenerationBody {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        Self::read(input, OtherFields::keeping(&[]))
+        Self::read(input, OtherFields::keeping(Cow::Borrowed(&[])))
     }
 }
 
-/// A generation route, as far as it decides how a body is read.
-pub(in crate::http) struct RouteOptions {
-    /// The route's path.
-    pub(in crate::http) route: &'static str,
-    /// Messages are read, or a prompt.
-    pub(in crate::http) is_chat: bool,
-    /// The progress of streams that ask for none.
-    pub(in crate::http) stream_mode: StreamMode,
-    /// Several choices may be asked for, and, where prompts are read, several of those.
-    pub(in crate::http) takes_choices: bool,
-    /// Streams may be Diffulex's events.
-    pub(in crate::http) takes_event_forms: bool,
-}
-
-impl RouteOptions {
-    /// One prompt, answered once, in deltas.
-    pub(in crate::http) const fn of(route: &'static str) -> Self {
-        let stream_mode = StreamMode::BlockAppend;
-        Self { route, is_chat: false, stream_mode, takes_choices: false, takes_event_forms: false }
-    }
-
-    /// Messages.
-    pub(in crate::http) const fn of_messages(self) -> Self {
-        Self { is_chat: true, ..self }
-    }
-
-    /// Answered in snapshots unless asked otherwise.
-    pub(in crate::http) const fn denoising(self) -> Self {
-        Self { stream_mode: StreamMode::Denoise, ..self }
-    }
-
-    /// Streamed as Diffulex's events, too.
-    pub(in crate::http) const fn with_event_forms(self) -> Self {
-        Self { takes_event_forms: true, ..self }
-    }
-
-    /// Answered several times.
-    pub(in crate::http) const fn with_choices(self) -> Self {
-        Self { takes_choices: true, ..self }
-    }
-}
-
-/// A parsed body: the request to the front end, and the form of its answer.
-pub(in crate::http) struct ParsedRequest {
-    /// The model's name as the client wrote it.
-    pub(in crate::http) model: String,
-    pub(in crate::http) submission: Submission,
-    /// The form of denoise frames.
-    pub(in crate::http) denoise: DenoiseForm,
-    /// Chunks of a stream with the usage.
-    pub(in crate::http) usage_chunks: UsageChunks,
-    /// The parts of the prompt that the answer reports.
-    pub(in crate::http) prompt: PromptReport,
-}
-
-impl ParsedRequest {
-    /// The request that `body` is on the route of `options`.
-    pub(in crate::http) fn of(app: &App, mut body: GenerationBody, options: &RouteOptions) -> Result<Self, ApiError> {
-        let model = asked_model(app, body.model.take())?;
-        body.check_others(&app.ignored_fields)?;
-        let n_choices = body.n_choices()?;
-        if n_choices > 1 && !options.takes_choices {
-            return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
-        }
-        body.apply_stages()?;
-        let prompt = body.prompt_report(options)?;
-        let conversation_end = body.end_fields().read(options.is_chat)?;
-        let sampling_params = body.sampling_params(&app.options.sampling_defaults)?;
-        body.check_input(options)?;
-        let (inputs, suffix) = if options.is_chat {
-            (vec![ServingInput::Chat { messages: body.take_messages()? }], None)
-        } else {
-            let prompts = if options.takes_choices { body.take_prompts()? } else { vec![body.take_prompt()?] };
-            let inputs = prompts.into_iter().map(|prompt| ServingInput::Prompt { prompt }).collect();
-            (inputs, body.take_suffix()?)
-        };
-        let denoise = DenoiseForm::of(body.snapshot, body.denoise)?;
-        let generate = ServingGenerate {
-            sampling_params,
-            stream: body.stream.unwrap_or(false),
-            stream_mode: body.stream_mode.unwrap_or(options.stream_mode),
-            snapshot: denoise.span,
-            adapter: app.options.adapter_of(&model),
-            user: body.user.take(),
-            cache_salt: body.take_cache_salt()?,
-            ..ServingGenerate::default()
-        };
-        let submission = Submission {
-            generate,
-            conversation_end,
-            n_choices,
-            max_fps: denoise.max_fps,
-            suffix,
-            fills_masks: !options.is_chat,
-            request_id: body.take_request_id()?,
-            truncation: body.truncation()?,
-            keeps_prompt: prompt.field(),
-            ..Submission::of_inputs(options.route, inputs)
-        };
-        let usage_chunks = body.stream_options.map(|options| options.chunks()).unwrap_or_default();
-        prompt.check_stream(submission.generate.stream, body.wants_logprobs())?;
-        denoise.events.check(options.takes_event_forms, &submission, usage_chunks)?;
-        Ok(Self { model, submission, denoise, usage_chunks, prompt })
-    }
+/// Reads a body and submits the request that `parse` makes of it. Returns the streams of its answers, and what `parse` has for them.
+pub(in crate::http) async fn submit<B: DeserializeOwned, F: Send + 'static>(
+    app: &App,
+    request: Request,
+    dialect: Dialect,
+    parse: impl FnOnce(&App, B) -> Result<(Submission, F), ApiError> + Send + 'static,
+) -> Result<(Vec<EventStream>, F), ApiError> {
+    let ParsedBody { value: (submission, form), held, requester } = body::json(app, request, dialect, parse).await?;
+    let streams = app.frontend.submit(Submission { requester, ..submission }).await?;
+    drop(held);
+    Ok((streams, form))
 }
 
 impl GenerationBody {
@@ -286,9 +217,73 @@ impl GenerationBody {
         Ok(Self { others, ..body })
     }
 
-    /// A body with nothing but a conversation.
-    pub(in crate::http) fn of_messages(messages: Vec<MessageField>) -> Self {
-        Self { messages: Some(messages), ..Self::default() }
+    /// Fields that mean on every interface what they mean in chat.
+    pub(in crate::http) fn shared_fields() -> Vec<&'static str> {
+        let fields = schemas::names_read_by(|input| Self::deserialize(input));
+        fields.iter().filter(|name| !CHAT_ONLY.contains(name)).copied().collect()
+    }
+
+    /// The request to the front end that the body is on the route of `options`, and the form of its answer.
+    pub(in crate::http) fn into_submission(
+        mut self,
+        app: &App,
+        options: &RouteOptions,
+    ) -> Result<(Submission, AnswerForm), ApiError> {
+        let model = asked_model(app, self.model.take())?;
+        self.check_others(&app.ignored_fields)?;
+        let n_choices = self.n_choices()?;
+        if n_choices > 1 && !options.takes_choices {
+            return Err(ApiError::invalid("n", "n is 1 on this route; /v1/chat/completions takes more"));
+        }
+        self.apply_stages()?;
+        let prompt = self.prompt_report(options)?;
+        let conversation_end = self.conversation_end(options.is_chat)?;
+        let sampling_params = self.sampling_params(&app.options.sampling_defaults)?;
+        self.check_input(options)?;
+        let (inputs, suffix) = if options.is_chat {
+            (vec![ServingInput::Chat { messages: self.take_messages()? }], None)
+        } else {
+            let prompts = prompts(self.prompt.take())?;
+            let prompts = if options.takes_choices { prompts } else { vec![one_prompt("prompt", prompts)?] };
+            let inputs = prompts.into_iter().map(|prompt| ServingInput::Prompt { prompt }).collect();
+            (inputs, self.take_suffix()?)
+        };
+        let denoise = DenoiseForm::of(self.snapshot, self.denoise)?;
+        let form = AnswerForm {
+            is_stream: self.stream.unwrap_or(false),
+            n_choices: n_choices as usize,
+            wants_logprobs: sampling_params.logprobs,
+            n_alternatives: sampling_params.top_logprobs as usize,
+            denoise,
+            usage_chunks: self.stream_options.map(|options| options.chunks()).unwrap_or_default(),
+            prompt,
+            model,
+        };
+        let generate = ServingGenerate {
+            sampling_params,
+            stream: form.is_stream,
+            stream_mode: self.stream_mode.unwrap_or(options.stream_mode),
+            snapshot: denoise.span,
+            adapter: app.options.adapter_of(&form.model),
+            user: self.user.take(),
+            cache_salt: self.take_cache_salt()?,
+            ..ServingGenerate::default()
+        };
+        let submission = Submission {
+            generate,
+            conversation_end,
+            n_choices,
+            max_fps: denoise.max_fps,
+            suffix,
+            fills_masks: !options.is_chat,
+            request_id: self.take_request_id()?,
+            truncation: self.truncation()?,
+            keeps_prompt: prompt.field(),
+            ..Submission::of_inputs(options.route, inputs)
+        };
+        prompt.check_stream(form.is_stream, form.wants_logprobs)?;
+        denoise.events.check(options.takes_event_forms, &submission, form.usage_chunks)?;
+        Ok((submission, form))
     }
 
     /// Sampling and limits, every range checked; `defaults` are of what the request does not name.
@@ -463,38 +458,14 @@ impl GenerationBody {
         Ok(())
     }
 
-    /// Where the conversation ends.
-    pub(in crate::http) fn end_fields(&self) -> EndFields {
-        let (add_generation_prompt, continue_final_message) = (self.add_generation_prompt, self.continue_final_message);
-        EndFields { add_generation_prompt, continue_final_message }
+    /// End of the conversation.
+    pub(in crate::http) fn conversation_end(&self, has_messages: bool) -> Result<ConversationEnd, ApiError> {
+        conversation_end(self.add_generation_prompt, self.continue_final_message, has_messages)
     }
 
     /// Continues the last message.
     pub(in crate::http) fn continue_last_message(&mut self) {
-        let EndFields { add_generation_prompt, continue_final_message } = EndFields::CONTINUING;
-        (self.add_generation_prompt, self.continue_final_message) = (add_generation_prompt, continue_final_message);
-    }
-
-    /// A text to go on from, and what follows the answer.
-    pub(in crate::http) fn set_text(&mut self, prompt: String, suffix: Option<String>) {
-        self.prompt = Some(PromptField::Text(prompt));
-        self.suffix = suffix.map(PromptField::Text);
-    }
-
-    /// A text that ends the answer, or none.
-    pub(in crate::http) fn set_stop(&mut self, stop: Option<String>) {
-        self.stop = stop.map(StopField::One);
-    }
-
-    /// The prompts; an error when there is none.
-    fn take_prompts(&mut self) -> Result<Vec<Prompt>, ApiError> {
-        let missing = || ApiError::invalid("prompt", "prompt is required: a string or a list of token ids");
-        self.prompt.take().map(PromptField::into_prompts).ok_or_else(missing)
-    }
-
-    /// The prompt; an error when there is none, or more than one.
-    pub(in crate::http) fn take_prompt(&mut self) -> Result<Prompt, ApiError> {
-        one_prompt("prompt", self.take_prompts()?)
+        (self.add_generation_prompt, self.continue_final_message) = (Some(false), Some(true));
     }
 
     /// Text or ids that follow the answer; `None` if empty.
@@ -514,11 +485,7 @@ impl GenerationBody {
                 "suffix is not supported in a chat; /v1/completions and /generate take one",
             ));
         }
-        let messages = self.messages.take().unwrap_or_default();
-        if messages.is_empty() {
-            return Err(ApiError::invalid("messages", "messages must not be empty"));
-        }
-        messages.into_iter().enumerate().map(|(index, message)| message.into_chat_message(index)).collect()
+        chat_messages(self.messages.take().unwrap_or_default())
     }
 
     /// Refuses fields that are not supported and would change the answer.
@@ -535,8 +502,14 @@ impl GenerationBody {
     }
 }
 
+/// The prompts of `field`; an error when there is none.
+pub(in crate::http) fn prompts(field: Option<PromptField>) -> Result<Vec<Prompt>, ApiError> {
+    let missing = || ApiError::invalid("prompt", "prompt is required: a string or a list of token ids");
+    field.map(PromptField::into_prompts).ok_or_else(missing)
+}
+
 /// The only one of `prompts`.
-fn one_prompt(field: &str, prompts: Vec<Prompt>) -> Result<Prompt, ApiError> {
+pub(in crate::http) fn one_prompt(field: &str, prompts: Vec<Prompt>) -> Result<Prompt, ApiError> {
     let prompts = <[Prompt; 1]>::try_from(prompts);
     let [prompt] = prompts.map_err(|prompts| {
         ApiError::invalid(field, format!("{field}: expected one per request, got {}", prompts.len()))

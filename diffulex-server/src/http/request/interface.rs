@@ -17,38 +17,6 @@ use crate::http::request::mismatch;
 use crate::http::request::other_fields::{IgnoredFieldLog, OtherFields, Screened};
 use axum::http::StatusCode;
 
-/// Fields that mean on every interface what they mean in chat.
-const SHARED: [&str; 28] = [
-    "cache_salt",
-    "decoding",
-    "denoise",
-    "frequency_penalty",
-    "ignore_eos",
-    "logit_bias",
-    "max_nfe",
-    "max_repetition_run",
-    "min_p",
-    "min_tokens",
-    "model",
-    "presence_penalty",
-    "repeat_penalty",
-    "repetition_penalty",
-    "request_id",
-    "seed",
-    "snapshot",
-    "stage_params",
-    "stage_sampling",
-    "stop",
-    "stop_token_ids",
-    "stream",
-    "stream_mode",
-    "temperature",
-    "top_k",
-    "top_p",
-    "truncate_prompt_tokens",
-    "user",
-];
-
 /// A body with an interface's own fields `T`.
 pub(in crate::http) struct InterfaceBody<T> {
     /// The interface's own fields.
@@ -60,7 +28,7 @@ pub(in crate::http) struct InterfaceBody<T> {
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for InterfaceBody<T> {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let mut others = OtherFields::keeping(&SHARED);
+        let mut others = OtherFields::keeping(GenerationBody::shared_fields().into());
         let own = T::deserialize(Screened { input, others: &mut others })?;
         Ok(Self { own, shared: others.take_kept(), others })
     }
@@ -74,11 +42,11 @@ impl<T: JsonSchema> JsonSchema for InterfaceBody<T> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let mut schema = T::json_schema(generator);
         let shared = GenerationBody::json_schema(generator);
-        let shared = shared.get("properties").and_then(Value::as_object).into_iter().flatten();
-        let shared = shared.filter(|(name, _)| SHARED.contains(&name.as_str()));
         if let Some(Value::Object(fields)) = schema.get_mut("properties") {
-            for (name, field) in shared {
-                fields.entry(name).or_insert_with(|| field.clone());
+            for name in GenerationBody::shared_fields() {
+                if let Some(field) = shared.get("properties").and_then(|fields| fields.get(name)) {
+                    fields.entry(name).or_insert_with(|| field.clone());
+                }
             }
         }
         schema

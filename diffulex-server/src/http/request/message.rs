@@ -34,7 +34,7 @@ impl MessageField {
     }
 
     /// The message of its role and text; `index` is its place, for errors.
-    pub(in crate::http) fn into_chat_message(self, index: usize) -> Result<ChatMessage, ApiError> {
+    fn into_chat_message(self, index: usize) -> Result<ChatMessage, ApiError> {
         if !ROLES.contains(&self.role.as_str()) {
             let param = format!("messages[{index}].role");
             let what = match self.role.as_str() {
@@ -60,6 +60,14 @@ impl MessageField {
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
         Ok(ChatMessage { role, content })
     }
+}
+
+/// The messages of a conversation; an error when there is none.
+pub(in crate::http) fn chat_messages(messages: Vec<MessageField>) -> Result<Vec<ChatMessage>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid("messages", "messages must not be empty"));
+    }
+    messages.into_iter().enumerate().map(|(index, message)| message.into_chat_message(index)).collect()
 }
 
 /// Text of a field that may be a text or a list of parts: those of `kinds`, joined. Others are refused by their place.

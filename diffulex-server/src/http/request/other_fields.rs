@@ -4,9 +4,10 @@
 //! other routes; names of `decoding` come from the strategies' own declarations. Values of unknown fields are skipped as they are
 //! read, so they take no memory. Never here: fields that are supported, lists of names.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
@@ -15,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::http::access::refusals::start_of;
 use crate::http::answer::error::ApiError;
 use crate::http::request::field_lists::{Listed, Verdict, forbids_tools, is_empty, unsupported};
+use crate::os::locks::lock;
 
 /// Beginnings of names whose fields are refused in the same way: parts of models that this server has none of, and the
 /// limits of their inputs.
@@ -36,7 +38,7 @@ pub(in crate::http) struct OtherFields {
     /// Names of the unknown ones, cut; at most [`MAX_NAMES`].
     ignored: Vec<String>,
     /// Names of those that are kept, in `kept`, for another struct; of an interface that has them.
-    keeps: &'static [&'static str],
+    keeps: Cow<'static, [&'static str]>,
     /// The body asks for an answer: a field that only other routes have is refused.
     refuses_foreign: bool,
     kept: Map<String, Value>,
@@ -46,7 +48,7 @@ pub(in crate::http) struct OtherFields {
 
 impl OtherFields {
     /// Of a body that asks for an answer. Keeps fields of these names.
-    pub(in crate::http) fn keeping(names: &'static [&'static str]) -> Self {
+    pub(in crate::http) fn keeping(names: Cow<'static, [&'static str]>) -> Self {
         Self { keeps: names, refuses_foreign: true, ..Self::default() }
     }
 
@@ -162,7 +164,7 @@ impl IgnoredFieldLog {
     }
 
     fn is_new(&self, name: &str) -> bool {
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = lock(&self.0);
         logged.len() < MAX_NAMES && !logged.contains(name) && logged.insert(name.to_owned())
     }
 }

@@ -1,4 +1,4 @@
-//! Schemas of fields whose types are not this crate's.
+//! Names that a type reads, by its own derived reading, and schemas made of them.
 //!
 //! Never here: schemas that can be derived.
 
@@ -13,16 +13,23 @@ pub(in crate::http) fn name_of<T: DeserializeOwned>(_: &mut SchemaGenerator) -> 
     json_schema!({"enum": names.collect::<Vec<_>>()})
 }
 
-/// The names of `T` as it is read: its own reading says them.
+/// The names of the enum `T`.
 fn names_of<T: DeserializeOwned>() -> &'static [&'static str] {
+    names_read_by(|input| T::deserialize(input))
+}
+
+/// The names that `read` asks for: variants of an enum, or fields of a struct.
+pub(in crate::http) fn names_read_by<T>(
+    read: impl FnOnce(Names<'_>) -> Result<T, PlainError>,
+) -> &'static [&'static str] {
     let mut names: &[&str] = &[];
     // Always an error: there is nothing to read.
-    let _ = T::deserialize(Names(&mut names));
+    let _ = read(Names(&mut names));
     names
 }
 
-/// Has no value, and notes the names of the enum that is asked for.
-struct Names<'a>(&'a mut &'static [&'static str]);
+/// A deserializer without a value, which notes the names of the enum or struct that it is asked for.
+pub(in crate::http) struct Names<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> Deserializer<'de> for Names<'_> {
     type Error = PlainError;
@@ -41,9 +48,19 @@ impl<'de> Deserializer<'de> for Names<'_> {
         self.deserialize_any(visitor)
     }
 
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, PlainError> {
+        *self.0 = fields;
+        self.deserialize_any(visitor)
+    }
+
     serde::forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
-        newtype_struct seq tuple tuple_struct map struct identifier ignored_any
+        newtype_struct seq tuple tuple_struct map identifier ignored_any
     }
 }
 

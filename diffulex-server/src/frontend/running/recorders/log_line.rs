@@ -9,7 +9,7 @@ use crate::frontend::running::timeline::ClientTimeline;
 use crate::observe::telemetry::error_label;
 use crate::observe::traces::TraceId;
 
-/// Request `rid` is in the outbox.
+/// Request `rid` is accepted.
 pub(super) fn accepted(rid: &str, id: &str, user: Option<&str>, prompt_tokens: usize) {
     tracing::debug!(rid, id, user, prompt_tokens, "accepted");
 }

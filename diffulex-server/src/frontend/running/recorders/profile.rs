@@ -13,9 +13,9 @@ use diffulex_protocol::{EventBatch, ProfileStart, ServingCommand, ServingEvent};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::frontend::locks::lock;
 use crate::frontend::requests::submit_error::SubmitError;
 use crate::frontend::running::timeline::{EndReason, Timeline};
+use crate::os::locks::lock;
 
 /// Bytes of a run's name at most. Chosen by us: a file name with room for the stage and the process.
 pub(in crate::frontend) const MAX_RUN_ID: usize = 64;
@@ -47,13 +47,13 @@ pub struct ProfileRun {
 /// The end of a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileEnd {
-    /// It was recorded.
+    /// The profile was recorded.
     Stopped {
         /// Its name.
         run_id: String,
         /// Its files.
         paths: Vec<String>,
-        /// Why something is missing in them.
+        /// Reason that something is missing in them.
         problem: Option<String>,
     },
     /// Another one, or none, is being recorded.

@@ -7,16 +7,19 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::frontend::Submission;
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
 use crate::http::app::{App, asked_model};
 use crate::http::request::field_lists::{checked_choice, is_empty};
 use crate::http::request::fields::ContentField;
-use crate::http::request::generation::{GenerationBody, ParsedRequest, RouteOptions};
+use crate::http::request::generation::GenerationBody;
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
+use crate::http::request::route_options::RouteOptions;
 
-/// How a body is read.
+/// Rules of the route.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/messages").of_messages();
 
 /// The field that the internal request calls otherwise.
@@ -65,14 +68,19 @@ struct Turn {
     content: Option<ContentField>,
 }
 
-/// The request that `body` is.
-pub(super) fn parse(app: &App, body: InterfaceBody<MessagesFields>) -> Result<ParsedRequest, ApiError> {
+/// The request that `body` is, the form of its answer, and its stop sequences.
+pub(super) fn parse(
+    app: &App,
+    body: InterfaceBody<MessagesFields>,
+) -> Result<(Submission, (AnswerForm, Vec<String>)), ApiError> {
     let Some(max_tokens) = body.own.max_tokens else {
         return Err(ApiError::invalid("max_tokens", "max_tokens is required"));
     };
     let mut request = request(body)?;
     request.max_tokens = Some(max_tokens);
-    ParsedRequest::of(app, request, &OPTIONS)
+    let (submission, form) = request.into_submission(app, &OPTIONS)?;
+    let stops = submission.generate.sampling_params.stop.clone();
+    Ok((submission, (form, stops)))
 }
 
 /// The conversation of `body`, to be counted.
@@ -83,7 +91,7 @@ pub(super) fn conversation(
     let mut request = request(body)?;
     asked_model(app, request.model.take())?;
     request.check_others(&app.ignored_fields)?;
-    let end = request.end_fields().read(true)?;
+    let end = request.conversation_end(true)?;
     Ok((ServingInput::Chat { messages: request.take_messages()? }, end))
 }
 

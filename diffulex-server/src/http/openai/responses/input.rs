@@ -7,16 +7,19 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use crate::frontend::Submission;
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
 use crate::http::app::App;
 use crate::http::request::field_lists::{checked_choice, is_empty};
 use crate::http::request::fields::{ContentField, TextOr};
-use crate::http::request::generation::{DEFAULT_EFFORT, NO_REASONING, ParsedRequest, RouteOptions};
+use crate::http::request::generation::{DEFAULT_EFFORT, NO_REASONING};
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
+use crate::http::request::route_options::RouteOptions;
 
-/// How a body is read.
+/// Rules of the route.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/responses").of_messages();
 
 /// The field that the internal request calls otherwise.
@@ -116,11 +119,11 @@ struct Item {
     content: Option<ContentField>,
 }
 
-/// The request that `body` is, and what the answer repeats of it.
+/// The request that `body` is, the form of its answer, and the settings that the answer repeats.
 pub(super) fn parse(
     app: &App,
     mut body: InterfaceBody<ResponsesFields>,
-) -> Result<(ParsedRequest, Settings), ApiError> {
+) -> Result<(Submission, (AnswerForm, Settings)), ApiError> {
     check(&body.own)?;
     let mut messages = Vec::new();
     if let Some(instructions) = body.own.instructions.as_ref().filter(|text| !text.is_empty()) {
@@ -148,8 +151,8 @@ pub(super) fn parse(
     }
     let (own, mut request) = body.into_request()?;
     request.messages = Some(messages);
-    let parsed = ParsedRequest::of(app, request, &OPTIONS)?;
-    let params = &parsed.submission.generate.sampling_params;
+    let (submission, form) = request.into_submission(app, &OPTIONS)?;
+    let params = &submission.generate.sampling_params;
     let settings = Settings {
         instructions: own.instructions,
         max_output_tokens: own.max_output_tokens,
@@ -159,7 +162,7 @@ pub(super) fn parse(
         top_logprobs,
         effort: own.reasoning.and_then(|reasoning| reasoning.effort),
     };
-    Ok((parsed, settings))
+    Ok((submission, (form, settings)))
 }
 
 /// Refuses what is known and not supported.

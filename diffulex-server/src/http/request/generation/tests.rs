@@ -15,6 +15,10 @@ fn refused_param(json: &str) -> Option<String> {
     value["error"]["param"].as_str().map(str::to_owned)
 }
 
+fn prompt(json: &str) -> Result<Prompt, ApiError> {
+    one_prompt("prompt", prompts(body(json).prompt)?)
+}
+
 #[test]
 fn an_empty_body_has_the_defaults() {
     let defaults = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
@@ -102,7 +106,16 @@ fn other_modalities_are_refused() {
 
 #[test]
 fn a_prompt_may_be_a_list_of_one() {
-    assert_eq!(body(r#"{"prompt": ["a"]}"#).take_prompt(), Ok(Prompt::Text("a".into())));
-    assert_eq!(body(r#"{"prompt": [[1, 2]]}"#).take_prompt(), Ok(Prompt::Ids(vec![1, 2])));
-    assert!(body(r#"{"prompt": ["a", "b"]}"#).take_prompt().is_err());
+    assert_eq!(prompt(r#"{"prompt": ["a"]}"#), Ok(Prompt::Text("a".into())));
+    assert_eq!(prompt(r#"{"prompt": [[1, 2]]}"#), Ok(Prompt::Ids(vec![1, 2])));
+    assert!(prompt(r#"{"prompt": ["a", "b"]}"#).is_err());
+}
+
+#[test]
+fn a_field_is_shared_unless_it_is_of_chat_alone() {
+    let fields = schemas::names_read_by(|input| GenerationBody::deserialize(input));
+    let shared = GenerationBody::shared_fields();
+    assert!(CHAT_ONLY.iter().all(|name| fields.contains(name)), "a name of no field is listed");
+    assert_eq!(shared.len() + CHAT_ONLY.len(), fields.len());
+    assert!(shared.contains(&"temperature") && !shared.contains(&"messages"));
 }
