@@ -193,7 +193,24 @@ template <int KIND, int SLICES, int ROWS, int N_THREADS> struct Fetcher {
     }
 };
 
-// Adds the parts of each sum, [part][row][output], and writes the results.
+// Place of a sum among OUTS a row. Lanes that write together have 8 outputs of 4 pairs of rows; by xor they meet in no bank.
+template <int OUTS> DEVICE int sum_at(int row, int out) { return (row * OUTS + out) ^ (row >> 1 & 3) << 3; }
+
+// Stores a warp's sums in the order of `sum_at`; `all` is where its first row and output would be.
+template <int OUTS, int SLICES, int TILES, class Sum> DEVICE void store(Sum* all, const Sum (&sums)[SLICES][TILES][4]) {
+    int lane = threadIdx.x & 31, at[4];
+    // The rest of an address is the same for all lanes.
+    #pragma unroll
+    for (int i = 0; i < 4; i++) at[i] = sum_at<OUTS>(lane % 4 * 2, lane / 4 + i * 8);
+    #pragma unroll
+    for (int i = 0; i < SLICES * TILES * 4; i++) {
+        int slice = i / (4 * TILES), tile = i / 4 % TILES, e = i % 4;
+        int further = (tile * 8 + e % 2) * OUTS + slice * 16 + e / 2 * 8;
+        all[at[further / 8 % 4] + further / 32 * 32] = sums[slice][tile][e];
+    }
+}
+
+// Adds the parts of each sum, [part][row][output] in the order of `sum_at`, and writes the results.
 template <class Format, int ROWS, int OUTS, int PARTS, int N_THREADS>
 DEVICE void write(const typename Format::Sum* all, const Work& work, const int* inputs, const uint8_t* units,
                   const float* x_scales) {
@@ -201,9 +218,10 @@ DEVICE void write(const typename Format::Sum* all, const Work& work, const int* 
     for (int i = threadIdx.x; i < work.n_rows * OUTS; i += N_THREADS) {
         int row = i / OUTS, out = work.first_out + i % OUTS;
         if (out >= work.n_out) continue;
-        typename Format::Sum sum = all[i];
+        const typename Format::Sum* parts = all + sum_at<OUTS>(row, i % OUTS);
+        typename Format::Sum sum = *parts;
         #pragma unroll
-        for (int part = 1; part < PARTS; part++) sum += all[part * ROWS * OUTS + i];
+        for (int part = 1; part < PARTS; part++) sum += parts[part * ROWS * OUTS];
         float value = Format::finish(sum, units, out, x_scales ? x_scales[inputs[row]] : 1.0f);
         if (work.bias) value += work.bias[out];
         work.result[(int64_t)(work.first + row) * work.n_out + out] = value;
@@ -260,17 +278,9 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
     copy_wait<0>();
     __syncthreads();
 
-    // [warp][row][output], over the stages.
+    // [warp][row][output] in the order of `sum_at`, over the stages.
     Sum* all = (Sum*)memory;
-    #pragma unroll
-    for (int slice = 0; slice < SLICES; slice++)
-        #pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int out = slice * 16 + lane / 4 + e / 2 * 8, row = tile * 8 + lane % 4 * 2 + e % 2;
-                all[(warp * ROWS + row) * OUTS + out] = sums[slice][tile][e];
-            }
+    store<OUTS>(all + warp * ROWS * OUTS, sums);
     const uint8_t* units = work.weight + matrix::units_at(KIND, work.n_out, n_in);
     __syncthreads();
     write<Format, ROWS, OUTS, WARPS, THREADS>(all, work, inputs, units, x_scales);
@@ -303,7 +313,7 @@ DEVICE void run_wide(const uint8_t* __restrict__ x, const float* __restrict__ x_
     find_inputs<Extent::ROWS, Extent::THREADS>(inputs, work, rows);
     __syncthreads();
 
-    int lane = threadIdx.x & 31, warp_out = (threadIdx.x >> 5) % WARPS_OUT, warp_row = (threadIdx.x >> 5) / WARPS_OUT;
+    int warp_out = (threadIdx.x >> 5) % WARPS_OUT, warp_row = (threadIdx.x >> 5) / WARPS_OUT;
     int n_chunks = matrix::n_chunks(n_in), n_own_tiles = (work.n_rows + 7) / 8 - warp_row * TILES;
     int n_slices = min(SLICES, matrix::n_tiles(work.n_out) - work.first_out / 16);
     const Fetcher<KIND, SLICES, Extent::ROWS, Extent::THREADS> fetcher(threadIdx.x, work, x, inputs, n_slices, n_chunks);
@@ -345,14 +355,9 @@ DEVICE void run_wide(const uint8_t* __restrict__ x, const float* __restrict__ x_
 
     copy_wait<0>();
     __syncthreads();
-    // [row][output], over the stages.
+    // [row][output] in the order of `sum_at`, over the stages.
     Sum* all = (Sum*)memory;
-    #pragma unroll
-    for (int i = 0; i < 2 * TILES * 4; i++) {
-        int slice = i / (4 * TILES), tile = i / 4 % TILES, e = i % 4;
-        int out = (warp_out * 2 + slice) * 16 + lane / 4 + e / 2 * 8, row = (warp_row * TILES + tile) * 8 + lane % 4 * 2 + e % 2;
-        all[row * Extent::OUTS + out] = totals[slice][tile][e];
-    }
+    store<Extent::OUTS>(all + warp_row * TILES * 8 * Extent::OUTS + warp_out * 32, totals);
     const uint8_t* units = work.weight + matrix::units_at(KIND, work.n_out, n_in);
     __syncthreads();
     write<Format, Extent::ROWS, Extent::OUTS, 1, Extent::THREADS>(all, work, inputs, units, x_scales);
