@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 TENSOR = ("HMMA", "IMMA")
 
-# Copies of 16 bytes that a product's main loop makes in loops of its own, by kind: bytes of 16 outputs in a chunk, units of a row.
+# Bytes of 16 outputs in a chunk, by kind.
 CHUNK_BYTES = {"bf16": 2048, "int8": 1024, "int4": 576, "q8_0": 1088, "q4_k": 640, "q6_k": 896}
 # Of a product's kernel: tiles of 16 outputs, rows, lanes that share the copies. As product.h.
 EXTENTS = {
@@ -34,12 +34,6 @@ class Turn:
     instructions: int = 0
     stalls: int = 0
     tensor: int = 0
-
-    def __add__(self, other):
-        return Turn(self.instructions + other.instructions, self.stalls + other.stalls, self.tensor + other.tensor)
-
-    def __mul__(self, times):
-        return Turn(self.instructions * times, self.stalls * times, self.tensor * times)
 
 
 def parsed(text):
@@ -74,17 +68,9 @@ def turn_of(code):
     return Turn(len(code), sum(one.stall for one in code), sum(names.count(name) for name in TENSOR))
 
 
-def copy_turns(kernel):
-    """Turns of the loops within a product's main loop: copies of weights, copies of rows."""
-    kind, _, extent = kernel.removeprefix("product_").rpartition("_")
-    slices, rows, lanes = EXTENTS[extent]
-    units = 8 if kind == "bf16" else 4
-    return [-(-slices * CHUNK_BYTES[kind] // 16 // lanes), -(-rows * units // lanes)]
-
-
 def main_loop(kernel, code, labels):
     """A turn of the loop that the kernel spends its time in: the smallest that has all tensor-core instructions of a turn, or the
-    longest without a loop inside. Loops inside count once, those of products as often as they turn in a chunk of 64 inputs."""
+    longest without a loop inside. Loops inside count once; a product must not have any, so that a turn is all of a chunk's work."""
     loops = loops_of(code, labels)
     if not loops:
         return Turn()
@@ -93,11 +79,9 @@ def main_loop(kernel, code, labels):
     if not any(turn(loop).tensor for loop in loops):
         return max((turn(loop) for loop in loops if not inside(loop)), key=lambda one: one.instructions)
     loop = min(loops, key=lambda loop: (-turn(loop).tensor, turn(loop).instructions))
-    total = turn(loop)
     if kernel.startswith("product_") and inside(loop):
-        for inner, times in zip(inside(loop), copy_turns(kernel), strict=True):
-            total = total + turn(inner) * (times - 1)
-    return total
+        raise SystemExit(f"{kernel}: its main loop has a loop inside, and nobody counts its turns")
+    return turn(loop)
 
 
 def dynamic_shared(kernel):
