@@ -17,8 +17,23 @@ using namespace attention;
 constexpr int WARPS = THREADS / 32, PIECE = 64, STAGE = CHUNK * PIECE, KEYS = CHUNK / WARPS;
 
 // Where channels (or keys) u*8.. of a row lie in a piece: rows of 128 bytes, whose units of 16 are rotated by xor, so that
-// no two of 8 neighbouring rows meet in a bank.
+// no two of 8 neighbouring rows meet in a bank. It is the same in every 8th row, PIECE values each further.
 DEVICE int unit(int row, int u) { return row * PIECE + ((u ^ (row & 7)) << 3); }
+
+// Where there is no key. Places of keys are counted in 8 values, 16 bytes.
+constexpr uint32_t NOWHERE = 0xffffffffu;
+
+// Four values from `channel` on, zeros behind the last; of none if `from` is null.
+DEVICE float4 four_of(const float* from, int channel, int head_dim) {
+    float4 values = {0, 0, 0, 0};
+    if (!from || channel >= head_dim) return values;
+    if (head_dim % 4 == 0) return *(const float4*)(from + channel);
+    values.x = from[channel];
+    if (channel + 1 < head_dim) values.y = from[channel + 1];
+    if (channel + 2 < head_dim) values.z = from[channel + 2];
+    if (channel + 3 < head_dim) values.w = from[channel + 3];
+    return values;
+}
 
 // Two numbers as two pairs of bf16 that sum up to them, nearly.
 DEVICE void split(float a, float b, uint32_t& high, uint32_t& low) {
@@ -30,7 +45,7 @@ template <int TILES> struct Memory {
     static constexpr int QUERIES = 16 * TILES;
     uint16_t* stages;   // Two of [CHUNK][PIECE].
     uint16_t* left;     // q, then the weights: [piece][high, low][QUERIES][PIECE].
-    int* slots;         // Of the chunk's positions; -1: not read.
+    uint32_t* places;   // Of the chunk's positions in K and V, or NOWHERE.
     float* largest;     // [warp][QUERIES]
     float* sums;        // [warp][QUERIES]
     int* seen;          // [QUERIES]
@@ -38,39 +53,55 @@ template <int TILES> struct Memory {
     __device__ Memory(unsigned char* memory, int n_pieces) {
         stages = (uint16_t*)memory;
         left = stages + 2 * STAGE;
-        slots = (int*)(left + max(n_pieces, CHUNK / PIECE) * 2 * QUERIES * PIECE);
-        largest = (float*)(slots + CHUNK);
+        places = (uint32_t*)(left + max(n_pieces, CHUNK / PIECE) * 2 * QUERIES * PIECE);
+        largest = (float*)(places + CHUNK);
         sums = largest + WARPS * QUERIES;
         seen = (int*)(sums + WARPS * QUERIES);
     }
     __device__ uint16_t* left_piece(int piece, int part) const { return left + (piece * 2 + part) * QUERIES * PIECE; }
 };
 
-// q of the tile, split; zeros where there is no query or no channel.
-template <int TILES> DEVICE void load_queries(const Memory<TILES>& memory, const Work<16 * TILES>& work, const float* q, int n_pieces) {
-    for (int i = threadIdx.x; i < 16 * TILES * n_pieces * (PIECE / 2); i += THREADS) {
-        int query = i / (n_pieces * (PIECE / 2)), channel = i % (n_pieces * (PIECE / 2)) * 2;
-        float a = 0, b = 0;
-        if (channel < work.shape.head_dim && work.is_there(query)) {
-            const float* from = q + work.place(query) + channel;
-            a = from[0];
-            if (channel + 1 < work.shape.head_dim) b = from[1];
+// q of the tile's first 16 `n_tiles` queries, split; zeros where there is no query or no channel. A warp has a query at a time, so
+// that it divides by the number of heads once for all channels, and a lane four channels.
+template <int TILES> DEVICE void load_queries(const Memory<TILES>& memory, const Work<16 * TILES>& work, const float* q, int n_pieces, int n_tiles) {
+    constexpr int N_OWN = 16 * TILES / WARPS;
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, head_dim = work.shape.head_dim;
+    const float* from[N_OWN];
+    #pragma unroll
+    for (int i = 0; i < N_OWN; i++) {
+        int query = i * WARPS + warp;
+        from[i] = work.is_there(query) ? q + work.place(query) : nullptr;
+    }
+    for (int channel = lane * 4; channel < n_pieces * PIECE; channel += 128) {
+        float4 values[N_OWN];
+        #pragma unroll
+        for (int i = 0; i < N_OWN; i++) values[i] = four_of(from[i], channel, head_dim);
+        int u = channel % PIECE / 8, piece = channel / PIECE;
+        #pragma unroll
+        for (int i = 0; i < N_OWN; i++) {
+            int query = i * WARPS + warp, to = unit(query, u) + channel % 8;
+            if (query >= 16 * n_tiles) break;
+            uint2 high, low;
+            split(values[i].x, values[i].y, high.x, low.x);
+            split(values[i].z, values[i].w, high.y, low.y);
+            *(uint2*)(memory.left_piece(piece, 0) + to) = high;
+            *(uint2*)(memory.left_piece(piece, 1) + to) = low;
         }
-        uint32_t high, low;
-        split(a, b, high, low);
-        int piece = channel / PIECE, to = unit(query, channel % PIECE / 8) + channel % 8;
-        *(uint32_t*)(memory.left_piece(piece, 0) + to) = high;
-        *(uint32_t*)(memory.left_piece(piece, 1) + to) = low;
     }
 }
 
-// Starts the copy of a piece of the chunk's K (or V) to a stage.
-template <int QUERIES> DEVICE void fetch(uint16_t* stage, const int* slots, const Work<QUERIES>& work, const uint16_t* keys, int piece, int low, int high) {
-    for (int i = threadIdx.x + low * (PIECE / 8); i < high * (PIECE / 8); i += THREADS) {
-        int at = i / (PIECE / 8), u = i % (PIECE / 8), channel = piece * PIECE + u * 8, slot = slots[at];
-        bool is_there = slot >= 0 && channel < work.shape.stride;
-        copy_async(stage + unit(at, u), is_there ? keys + work.key(slot) + channel : keys, is_there);
-    }
+// Starts the copy of a piece of the chunk's K (or V) to a stage. A thread copies the same 8 channels of every 16th key, whose place
+// in the stage is exchanged in the same way.
+template <int QUERIES> DEVICE void fetch(uint16_t* stage, const uint32_t* places, const Work<QUERIES>& work, const uint16_t* keys, int piece, int low, int high) {
+    constexpr int UNITS = PIECE / 8, STEP = THREADS / UNITS;
+    static_assert(STEP % 8 == 0, "");
+    int u = threadIdx.x % UNITS, first = low + threadIdx.x / UNITS, channel = piece * PIECE + u * 8;
+    bool has_channel = channel < work.shape.stride;
+    const uint16_t* from = keys + channel;
+    uint16_t* to = stage + unit(first, u);
+    #pragma unroll 4
+    for (int at = first; at < high; at += STEP, to += STEP * PIECE)
+        copy_async(to, from + (uint64_t)places[at] * 8, has_channel && places[at] != NOWHERE);
 }
 
 // The scores of a warp's keys, [m16 tile][8 keys][fragment], grow by a piece of channels.
@@ -83,13 +114,14 @@ template <int TILES> DEVICE void add_scores(float (*scores)[KEYS / 8][4], const 
         for (int m = 0; m < TILES; m++)
             #pragma unroll
             for (int part = 0; part < 2; part++)
-                if (m < n_tiles) load_matrix(a[m][part], memory.left_piece(piece, part) + unit(m * 16 + (lane & 15), step * 2 + (lane >> 4)));
+                if (m < n_tiles) load_matrix(a[m][part], memory.left_piece(piece, part) + m * 16 * PIECE + unit(lane & 15, step * 2 + (lane >> 4)));
+        const uint16_t* own = stage + warp * KEYS * PIECE + unit((lane & 7) + (lane >> 4) * 8, step * 2 + ((lane >> 3) & 1));
         #pragma unroll
         for (int t = 0; t < KEYS / 8; t += 2) {
             int key = warp * KEYS + t * 8;
             if (key + 16 <= low || key >= high) continue;
             uint32_t b[4];
-            load_matrix(b, stage + unit(key + (lane & 7) + (lane >> 4) * 8, step * 2 + ((lane >> 3) & 1)));
+            load_matrix(b, own + t * 8 * PIECE);
             #pragma unroll
             for (int m = 0; m < TILES; m++)
                 #pragma unroll
@@ -107,7 +139,8 @@ template <int TILES> DEVICE void weigh(float (*scores)[KEYS / 8][4], const Memor
     constexpr int QUERIES = 16 * TILES;
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     #pragma unroll
-    for (int m = 0; m < TILES; m++)
+    for (int m = 0; m < TILES; m++) {
+        if (m >= n_tiles) break;
         #pragma unroll
         for (int h = 0; h < 2; h++) {
             int query = m * 16 + (lane >> 2) + h * 8, seen = memory.seen[query], first = work.first_of(seen);
@@ -126,6 +159,7 @@ template <int TILES> DEVICE void weigh(float (*scores)[KEYS / 8][4], const Memor
             largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, 2));
             if ((lane & 3) == 0) memory.largest[warp * QUERIES + query] = largest;
         }
+    }
     __syncthreads();
     #pragma unroll
     for (int m = 0; m < TILES; m++) {
@@ -167,14 +201,14 @@ template <int TILES> DEVICE void add_values(float (*sums)[2][4], const Memory<TI
             for (int e = 0; e < 4; e++) sums[m][n][e] = 0;
     for (int step = low / 16; step * 16 < high; step++) {
         uint32_t b[4];
-        load_matrix_transposed(b, stage + unit(step * 16 + (lane & 15), warp * 2 + (lane >> 4)));
+        load_matrix_transposed(b, stage + step * 16 * PIECE + unit(lane & 15, warp * 2 + (lane >> 4)));
         #pragma unroll
         for (int m = 0; m < TILES; m++)
             #pragma unroll
             for (int part = 0; part < 2; part++)
                 if (m < n_tiles) {
                     uint32_t a[4];
-                    load_matrix(a, memory.left_piece(step / 4, part) + unit(m * 16 + (lane & 15), step % 4 * 2 + (lane >> 4)));
+                    load_matrix(a, memory.left_piece(step / 4, part) + m * 16 * PIECE + unit(lane & 15, step % 4 * 2 + (lane >> 4)));
                     mma_bf16(sums[m][0], a, b);
                     mma_bf16(sums[m][1], a, b + 2);
                 }
@@ -226,17 +260,20 @@ template <int TILES> DEVICE void run(const float* q, const uint16_t* keys, const
     int low = work.low & ~15, high = (work.high + 15) & ~15;
     int n_tiles = min((work.n_queries() + 15) / 16, TILES);
     Memory<TILES> memory(shared, n_pieces);
-    for (int at = threadIdx.x; at < CHUNK; at += THREADS) memory.slots[at] = at >= work.low && at < work.high ? work.slot(pages, at) : -1;
+    for (int at = threadIdx.x; at < CHUNK; at += THREADS) {
+        bool is_there = at >= work.low && at < work.high;
+        memory.places[at] = is_there ? (uint32_t)(work.key(work.slot(pages, at)) / 8) : NOWHERE;
+    }
     for (int query = threadIdx.x; query < QUERIES; query += THREADS) memory.seen[query] = work.is_there(query) ? visible[work.row(query)] : 0;
     __syncthreads();
     auto fetch_next = [&](int index) {
         if (index < 2 * n_pieces)
-            fetch(memory.stages + (index & 1) * STAGE, memory.slots, work, index < n_pieces ? keys : values, index % n_pieces, low, high);
+            fetch(memory.stages + (index & 1) * STAGE, memory.places, work, index < n_pieces ? keys : values, index % n_pieces, low, high);
         copy_commit();
     };
     fetch_next(0);
     fetch_next(1);
-    load_queries(memory, work, q, n_pieces);
+    load_queries(memory, work, q, n_pieces, n_tiles);
 
     float scores[TILES][KEYS / 8][4];
     #pragma unroll

@@ -23,6 +23,18 @@ DEVICE void load_packed(uint32_t* words, const uint8_t* slice, int lane) {
     words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
 }
 
+// Operands of N tiles of rows from `first` on, for all inputs of a chunk. They are loaded together, and loops over tiles are inside
+// of those over steps: so sums that do not wait for each other are side by side. With 8 tiles and scales to apply, registers are
+// few; there a branch between the tiles loaded together keeps the compiler from loading all at once.
+template <int N> DEVICE void load_rows(uint32_t (&b)[N][4], const uint8_t* rows, int first, int lane) {
+    #pragma unroll
+    for (int tile = 0; tile < N; tile++) {
+        const uint8_t* of_tile = rows + (first + tile) * 8 * product::row_bytes(matrix::INT8);
+        load_matrix(b[tile], of_tile + product::place<4>(lane % 8, lane / 8));
+    }
+}
+DEVICE constexpr int together(int tiles, int most) { return tiles < most ? tiles : most; }
+
 // Weights of a group are multiplied by `scale`, which each has as a number of its own: Int4 and Q8_0.
 // A group is GROUPS of a chunk's two steps.
 template <int KIND_, class Source> struct Scaled {
@@ -43,24 +55,27 @@ template <int KIND_, class Source> struct Scaled {
             for (int h = 0; h < 2; h++)
                 Source::scales(scales[slice][h], *(const uint32_t*)(from + matrix::quant_bytes(KIND) + (lane / 4 + 8 * h) * 4));
         }
+        constexpr int TOGETHER = together(TILES, 4);
         #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            if (tile >= n_tiles) continue;
-            uint32_t b[4];
-            load_matrix(b, rows + product::place<4>(tile * 8 + lane % 8, lane / 8));
+        for (int first = 0; first < TILES; first += TOGETHER) {
+            if (TILES > 4 && first > 0 && first >= n_tiles) break;
+            uint32_t b[TOGETHER][4];
+            load_rows(b, rows, first, lane);
             #pragma unroll
             for (int slice = 0; slice < SLICES; slice++) {
-                int dots[4] = {0, 0, 0, 0};
+                int dots[TOGETHER][4] = {};
                 #pragma unroll
                 for (int step = 0; step < 2; step++) {
-                    mma_int8(dots, chunks[slice].a[step], b + 2 * step);
-                    if (step == 1 || Source::IS_STEP_A_GROUP)
-                        #pragma unroll
-                        for (int e = 0; e < 4; e++) {
-                            float* sum = &sums[slice][tile][e];
-                            *sum = fmaf((float)dots[e], scales[slice][e / 2][step], *sum);
-                            dots[e] = 0;
-                        }
+                    #pragma unroll
+                    for (int tile = 0; tile < TOGETHER; tile++) mma_int8(dots[tile], chunks[slice].a[step], b[tile] + 2 * step);
+                    if (step == 0 && !Source::IS_STEP_A_GROUP) continue;
+                    #pragma unroll
+                    for (int i = 0; i < TOGETHER * 4; i++) {
+                        int tile = i / 4, e = i % 4;
+                        float* sum = &sums[slice][first + tile][e];
+                        *sum = fmaf((float)dots[tile][e], scales[slice][e / 2][step], *sum);
+                        dots[tile][e] = 0;
+                    }
                 }
             }
         }
@@ -104,15 +119,18 @@ struct Int8 {
         Chunk chunks[SLICES];
         #pragma unroll
         for (int slice = 0; slice < SLICES; slice++) load(chunks[slice], weights + slice * product::slice_bytes(KIND), lane);
+        constexpr int TOGETHER = together(TILES, 4);
         #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            if (tile >= n_tiles) continue;
-            uint32_t b[4];
-            load_matrix(b, rows + product::place<4>(tile * 8 + lane % 8, lane / 8));
+        for (int first = 0; first < TILES; first += TOGETHER) {
+            uint32_t b[TOGETHER][4];
+            load_rows(b, rows, first, lane);
             #pragma unroll
-            for (int slice = 0; slice < SLICES; slice++)
+            for (int step = 0; step < 2; step++)
                 #pragma unroll
-                for (int step = 0; step < 2; step++) mma_int8(sums[slice][tile], chunks[slice].a[step], b + 2 * step);
+                for (int tile = 0; tile < TOGETHER; tile++)
+                    #pragma unroll
+                    for (int slice = 0; slice < SLICES; slice++)
+                        mma_int8(sums[slice][first + tile], chunks[slice].a[step], b[tile] + 2 * step);
         }
     }
 
@@ -154,25 +172,28 @@ struct Q4K {
                 minima[slice][h] = -from_half((uint16_t)(unit >> 16));
             }
         }
+        constexpr int TOGETHER = together(TILES, TILES > 4 ? 1 : 2);
         #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            if (tile >= n_tiles) continue;
-            uint32_t b[4];
-            load_matrix(b, rows + product::place<4>(tile * 8 + lane % 8, lane / 8));
-            int inputs[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+        for (int first = 0; first < TILES; first += TOGETHER) {
+            if (TILES > 4 && first > 0 && first >= n_tiles) break;
+            uint32_t b[TOGETHER][4];
+            load_rows(b, rows, first, lane);
+            int inputs[TOGETHER][2][4] = {};
             #pragma unroll
-            for (int step = 0; step < 2; step++) mma_int8(inputs[step], ones, b + 2 * step);
+            for (int i = 0; i < TOGETHER * 2; i++) mma_int8(inputs[i / 2][i % 2], ones, b[i / 2] + i % 2 * 2);
             #pragma unroll
             for (int slice = 0; slice < SLICES; slice++) {
-                int dots[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+                int dots[TOGETHER][2][4] = {};
                 #pragma unroll
-                for (int step = 0; step < 2; step++) mma_int8(dots[step], chunks[slice].a[step], b + 2 * step);
+                for (int i = 0; i < TOGETHER * 2; i++) mma_int8(dots[i / 2][i % 2], chunks[slice].a[i % 2], b[i / 2] + i % 2 * 2);
                 #pragma unroll
-                for (int e = 0; e < 4; e++) {
+                for (int i = 0; i < TOGETHER * 4; i++) {
+                    int tile = i / 4, e = i % 4;
                     uint32_t f = factors[slice][e / 2];
-                    int dot = byte_of(f, 0) * dots[0][e] + byte_of(f, 2) * dots[1][e];
-                    int offset = byte_of(f, 1) * inputs[0][e] + byte_of(f, 3) * inputs[1][e];
-                    float* sum = &sums[slice][tile][e];
+                    int dot = byte_of(f, 0) * dots[tile][0][e] + byte_of(f, 2) * dots[tile][1][e];
+                    // All outputs have the same sums of inputs: e / 2 makes no difference.
+                    int offset = byte_of(f, 1) * inputs[tile][0][e % 2] + byte_of(f, 3) * inputs[tile][1][e % 2];
+                    float* sum = &sums[slice][first + tile][e];
                     *sum = fmaf((float)dot, scales[slice][e / 2], *sum);
                     *sum = fmaf((float)offset, minima[slice][e / 2], *sum);
                 }
@@ -217,25 +238,29 @@ struct Q6K {
                 scales[slice][h] = *(const float*)(meta + matrix::meta_bytes(KIND)) * 0.25f;
             }
         }
+        constexpr int TOGETHER = together(TILES, TILES > 4 ? 2 : 4);
         #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            if (tile >= n_tiles) continue;
-            uint32_t b[4];
-            load_matrix(b, rows + product::place<4>(tile * 8 + lane % 8, lane / 8));
+        for (int first = 0; first < TILES; first += TOGETHER) {
+            if (TILES > 4 && first > 0 && first >= n_tiles) break;
+            uint32_t b[TOGETHER][4];
+            load_rows(b, rows, first, lane);
             #pragma unroll
             for (int slice = 0; slice < SLICES; slice++) {
-                int totals[4] = {0, 0, 0, 0};
+                int totals[TOGETHER][4] = {};
                 #pragma unroll
                 for (int group = 0; group < 4; group++) {
-                    int dots[4] = {0, 0, 0, 0};
-                    mma_int8_k16(dots, chunks[slice].a[group / 2] + group % 2 * 2, b[group]);
+                    int dots[TOGETHER][4] = {};
                     #pragma unroll
-                    for (int e = 0; e < 4; e++) totals[e] += (int8_t)byte_of(factors[slice][e / 2], group) * dots[e];
+                    for (int tile = 0; tile < TOGETHER; tile++)
+                        mma_int8_k16(dots[tile], chunks[slice].a[group / 2] + group % 2 * 2, b[tile][group]);
+                    #pragma unroll
+                    for (int i = 0; i < TOGETHER * 4; i++)
+                        totals[i / 4][i % 4] += (int8_t)byte_of(factors[slice][i % 4 / 2], group) * dots[i / 4][i % 4];
                 }
                 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    float* sum = &sums[slice][tile][e];
-                    *sum = fmaf((float)totals[e], scales[slice][e / 2], *sum);
+                for (int i = 0; i < TOGETHER * 4; i++) {
+                    float* sum = &sums[slice][first + i / 4][i % 4];
+                    *sum = fmaf((float)totals[i / 4][i % 4], scales[slice][i % 4 / 2], *sum);
                 }
             }
         }

@@ -19,22 +19,48 @@ constexpr float MAX_INT8 = 127, ROUND = 12582912;
 DEVICE int nearest(float value) { return (int)(__float_as_uint(value + ROUND) - __float_as_uint(ROUND)); }
 DEVICE uint32_t magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
 
-// Writes the rounded form of this block's row, of which `value_at` gives any value.
-template <class Value> DEVICE void write_rounded(int width, int form, void* rounded, float* scales, void* words, Value value_at) {
+// Two neighbouring values of a row of `width`, zeros behind its end. Rows of an even width begin at a pair.
+DEVICE float2 pair_at(const float* row, int i, int width) {
+    if (width % 2 == 0 && i < width) return *(const float2*)(row + i);
+    float2 pair = {i < width ? row[i] : 0, i + 1 < width ? row[i + 1] : 0};
+    return pair;
+}
+DEVICE void put_pair(float* row, int i, int width, float2 pair) {
+    if (width % 2 == 0) {
+        *(float2*)(row + i) = pair;
+        return;
+    }
+    row[i] = pair.x;
+    if (i + 1 < width) row[i + 1] = pair.y;
+}
+
+// Makes each pair of this block's row by `make(i)`, and writes the row's rounded form. `made` has what `make` returned.
+template <class Make> DEVICE void write_rounded(int width, int form, void* rounded, float* scales, void* words, const float* made, Make make) {
     int stride = stride_of(width);
     int64_t row = blockIdx.x;
-    auto padded = [&](int i) { return i < width ? value_at(i) : 0.0f; };
-    if (form == 1) {
+    if (form == 0) {
+        for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS) make(i);
+    } else if (form == 1) {
         uint32_t* to = (uint32_t*)rounded + row * (stride / 2);
-        for (int i = 2 * threadIdx.x; i < stride; i += 2 * THREADS) to[i / 2] = pack_bf16(padded(i), padded(i + 1));
-    } else if (form == 2) {
+        for (int i = 2 * threadIdx.x; i < stride; i += 2 * THREADS) {
+            float2 pair = {0, 0};
+            if (i < width) pair = make(i);
+            to[i / 2] = pack_bf16(pair.x, pair.y);
+        }
+    } else {
         uint32_t most = 0;
-        for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS) most = max(most, max(magnitude(padded(i)), magnitude(padded(i + 1))));
+        for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS) {
+            float2 pair = make(i);
+            most = max(most, max(magnitude(pair.x), magnitude(pair.y)));
+        }
         float scale = __uint_as_float(block::largest(most, words)) / MAX_INT8;
         float inverse = scale == 0 ? 0 : 1 / scale;
-        auto integer = [&](int i) { return min(max(nearest(padded(i) * inverse), -127), 127); };
+        auto integer = [&](float value) { return min(max(nearest(value * inverse), -127), 127); };
         uint16_t* to = (uint16_t*)rounded + row * (stride / 2);
-        for (int i = 2 * threadIdx.x; i < stride; i += 2 * THREADS) to[i / 2] = (uint16_t)((integer(i) & 255) | (integer(i + 1) & 255) << 8);
+        for (int i = 2 * threadIdx.x; i < stride; i += 2 * THREADS) {
+            float2 pair = pair_at(made, i, width);
+            to[i / 2] = (uint16_t)((integer(pair.x) & 255) | (integer(pair.y) & 255) << 8);
+        }
         if (threadIdx.x == 0) scales[row] = scale;
     }
 }
@@ -53,16 +79,23 @@ KERNEL __launch_bounds__(512) rms_norm(float* x, const float* y, const float* we
     out += (int64_t)blockIdx.x * width;
     if (y) y += (int64_t)blockIdx.x * width;
     float squares = 0;
-    for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS)
-        for (int j = i; j < min(i + 2, width); j++) {
-            float value = x[j];
-            if (y) x[j] = value += y[j];
-            squares = fmaf(value, value, squares);
+    for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS) {
+        float2 pair = pair_at(x, i, width);
+        if (y) {
+            float2 added = pair_at(y, i, width);
+            pair.x += added.x, pair.y += added.y;
+            put_pair(x, i, width, pair);
         }
+        squares = fmaf(pair.x, pair.x, squares);
+        squares = fmaf(pair.y, pair.y, squares);
+    }
     float scale = 1 / sqrtf(block::sum(squares, words) / width + eps);
-    for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS)
-        for (int j = i; j < min(i + 2, width); j++) out[j] = x[j] * scale * weight[j];
-    write_rounded(width, form, rounded, scales, words, [&](int i) { return out[i]; });
+    write_rounded(width, form, rounded, scales, words, out, [&](int i) {
+        float2 pair = pair_at(x, i, width), factors = pair_at(weight, i, width);
+        pair.x = pair.x * scale * factors.x, pair.y = pair.y * scale * factors.y;
+        put_pair(out, i, width, pair);
+        return pair;
+    });
 }
 EMU_KERNEL(rms_norm)
 
@@ -72,9 +105,13 @@ KERNEL __launch_bounds__(512) gate(float* gate, const float* up, int width, int 
     DYNAMIC_SHARED(words);
     gate += (int64_t)blockIdx.x * width;
     up += (int64_t)blockIdx.x * width;
-    for (int i = 2 * threadIdx.x; i < width; i += 2 * THREADS)
-        for (int j = i; j < min(i + 2, width); j++) gate[j] = (activation == 0 ? silu(gate[j]) : gelu(gate[j])) * up[j];
-    write_rounded(width, form, rounded, scales, words, [&](int i) { return gate[i]; });
+    write_rounded(width, form, rounded, scales, words, gate, [&](int i) {
+        float2 pair = pair_at(gate, i, width), factors = pair_at(up, i, width);
+        pair.x = (activation == 0 ? silu(pair.x) : gelu(pair.x)) * factors.x;
+        pair.y = (activation == 0 ? silu(pair.y) : gelu(pair.y)) * factors.y;
+        put_pair(gate, i, width, pair);
+        return pair;
+    });
 }
 EMU_KERNEL(gate)
 
@@ -82,7 +119,7 @@ KERNEL __launch_bounds__(512) prepare_rows(const float* x, int width, int form, 
     using namespace rows;
     DYNAMIC_SHARED(words);
     x += (int64_t)blockIdx.x * width;
-    write_rounded(width, form, rounded, scales, words, [&](int i) { return x[i]; });
+    write_rounded(width, form, rounded, scales, words, x, [&](int i) { return pair_at(x, i, width); });
 }
 EMU_KERNEL(prepare_rows)
 

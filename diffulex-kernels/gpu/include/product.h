@@ -114,34 +114,103 @@ template <int ROWS, int N_THREADS> DEVICE void find_inputs(int* inputs, const Wo
     }
 }
 
-// Starts this thread's copies of a chunk, one of N_THREADS: of `n_slices` tiles of 16 outputs, zeros for the rest of SLICES, and
-// of the first 8 `n_tiles` rows.
-template <int KIND, int SLICES, int N_THREADS>
-DEVICE void fetch_chunk(uint8_t* stage, int thread, const Work& work, const uint8_t* units, const uint8_t* x, const int* inputs,
-                        int n_tiles, int n_slices, int n_chunks, int chunk) {
-    constexpr int CHUNK = matrix::chunk_bytes(KIND), SLICE = slice_bytes(KIND), UNITS = row_bytes(KIND) / 16;
-    constexpr int WORDS = unit_bytes(KIND) / 16, COPIES = SLICE / 16;
-    int first_tile = work.first_out / 16;
-    #pragma unroll 1
-    for (int i = thread; i < SLICES * COPIES; i += N_THREADS) {
-        int slice = i / COPIES, at = i % COPIES * 16;
-        bool is_there = slice < n_slices;
-        int64_t tile = first_tile + (is_there ? slice : 0);
-        const uint8_t* from = work.weight + (tile * n_chunks + chunk) * CHUNK + at;
-        if (WORDS && at >= CHUNK)
-            from = units + (tile * (n_chunks / matrix::CHUNKS_PER_UNIT) + chunk / matrix::CHUNKS_PER_UNIT) * 64 + (at - CHUNK);
-        copy_async(stage + slice * SLICE + at, from, is_there);
+// Copies chunks to stages, N_THREADS threads together: SLICES tiles of 16 outputs, of which `n_slices` are there, and ROWS rows;
+// zeros instead of what is not there. A thread copies the same places of every chunk, so that nearly all of their addresses is
+// computed once: with a few instructions more for each copy, products are bound by instructions.
+template <int KIND, int SLICES, int ROWS, int N_THREADS> struct Fetcher {
+    static constexpr int CHUNK = matrix::chunk_bytes(KIND), UNITS = row_bytes(KIND) / 16;
+    // Copies of 16 bytes: of a slice, of all slices, of a thread.
+    static constexpr int OF_SLICE = slice_bytes(KIND) / 16, OF_ALL = SLICES * OF_SLICE;
+    static constexpr int N_WEIGHTS = (OF_ALL + N_THREADS - 1) / N_THREADS, N_ROWS = ROWS * UNITS / N_THREADS;
+    // Whether a thread's copies of weights are equally far from its first one for all threads: none crosses from a slice to the next.
+    static constexpr bool IS_EVEN = OF_SLICE % N_THREADS == 0 || N_THREADS % OF_SLICE == 0;
+    // Copies of a thread from one row to the next whose units `place` exchanges in the same way: 8 rows, or a multiple.
+    static constexpr int PERIOD = N_THREADS >= 8 * UNITS ? 1 : 8 * UNITS / N_THREADS;
+    static_assert(ROWS * UNITS % N_THREADS == 0 && N_ROWS % PERIOD == 0 && N_WEIGHTS <= 32 && N_ROWS <= 32, "");
+    static_assert(unit_bytes(KIND) == 0 || !IS_EVEN, "words behind all chunks are not a chunk further in the next chunk");
+
+    // Offsets are counted in units of 16 bytes, so that 32 bits are enough for every matrix.
+    const uint8_t *weights, *rows;
+    uint32_t slice_units, weights_at[IS_EVEN ? 1 : N_WEIGHTS], rows_at[N_ROWS];
+    int thread, to_rows[PERIOD];
+    // A bit for each copy: whether its slice or row is there, and whether it is of the words behind all chunks.
+    uint32_t has_slice, has_row, is_behind;
+
+    __device__ __forceinline__ Fetcher(int thread, const Work& work, const uint8_t* x, const int* inputs, int n_slices, int n_chunks)
+        : weights(work.weight), rows(x), slice_units(n_chunks * (CHUNK / 16)), thread(thread), has_slice(0), has_row(0), is_behind(0) {
+        int first_tile = work.first_out / 16;
+        if (IS_EVEN) weights += (int64_t)(first_tile + thread / OF_SLICE) * n_chunks * CHUNK + thread % OF_SLICE * 16;
+        #pragma unroll
+        for (int i = 0; i < N_WEIGHTS; i++) {
+            int copy = i * N_THREADS + thread, slice = copy / OF_SLICE, at = copy % OF_SLICE;
+            if (slice < n_slices) has_slice |= 1u << i;
+            if (IS_EVEN) continue;
+            uint32_t tile = first_tile + min(slice, n_slices - 1);
+            weights_at[i] = tile * slice_units + at;
+            if (at >= CHUNK / 16) {
+                is_behind |= 1u << i;
+                weights_at[i] = matrix::n_tiles(work.n_out) * slice_units + tile * (n_chunks / matrix::CHUNKS_PER_UNIT) * 4 + at - CHUNK / 16;
+            }
+        }
+        #pragma unroll
+        for (int i = 0; i < N_ROWS; i++) {
+            int copy = i * N_THREADS + thread, input = inputs[copy / UNITS];
+            if (input >= 0) has_row |= 1u << i;
+            rows_at[i] = (uint32_t)max(input, 0) * (n_chunks * UNITS) + copy % UNITS;
+            if (i < PERIOD) to_rows[i] = place<UNITS>(copy / UNITS, copy % UNITS);
+        }
     }
-    uint8_t* to = stage + SLICES * SLICE;
-    #pragma unroll 1
-    for (int i = thread; i < n_tiles * 8 * UNITS; i += N_THREADS) {
-        int row = i / UNITS, unit = i % UNITS, input = inputs[row];
-        const uint8_t* from = x + ((int64_t)max(input, 0) * n_chunks + chunk) * row_bytes(KIND) + unit * 16;
-        copy_async(to + place<UNITS>(row, unit), from, input >= 0);
+
+    // Whether copy `i` of some thread is of the words behind all chunks.
+    static __device__ __forceinline__ constexpr bool may_be_behind(int i) {
+        return unit_bytes(KIND) && (N_THREADS >= OF_SLICE || i * N_THREADS % OF_SLICE + N_THREADS > CHUNK / 16);
+    }
+
+    // Starts this thread's copies of a chunk.
+    __device__ __forceinline__ void operator()(uint8_t* stage, int chunk) const {
+        const uint8_t* from = weights + (int64_t)chunk * CHUNK;
+        uint8_t* to = stage + thread * 16;
+        #pragma unroll
+        for (int i = 0; i < N_WEIGHTS; i++) {
+            const uint8_t* copied = from;
+            if (IS_EVEN) {
+                copied += (uint64_t)slice_units * (i * N_THREADS / OF_SLICE * 16) + i * N_THREADS % OF_SLICE * 16;
+            } else if (may_be_behind(i)) {
+                uint32_t step = is_behind >> i & 1 ? chunk / matrix::CHUNKS_PER_UNIT * 4 : chunk * (CHUNK / 16);
+                copied = weights + (uint64_t)(weights_at[i] + step) * 16;
+            } else {
+                copied += (uint64_t)weights_at[i] * 16;
+            }
+            if (OF_ALL % N_THREADS == 0 || i + 1 < N_WEIGHTS || i * N_THREADS + thread < OF_ALL)
+                copy_async(to + i * N_THREADS * 16, copied, SLICES == 1 || has_slice >> i & 1);
+        }
+        from = rows + (int64_t)chunk * row_bytes(KIND);
+        #pragma unroll
+        for (int i = 0; i < N_ROWS; i++) {
+            to = stage + SLICES * slice_bytes(KIND) + to_rows[i % PERIOD] + i / PERIOD * PERIOD * N_THREADS * 16;
+            copy_async(to, from + (uint64_t)rows_at[i] * 16, has_row >> i & 1);
+        }
+    }
+};
+
+// Place of a sum among OUTS a row. Lanes that write together have 8 outputs of 4 pairs of rows; by xor they meet in no bank.
+template <int OUTS> DEVICE int sum_at(int row, int out) { return (row * OUTS + out) ^ (row >> 1 & 3) << 3; }
+
+// Stores a warp's sums in the order of `sum_at`; `all` is where its first row and output would be.
+template <int OUTS, int SLICES, int TILES, class Sum> DEVICE void store(Sum* all, const Sum (&sums)[SLICES][TILES][4]) {
+    int lane = threadIdx.x & 31, at[4];
+    // The rest of an address is the same for all lanes.
+    #pragma unroll
+    for (int i = 0; i < 4; i++) at[i] = sum_at<OUTS>(lane % 4 * 2, lane / 4 + i * 8);
+    #pragma unroll
+    for (int i = 0; i < SLICES * TILES * 4; i++) {
+        int slice = i / (4 * TILES), tile = i / 4 % TILES, e = i % 4;
+        int further = (tile * 8 + e % 2) * OUTS + slice * 16 + e / 2 * 8;
+        all[at[further / 8 % 4] + further / 32 * 32] = sums[slice][tile][e];
     }
 }
 
-// Adds the parts of each sum, [part][row][output], and writes the results.
+// Adds the parts of each sum, [part][row][output] in the order of `sum_at`, and writes the results.
 template <class Format, int ROWS, int OUTS, int PARTS, int N_THREADS>
 DEVICE void write(const typename Format::Sum* all, const Work& work, const int* inputs, const uint8_t* units,
                   const float* x_scales) {
@@ -149,9 +218,10 @@ DEVICE void write(const typename Format::Sum* all, const Work& work, const int* 
     for (int i = threadIdx.x; i < work.n_rows * OUTS; i += N_THREADS) {
         int row = i / OUTS, out = work.first_out + i % OUTS;
         if (out >= work.n_out) continue;
-        typename Format::Sum sum = all[i];
+        const typename Format::Sum* parts = all + sum_at<OUTS>(row, i % OUTS);
+        typename Format::Sum sum = *parts;
         #pragma unroll
-        for (int part = 1; part < PARTS; part++) sum += all[part * ROWS * OUTS + i];
+        for (int part = 1; part < PARTS; part++) sum += parts[part * ROWS * OUTS];
         float value = Format::finish(sum, units, out, x_scales ? x_scales[inputs[row]] : 1.0f);
         if (work.bias) value += work.bias[out];
         work.result[(int64_t)(work.first + row) * work.n_out + out] = value;
@@ -159,7 +229,8 @@ DEVICE void write(const typename Format::Sum* all, const Work& work, const int* 
 }
 
 // A format has KIND; the type Sum; `multiply(sums, slices, rows, n_tiles)`, which adds the products of a chunk of each slice with
-// the first `n_tiles` tiles of rows; and `finish(sum, units, out, x_scale)`, which makes a sum a number.
+// all tiles of rows or with the first `n_tiles`; and `finish(sum, units, out, x_scale)`, which makes a sum a number. Rows that are
+// not there are zeros. A branch for each tile would cost more than their products: nothing overlaps across it.
 template <class Format, int TILES>
 DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scales, const Members& members, int n_in, int n_rows,
                 const Tile* __restrict__ tiles, const int* __restrict__ rows, const uint8_t* const* __restrict__ experts) {
@@ -176,13 +247,13 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     int n_chunks = matrix::n_chunks(n_in), n_own = (n_chunks - warp + WARPS - 1) / WARPS;
     int n_tiles = (work.n_rows + 7) / 8, n_slices = min(SLICES, matrix::n_tiles(work.n_out) - work.first_out / 16);
-    const uint8_t* units = work.weight + matrix::units_at(KIND, work.n_out, n_in);
-    uint8_t* stages = memory + warp * STAGES * stage_bytes(KIND, TILES);
+    constexpr int STAGE = stage_bytes(KIND, TILES);
+    uint8_t* stages = memory + warp * STAGES * STAGE;
+    const Fetcher<KIND, SLICES, ROWS, 32> fetcher(lane, work, x, inputs, n_slices, n_chunks);
+    // Stages of the chunk that is fetched next, which is that of the last one used, and of the chunk that is used next.
+    int to = 0, from = 0;
     auto fetch = [&](int index) {
-        if (index < n_own) {
-            uint8_t* stage = stages + index % STAGES * stage_bytes(KIND, TILES);
-            fetch_chunk<KIND, SLICES, 32>(stage, lane, work, units, x, inputs, n_tiles, n_slices, n_chunks, index * WARPS + warp);
-        }
+        if (index < n_own) fetcher(stages + to, index * WARPS + warp);
         copy_commit();
     };
 
@@ -194,29 +265,23 @@ DEVICE void run(const uint8_t* __restrict__ x, const float* __restrict__ x_scale
             #pragma unroll
             for (int e = 0; e < 4; e++) sums[slice][tile][e] = 0;
     #pragma unroll 1
-    for (int index = 0; index < STAGES - 1; index++) fetch(index);
+    for (int index = 0; index < STAGES - 1; index++, to += STAGE) fetch(index);
     #pragma unroll 1
     for (int index = 0; index < n_own; index++) {
         copy_wait<STAGES - 2>();
         __syncwarp();
         fetch(index + STAGES - 1);
-        const uint8_t* stage = stages + index % STAGES * stage_bytes(KIND, TILES);
-        Format::template multiply<SLICES, TILES>(sums, stage, stage + SLICES * slice_bytes(KIND), n_tiles);
+        Format::template multiply<SLICES, TILES>(sums, stages + from, stages + from + SLICES * slice_bytes(KIND), n_tiles);
+        to = from;
+        from = from < (STAGES - 1) * STAGE ? from + STAGE : 0;
     }
     copy_wait<0>();
     __syncthreads();
 
-    // [warp][row][output], over the stages.
+    // [warp][row][output] in the order of `sum_at`, over the stages.
     Sum* all = (Sum*)memory;
-    #pragma unroll
-    for (int slice = 0; slice < SLICES; slice++)
-        #pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-            #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                int out = slice * 16 + lane / 4 + e / 2 * 8, row = tile * 8 + lane % 4 * 2 + e % 2;
-                all[(warp * ROWS + row) * OUTS + out] = sums[slice][tile][e];
-            }
+    store<OUTS>(all + warp * ROWS * OUTS, sums);
+    const uint8_t* units = work.weight + matrix::units_at(KIND, work.n_out, n_in);
     __syncthreads();
     write<Format, ROWS, OUTS, WARPS, THREADS>(all, work, inputs, units, x_scales);
 }
@@ -248,26 +313,22 @@ DEVICE void run_wide(const uint8_t* __restrict__ x, const float* __restrict__ x_
     find_inputs<Extent::ROWS, Extent::THREADS>(inputs, work, rows);
     __syncthreads();
 
-    int lane = threadIdx.x & 31, warp_out = (threadIdx.x >> 5) % WARPS_OUT, warp_row = (threadIdx.x >> 5) / WARPS_OUT;
-    int n_chunks = matrix::n_chunks(n_in), n_tiles = (work.n_rows + 7) / 8;
+    int warp_out = (threadIdx.x >> 5) % WARPS_OUT, warp_row = (threadIdx.x >> 5) / WARPS_OUT;
+    int n_chunks = matrix::n_chunks(n_in), n_own_tiles = (work.n_rows + 7) / 8 - warp_row * TILES;
     int n_slices = min(SLICES, matrix::n_tiles(work.n_out) - work.first_out / 16);
-    int n_own_tiles = min(TILES, n_tiles - warp_row * TILES);
-    const uint8_t* units = work.weight + matrix::units_at(KIND, work.n_out, n_in);
-    // The chunk that is fetched next, in the order of the sums.
-    int next_part = 0, next_chunk = 0, stage_to = 0, stage_from = 0;
+    const Fetcher<KIND, SLICES, Extent::ROWS, Extent::THREADS> fetcher(threadIdx.x, work, x, inputs, n_slices, n_chunks);
+    // The chunk that is fetched next, in the order of the sums; stages as in `run`.
+    int next_part = 0, next_chunk = 0, to = 0, from = 0;
     auto fetch = [&]() {
-        if (next_chunk < n_chunks)
-            fetch_chunk<KIND, SLICES, Extent::THREADS>(memory + stage_to * Extent::STAGE, threadIdx.x, work, units, x, inputs,
-                                                       n_tiles, n_slices, n_chunks, next_chunk);
+        if (next_chunk < n_chunks) fetcher(memory + to, next_chunk);
         copy_commit();
-        stage_to = stage_to + 1 < STAGES ? stage_to + 1 : 0;
         next_chunk += WARPS;
         if (next_chunk >= n_chunks && next_part + 1 < WARPS) next_chunk = ++next_part;
     };
 
     Sum totals[2][TILES][4];
     #pragma unroll 1
-    for (int i = 0; i < STAGES - 1; i++) fetch();
+    for (int i = 0; i < STAGES - 1; i++, to += Extent::STAGE) fetch();
     #pragma unroll 1
     for (int part = 0; part < WARPS; part++) {
         Sum sums[2][TILES][4];
@@ -278,10 +339,11 @@ DEVICE void run_wide(const uint8_t* __restrict__ x, const float* __restrict__ x_
             copy_wait<STAGES - 2>();
             __syncthreads();
             fetch();
-            const uint8_t* stage = memory + stage_from * Extent::STAGE;
+            const uint8_t* stage = memory + from;
             const uint8_t* own_rows = stage + SLICES * slice_bytes(KIND) + warp_row * TILES * 8 * row_bytes(KIND);
             Format::template multiply<2, TILES>(sums, stage + warp_out * 2 * slice_bytes(KIND), own_rows, n_own_tiles);
-            stage_from = stage_from + 1 < STAGES ? stage_from + 1 : 0;
+            to = from;
+            from = from < (STAGES - 1) * Extent::STAGE ? from + Extent::STAGE : 0;
         }
         #pragma unroll
         for (int i = 0; i < 2 * TILES * 4; i++) {
@@ -293,14 +355,10 @@ DEVICE void run_wide(const uint8_t* __restrict__ x, const float* __restrict__ x_
 
     copy_wait<0>();
     __syncthreads();
-    // [row][output], over the stages.
+    // [row][output] in the order of `sum_at`, over the stages.
     Sum* all = (Sum*)memory;
-    #pragma unroll
-    for (int i = 0; i < 2 * TILES * 4; i++) {
-        int slice = i / (4 * TILES), tile = i / 4 % TILES, e = i % 4;
-        int out = (warp_out * 2 + slice) * 16 + lane / 4 + e / 2 * 8, row = (warp_row * TILES + tile) * 8 + lane % 4 * 2 + e % 2;
-        all[row * Extent::OUTS + out] = totals[slice][tile][e];
-    }
+    store<Extent::OUTS>(all + warp_row * TILES * 8 * Extent::OUTS + warp_out * 32, totals);
+    const uint8_t* units = work.weight + matrix::units_at(KIND, work.n_out, n_in);
     __syncthreads();
     write<Format, Extent::ROWS, Extent::OUTS, 1, Extent::THREADS>(all, work, inputs, units, x_scales);
 }
