@@ -14,6 +14,7 @@ static uint64_t number_of(const char* variable) {
 Machine::Machine()
     : fail_launch(number_of("DIFFULEX_EMULATOR_FAIL_LAUNCH")),
       fail_alloc(number_of("DIFFULEX_EMULATOR_FAIL_ALLOC")),
+      fail_init(number_of("DIFFULEX_EMULATOR_FAIL_INIT")),
       seed(number_of("DIFFULEX_EMULATOR_SEED")) {}
 
 void Machine::begin_loads(Allocation& allocation) {

@@ -2,11 +2,12 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::thread::LocalKey;
 
 use proptest::prelude::*;
 
 use super::cpu::CpuOps;
-use super::cuda::CudaOps;
+use super::device::{DeviceOps, Diagnostics};
 use super::reference::ReferenceOps;
 use super::routing::{ExpertBias, ExpertGroups, Scoring};
 use super::*;
@@ -55,22 +56,46 @@ pub(super) fn bytes(values: &[f32]) -> Vec<u8> {
 }
 
 thread_local! {
-    static GPU: Option<Rc<CudaOps>> =
-        diffulex_gpu_emulator::install().then(|| Rc::new(CudaOps::new(0, 0.9).unwrap()));
+    static GPU: Option<Rc<DeviceOps>> = diffulex_gpu_emulator::install().then(|| Rc::new(cuda::open(0).unwrap()));
+    static STUB: Rc<DeviceOps> = Rc::new(device::stub::open(Diagnostics::default()));
     static N_CASES: Cell<usize> = const { Cell::new(0) };
+    static N_STUB_CASES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// The CUDA body, on a GPU or its emulator, in a test's first case and each sixteenth after it: a case takes the emulator as
 /// long as many take the CPU. `DIFFULEX_TEST_DEVICE=cuda` takes every case.
-pub(super) fn gpu() -> Option<Rc<CudaOps>> {
-    let case = N_CASES.replace(N_CASES.get() + 1);
-    let takes_all = std::env::var_os("DIFFULEX_TEST_DEVICE").is_some_and(|device| device == "cuda");
-    if takes_all || case.is_multiple_of(16) { every_gpu() } else { None }
+pub(super) fn gpu() -> Option<Rc<DeviceOps>> {
+    if is_taken(&N_CASES, "cuda", 16) { every_gpu() } else { None }
 }
 
-/// The CUDA body in every case: for tests of it alone.
-pub(super) fn every_gpu() -> Option<Rc<CudaOps>> {
-    GPU.with(Clone::clone)
+/// Whether a device takes this case: each `n`-th of a test, or all where tests are of this device.
+fn is_taken(n_cases: &'static LocalKey<Cell<usize>>, device: &str, n: usize) -> bool {
+    let case = n_cases.replace(n_cases.get() + 1);
+    tests_are_of(device) || case.is_multiple_of(n)
+}
+
+fn tests_are_of(device: &str) -> bool {
+    std::env::var_os("DIFFULEX_TEST_DEVICE").is_some_and(|of_tests| of_tests == device)
+}
+
+/// The operations of accelerators on host memory, in each fourth case; `DIFFULEX_TEST_DEVICE=stub` takes every case.
+pub(super) fn stub() -> Option<Rc<DeviceOps>> {
+    is_taken(&N_STUB_CASES, "stub", 4).then(|| STUB.with(Rc::clone))
+}
+
+/// Those of [`gpu`] and [`stub`] that take this case.
+pub(super) fn accelerators() -> impl Iterator<Item = Rc<DeviceOps>> {
+    [gpu(), stub()].into_iter().flatten()
+}
+
+/// The CUDA body in every case: for tests of it alone; where tests are of the stub, it takes its place.
+pub(super) fn every_gpu() -> Option<Rc<DeviceOps>> {
+    if tests_are_of("stub") { Some(STUB.with(Rc::clone)) } else { GPU.with(Clone::clone) }
+}
+
+/// The CUDA body in every case: for what the emulator counts, and what only its kernels do; none where tests are of the stub.
+pub(super) fn cuda_gpu() -> Option<Rc<DeviceOps>> {
+    every_gpu().filter(|_| !tests_are_of("stub"))
 }
 
 /// Runs a block with `$ops`, a reference, as each body but the slow one that this machine has, and on several threads.
@@ -80,7 +105,7 @@ macro_rules! each_device {
             let $ops = &ops;
             $block
         }
-        if let Some(ops) = gpu() {
+        for ops in accelerators() {
             let $ops = &*ops;
             $block
         }
@@ -445,4 +470,62 @@ fn a_token_that_the_table_does_not_have_fails_the_batch() {
         let table = ops.matrix(WeightData::F32(&table), 3, 8, WeightType::F32).unwrap();
         check(ops.embed(&table, &ops.begin(&batch).unwrap()).err().unwrap());
     });
+}
+
+/// Rows that a product reads are rounded once; whatever changes the tensor must not leave the old ones.
+#[test]
+fn rounded_rows_of_a_tensor_are_forgotten_when_it_changes() {
+    let (n_rows, width) = (3, 24);
+    let host = values(1, n_rows * width);
+    let batch = ModelBatch {
+        state_rows: vec![2, 0],
+        positions: vec![1; n_rows],
+        blends: vec![Blend { row: 1, parts: vec![(0, 0.5)], keeps_length: false }],
+        ..ModelBatch::default()
+    };
+    type Change<O> = fn(&O, &mut <O as Ops>::Tensor, &<O as Ops>::Matrix, &<O as Ops>::Rope, &<O as Ops>::Step<'_>);
+    fn changes<O: Ops>() -> [Change<O>; 6] {
+        [
+            |ops, x, _, _, _| ops.scale(x, 3.0).unwrap(),
+            |ops, x, _, _, _| ops.soft_cap(x, 0.5).unwrap(),
+            |ops, x, _, _, _| {
+                let y = ops.copy(x).unwrap();
+                ops.add(x, &y).unwrap();
+            },
+            |ops, x, _, _, step| {
+                let some = ops.select(x, step, RowList::States).unwrap();
+                ops.add_rows(x, step, RowList::States, &some).unwrap();
+            },
+            |ops, x, _, rope, step| ops.norm_rope(x, None, rope, step).unwrap(),
+            |ops, x, table, _, step| ops.blend(x, table, step).unwrap(),
+        ]
+    }
+    for ops in [every_gpu(), Some(STUB.with(Rc::clone))].into_iter().flatten() {
+        let ops = &*ops;
+        let rope = ops.rope(RopeTable::new(10_000.0, width, width, 4)).unwrap();
+        let table = ops.matrix(WeightData::F32(&bytes(&values(2, 5 * width))), 5, width, WeightType::Int8).unwrap();
+        let step = ops.begin(&batch).unwrap();
+        for (index, change) in changes().into_iter().enumerate() {
+            let mut x = ops.tensor(&host, width).unwrap();
+            ops.linear(&x, &table, None).unwrap();
+            change(ops, &mut x, &table, &rope, &step);
+            let got = ops.host(&ops.linear(&x, &table, None).unwrap()).unwrap();
+            let fresh = ops.tensor(&ops.host(&x).unwrap(), width).unwrap();
+            assert_eq!(got, ops.host(&ops.linear(&fresh, &table, None).unwrap()).unwrap(), "change {index}");
+        }
+    }
+}
+
+/// A launch that names memory that was handed back is refused, and its address is of nothing else.
+#[test]
+fn results_are_the_same_where_each_block_is_an_allocation_of_its_own() {
+    let case = Case { n_rows: 9, n_in: 40, n_out: 33, n_kv_heads: 2, group: 2, half: 6, n_visible: 300, seed: 6 };
+    let all = |ops: &DeviceOps| {
+        [run_rows(ops, &case), run_attention(ops, &case), vec![routed(ops, &values(3, 5 * 24), 24, 16, 8)]].concat()
+    };
+    let apart = Diagnostics { is_apart: true, ..Diagnostics::default() };
+    assert_eq!(all(&device::stub::open(apart)), STUB.with(|ops| all(ops)));
+    if let Some(ops) = cuda_gpu() {
+        assert_eq!(all(&cuda::open_with(0, apart).unwrap()), all(&ops));
+    }
 }

@@ -149,3 +149,23 @@ fn a_gpu_that_is_not_there_is_named() {
     let words = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && words.contains("--device cuda:7: "), "{words}");
 }
+
+#[test]
+fn a_server_that_was_asked_for_no_gpu_says_why_it_runs_on_the_cpu() {
+    let Some(library) = diffulex_gpu_emulator::library_path() else { return };
+    for (variable, value, reason) in [
+        ("DIFFULEX_EMULATOR_FAIL_INIT", "803", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+        ("DIFFULEX_EMULATOR_MEMORY", "65536", "out of memory"),
+    ] {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut command = program();
+        command.args(["--port", "0", "--log-level", "warn", "--model"]).arg(golden_model());
+        command.env("LD_PRELOAD", &library).env(variable, value).stderr(log.reopen().unwrap());
+        let server = Server::of_command(command);
+        wait_until("a ready server", || server.get("/ready").status == 200);
+        let card = server.get("/v1/models").json()["data"][0]["diffulex"].clone();
+        assert!(card["device"].as_str().unwrap().starts_with("cpu ("), "{card}");
+        let words = std::fs::read_to_string(log.path()).unwrap();
+        assert!(words.contains("--device auto: ") && words.contains(reason), "{words}");
+    }
+}

@@ -224,6 +224,7 @@ const FORBIDDEN: &[(&str, &str, &[&str])] = &[
     ("diffulex-engine", "sequence", &["engine", "plan", "recipe", "models", "kernels"]),
     ("diffulex-engine", "plan", &["engine", "recipe", "models", "kernels", "report"]),
     ("diffulex-engine", "report", &["engine", "plan", "recipe", "models", "kernels"]),
+    ("diffulex-kernels", "device", &["cpu", "cuda"]),
 ];
 
 #[test]

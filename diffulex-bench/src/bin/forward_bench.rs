@@ -19,8 +19,11 @@ use std::time::Instant;
 use diffulex_engine::ModelFiles;
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_kernels::cpu::CpuOps;
-use diffulex_kernels::cuda::CudaOps;
-use diffulex_kernels::{Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightData, WeightType, quantization};
+
+use diffulex_kernels::device::DeviceOps;
+use diffulex_kernels::{
+    Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightData, WeightType, cuda, quantization,
+};
 
 /// Forwards of one answer, after one that warms.
 const N_RUNS: usize = 5;
@@ -47,7 +50,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     match threads {
         [device] if device == "cuda" => {
-            let ops = CudaOps::new(0, 0.9)?;
+            let ops = cuda::open(0)?;
             let name = ops.describe()?;
             run(
                 &ops,

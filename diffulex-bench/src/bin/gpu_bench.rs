@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use diffulex_kernels::cuda::CudaOps;
-use diffulex_kernels::{BlockType, Ops, WeightData, WeightType};
+use diffulex_kernels::device::DeviceOps;
+use diffulex_kernels::{BlockType, Ops, WeightData, WeightType, cuda};
 
 /// Launches of a round: as a list of that length comes again, it is a graph.
 const N_LAUNCHES: usize = 50;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         [n_out, n_in] => (n_out, n_in),
         _ => (6144, 2048),
     };
-    let ops = CudaOps::new(0, 0.9)?;
+    let ops = cuda::open(0)?;
     println!("{}", ops.describe()?);
     let large = ops.zeros(1 << 16, 1 << 10)?;
     let copy = seconds(&ops, 8, || ops.copy(&large).map(drop))?;
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Seconds of one of `n` operations.
 fn seconds(
-    ops: &CudaOps,
+    ops: &DeviceOps,
     n: usize,
     operation: impl Fn() -> Result<(), diffulex_engine::StepError>,
 ) -> Result<f64, Box<dyn Error>> {

@@ -13,9 +13,9 @@ use crate::config::{
 use crate::error::{DeviceError, LoadError};
 use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
-use crate::kernels::cuda::CudaOps;
+use crate::kernels::device::DeviceOps;
 use crate::kernels::reference::ReferenceOps;
-use crate::kernels::{Ops, WeightType};
+use crate::kernels::{AvailableMemory, Ops, WeightType, cuda};
 use crate::load::identity::model_identity;
 use crate::models::families::MAX_BLOCK_SIZE;
 use crate::models::{self, ModelSpec};
@@ -61,30 +61,20 @@ pub(crate) fn load(
             "{place}: tokenizer.json sets {setting}, which is not used; truncate_prompt_tokens of a request truncates"
         );
     }
-    let mut read_load: Option<ReadLoad> = None;
-    let (config, spec, runner, place) = match device(options)? {
+    let OnDevice { config, spec, runner, place, read_load } = match device(options)? {
         Device::Reference => {
             let place = Place { device: "reference".to_owned(), threads: None, memory_bytes: None };
             on_device(files, options, &text, ReferenceOps, place, progress)?
         }
-        Device::Cpu => {
-            let n_threads = options.threads.map_or_else(default_threads, |threads| threads as usize);
-            let ops = CpuOps::new(n_threads).map_err(|error| LoadError::of("kernel threads", error))?;
-            let device = format!("cpu ({})", ops.simd_name());
-            let place = Place { device, threads: Some(n_threads as u32), memory_bytes: None };
-            on_device(files, options, &text, ops, place, progress)?
-        }
-        Device::Cuda(ops) => {
-            let failed = |error: DeviceError| LoadError::of("--device", error);
-            let memory_bytes = ops.memory().map_err(failed)?.map(|room| room.total);
-            let place = Place { device: ops.describe().map_err(failed)?, threads: None, memory_bytes };
-            let read = ops.monitor();
-            read_load = Some(Box::new(move || {
-                let used = read()?;
-                Some(DeviceLoad { memory_free_bytes: used.free_bytes, utilization: used.busy })
-            }));
-            on_device(files, options, &text, *ops, place, progress)?
-        }
+        Device::Cpu => on_cpu(files, options, &text, progress)?,
+        Device::Gpu(ops) => match on_gpu(files, options, &text, *ops, progress) {
+            // The card may be small, or busy. What is wrong with the files is found on the CPU, too.
+            Err(error) if options.device == DeviceChoice::Auto => {
+                tracing::warn!("--device auto: {error}; running on the CPU");
+                on_cpu(files, options, &text, progress)?
+            }
+            loaded => loaded?,
+        },
     };
     let card = card(&config, &spec, place, model_identity(files)?);
     tracing::info!(
@@ -100,7 +90,16 @@ pub(crate) fn load(
 enum Device {
     Reference,
     Cpu,
-    Cuda(Box<CudaOps>),
+    Gpu(Box<DeviceOps>),
+}
+
+/// A model on a device.
+struct OnDevice {
+    config: EngineConfig,
+    spec: ModelSpec,
+    runner: Box<dyn Runner>,
+    place: Place,
+    read_load: Option<ReadLoad>,
 }
 
 /// Where a model runs, for people.
@@ -112,30 +111,73 @@ struct Place {
 
 /// The device that the options choose.
 fn device(options: &EngineOptions) -> Result<Device, LoadError> {
-    let share = options.gpu_memory_utilization;
-    let device = match options.device {
-        DeviceChoice::Reference => Device::Reference,
-        DeviceChoice::Cpu => Device::Cpu,
+    let failed = |error: DeviceError| LoadError::of(format!("--device {}", options.device), error);
+    match options.device {
+        DeviceChoice::Reference => Ok(Device::Reference),
+        DeviceChoice::Cpu => Ok(Device::Cpu),
         DeviceChoice::Cuda(index) => {
-            let n_devices = CudaOps::n_devices();
+            let n_devices = cuda::n_devices().map_err(failed)?;
             if index as usize >= n_devices {
                 let what = format!("{n_devices} CUDA devices are present; use --device cpu, or leave --device out");
                 return Err(LoadError::of(format!("--device {}", options.device), what));
             }
-            let ops = CudaOps::new(index as usize, share).map_err(|error| LoadError::of("--device", error))?;
-            Device::Cuda(Box::new(ops))
+            Ok(Device::Gpu(Box::new(cuda::open(index as usize).map_err(failed)?)))
         }
-        DeviceChoice::Auto if CudaOps::n_devices() == 0 => Device::Cpu,
-        // A card that is too old, or taken, must not keep a server from starting that asked for no GPU.
-        DeviceChoice::Auto => match CudaOps::new(0, share) {
-            Ok(ops) => Device::Cuda(Box::new(ops)),
-            Err(error) => {
-                tracing::warn!("--device auto: {error}; running on the CPU");
-                Device::Cpu
-            }
+        // A driver that does not start, or a card that is too old, must not keep a server from starting that asked for no GPU.
+        DeviceChoice::Auto => match cuda::n_devices() {
+            Ok(0) => Ok(Device::Cpu),
+            found => Ok(found.and_then(|_| cuda::open(0)).map_or_else(
+                |error| {
+                    tracing::warn!("--device auto: {error}; running on the CPU");
+                    Device::Cpu
+                },
+                |ops| Device::Gpu(Box::new(ops)),
+            )),
         },
+    }
+}
+
+fn on_cpu(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    text: &TextModel,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<OnDevice, LoadError> {
+    let n_threads = options.threads.map_or_else(default_threads, |threads| threads as usize);
+    let ops = CpuOps::new(n_threads).map_err(|error| LoadError::of("kernel threads", error))?;
+    let device = format!("cpu ({})", ops.simd_name());
+    let place = Place { device, threads: Some(n_threads as u32), memory_bytes: None };
+    on_device(files, options, text, ops, place, progress)
+}
+
+fn on_gpu(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    text: &TextModel,
+    ops: DeviceOps,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<OnDevice, LoadError> {
+    let failed = |error: DeviceError| LoadError::of("--device", error);
+    let memory_bytes = ops.memory().map_err(failed)?.map(|room| room.total);
+    let place = Place { device: ops.describe().map_err(failed)?, threads: None, memory_bytes };
+    let read = ops.monitor();
+    let read_load = move || {
+        let used = read()?;
+        Some(DeviceLoad { memory_free_bytes: used.free_bytes, utilization: used.busy })
     };
-    Ok(device)
+    let loaded = on_device(files, options, text, ops, place, progress)?;
+    Ok(OnDevice { read_load: Some(Box::new(read_load)), ..loaded })
+}
+
+/// What `share` of a device's memory leaves of it; other memory is not shared out.
+fn shared(room: AvailableMemory, share: f32) -> AvailableMemory {
+    if !room.is_dedicated {
+        return room;
+    }
+    let most = (room.total as f64 * f64::from(share)) as u64;
+    let used = room.total - room.free;
+    let source = format!("{}, --gpu-memory-utilization {share}", room.source);
+    AvailableMemory { free: most.saturating_sub(used), source, ..room }
 }
 
 fn on_device<O: Ops + 'static>(
@@ -145,7 +187,7 @@ fn on_device<O: Ops + 'static>(
     ops: O,
     place: Place,
     progress: &mut dyn FnMut(LoadProgress),
-) -> Result<(EngineConfig, ModelSpec, Box<dyn Runner>, Place), LoadError> {
+) -> Result<OnDevice, LoadError> {
     tracing::info!(device = place.device, choice = %options.device, "device");
     let dtype = match (options.quantization, options.dtype) {
         (Quantization::None, DtypeChoice::Auto) => None,
@@ -173,11 +215,12 @@ fn on_device<O: Ops + 'static>(
         None => CheckpointSettings::default(),
     };
     let room = ops.memory().map_err(|error| LoadError::of(&error.device, error.message))?;
+    let room = room.map(|room| shared(room, options.gpu_memory_utilization));
     let config = EngineConfig::resolve(options, &spec, text, &generation, room.as_ref()).map_err(LoadError::new)?;
     let cache = spec.cache_shapes(config.n_pages, config.page_size, config.kv_type);
     let n_canvas_rows = Scheduler::max_slots(&config) * config.strategy.requirements().block_size;
     let runner = DeviceRunner::new(ops, network, &cache, n_canvas_rows)?;
-    Ok((config, spec, Box::new(runner), place))
+    Ok(OnDevice { config, spec, runner: Box::new(runner), place, read_load: None })
 }
 
 /// One thread per core; with more than two cores, one is left for the front end.

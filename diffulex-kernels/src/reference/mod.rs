@@ -1,6 +1,6 @@
 //! Reference body: slow and simple, with candle tensors in f32 on the CPU.
 
-mod score;
+pub(crate) mod score;
 
 use std::array::from_fn;
 

@@ -119,7 +119,7 @@ pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, spec: &ScoreSpec
 }
 
 /// Scores a row of changed logits; `None` if they are NaN or infinite, or no token may be sampled.
-pub(super) fn scored(logits: &[f32], spec: &ScoreSpec) -> Option<RowScore> {
+pub(crate) fn scored(logits: &[f32], spec: &ScoreSpec) -> Option<RowScore> {
     let vocabulary = spec.vocabulary;
     let mut distribution = if spec.is_greedy() {
         Distribution::new(logits, spec.temperature, |_| true)?

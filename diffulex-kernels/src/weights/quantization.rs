@@ -11,17 +11,8 @@ pub const GROUP: usize = 64;
 /// Largest magnitude of an int8; -128 is not used, so that the range is symmetric.
 pub const MAX_INT8: f32 = 127.0;
 
-/// Offset of an int8 weight that is stored unsigned.
-pub const ZERO_INT8: i32 = 128;
-
-/// Offset of an int4 weight that is stored unsigned.
-pub const ZERO_INT4: i32 = 8;
-
 /// Maximum inputs of a 32-bit sum without overflow: each product is at most 255 x 127.
 pub const MAX_INPUTS: usize = (i32::MAX / (255 * 127)) as usize;
-
-/// Lanes of the search for the largest magnitude; a vector's, so that the loop is vectorised.
-const LANES: usize = 16;
 
 /// 1.5 * 2^23: adding it rounds to the nearest integer, ties to even, in the low bits.
 const ROUND: f32 = 12_582_912.0;
@@ -36,14 +27,7 @@ pub fn nearest(value: f32) -> i32 {
 #[inline(always)]
 pub fn scale_int8(values: &[f32]) -> f32 {
     // The order of magnitudes is that of their bits, in which infinity and NaN come last.
-    let (vectors, rest) = values.as_chunks::<LANES>();
-    let mut lanes = [0u32; LANES];
-    for vector in vectors {
-        for lane in 0..LANES {
-            lanes[lane] = lanes[lane].max(vector[lane].abs().to_bits());
-        }
-    }
-    scale_of_magnitudes(rest.iter().map(|value| value.abs().to_bits()).chain(lanes))
+    scale_of_magnitudes(values.iter().map(|value| value.abs().to_bits()))
 }
 
 /// The int8 scale of values, given the bits of their magnitudes.

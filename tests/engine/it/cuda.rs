@@ -1,8 +1,8 @@
 //! The CUDA body through the whole engine, on a GPU or its emulator. `scripts/gpu_tests` runs all other tests on it, too.
 
 use diffulex_engine::kernels::cpu::CpuOps;
-use diffulex_engine::kernels::cuda::CudaOps;
-use diffulex_engine::kernels::{Ops, WeightType};
+use diffulex_engine::kernels::device::DeviceOps;
+use diffulex_engine::kernels::{Ops, WeightType, cuda};
 use diffulex_engine::models::{self, Adapters};
 use diffulex_engine::testing::Inspect;
 use diffulex_engine::{DeviceChoice, Engine, EngineOptions, ModelFiles, ServingEngine};
@@ -17,8 +17,8 @@ use crate::harness::{Files, golden, greedy, is_on_gpu, json, options, prompt, re
 const LOGIT_TOLERANCE: f32 = 1e-3;
 
 /// The GPU; `None` where there is neither one nor an emulator.
-fn ops() -> Option<CudaOps> {
-    emulator::install().then(|| CudaOps::new(0, 0.9).unwrap())
+fn ops() -> Option<DeviceOps> {
+    emulator::install().then(|| cuda::open(0).unwrap())
 }
 
 /// Counts and planted faults are there: on the emulator alone.
@@ -160,4 +160,38 @@ fn weights_that_do_not_fit_are_refused_with_what_is_needed_and_free() {
     let error = Engine::load(&Files::golden("sdar").leak(), &on_gpu(), &mut |_| {}).err().unwrap().to_string();
     emulator::heal();
     assert!(error.contains("out of memory") && error.contains("bytes are needed"), "{error}");
+}
+
+/// An engine of the golden checkpoint on this device, or the error of its load.
+fn loaded_on(device: DeviceChoice) -> Result<String, String> {
+    let options = EngineOptions { device, ..on_gpu() };
+    let engine = Engine::load(&Files::golden("sdar").leak(), &options, &mut |_| {});
+    engine.map(|engine| engine.card().device.clone()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_driver_that_does_not_start_is_named_and_auto_takes_the_cpu() {
+    if !is_emulated() {
+        return;
+    }
+    emulator::fail_init(803);
+    let [named, auto] = [DeviceChoice::Cuda(0), DeviceChoice::Auto].map(loaded_on);
+    emulator::fail_init(0);
+    let error = named.unwrap_err();
+    assert!(error.starts_with("--device cuda:0: ") && error.contains("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"), "{error}");
+    let device = auto.unwrap();
+    assert!(device.starts_with("cpu ("), "{device}");
+}
+
+#[test]
+fn weights_that_do_not_fit_a_gpu_are_loaded_to_the_cpu_if_no_device_was_chosen() {
+    if !is_emulated() {
+        return;
+    }
+    emulator::fail_alloc(3);
+    let device = loaded_on(DeviceChoice::Auto).unwrap();
+    emulator::fail_alloc(0);
+    assert!(device.starts_with("cpu ("), "{device}");
+    let device = loaded_on(DeviceChoice::Auto).unwrap();
+    assert!(device.starts_with("cuda:0 ("), "{device}");
 }

@@ -8,8 +8,14 @@ use crate::cpu::isa::vector::Vector;
 use crate::cpu::packing::aligned::Aligned;
 use crate::cpu::packing::panels::{BYTES, PANEL, QUAD, Weights, pack_rows};
 use crate::cpu::pool::threads::Pool;
-use crate::quantization::{GROUP, ZERO_INT4, ZERO_INT8, quantize_int4, quantize_int8, scale_int4, scale_int8};
+use crate::quantization::{GROUP, quantize_int4, quantize_int8, scale_int4, scale_int8};
 use crate::{BlockType, WeightData};
+
+/// Offset of an integer of 8 bits that is stored unsigned: products of bytes take one signed and one unsigned operand.
+const ZERO_INT8: i32 = 128;
+
+/// Offset of an integer of 4 bits that is stored unsigned.
+const ZERO_INT4: i32 = 8;
 
 /// Format of integer weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
