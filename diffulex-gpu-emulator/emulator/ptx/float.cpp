@@ -36,10 +36,10 @@ static void fma_down(Warp& warp, const Instruction& in) {
     fesetround(FE_TONEAREST);
 }
 
-// Within 2^-22 of the true value, says the ISA; here the nearest float, moved by the jitter.
+// Within 2^-22 of the true value, says the ISA, and exactly 1 for zeros; here the nearest float, moved by the jitter.
 static float power_of_two(float x) {
     float in = flushed(x);
-    return flushed(jittered(exp2f(in), bits_of(in)));
+    return in == 0 ? 1 : flushed(jittered(exp2f(in), bits_of(in)));
 }
 // At most 1 ulp from the nearest.
 static float reciprocal(float x) {

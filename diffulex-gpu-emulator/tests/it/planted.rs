@@ -4,7 +4,7 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Output};
 
-use cudarc::driver::result::{self, device, init};
+use cudarc::driver::result::{device, init};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, DriverError};
 use cudarc::nvrtc::Ptx;
@@ -112,6 +112,34 @@ fn eager_work_has_run_when_its_call_returns() {
     // SAFETY: reads what the emulator has in the process's own memory; a device's cannot be read so.
     let got = unsafe { *((results + 9 * 4) as *const f32) };
     assert!((got - 2.0).abs() < 1e-6, "{got}");
+}
+
+/// 1 and sixteen products of 2^-25, on tensor cores; and 2^x for an x of each lane.
+fn sum_and_powers() -> (u32, Vec<u32>) {
+    let sum = "mov.b32 %r1, 0x39803980;\nmov.b32 %r2, 0x39003900;\nmov.f32 %f1, 0f3F800000;\n\
+               mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f2,%f3,%f4,%f5},{%r1,%r1,%r1,%r1},{%r2,%r2},{%f1,%f1,%f1,%f1};\n\
+               mov.b32 %r9, %f2;";
+    let powers = "mov.u32 %r1, %tid.x;\ncvt.rn.f32.u32 %f1, %r1;\nmul.rn.f32 %f1, %f1, 0f3E99999A;\nex2.approx.ftz.f32 %r9, %f1;";
+    (crate::ptx::lanes(sum)[0], crate::ptx::lanes(powers))
+}
+
+#[test]
+fn jitter_varies_what_the_isa_leaves_open_and_nothing_else() {
+    let test = "jitter_varies_what_the_isa_leaves_open_and_nothing_else";
+    if !is_child(test, "DIFFULEX_EMULATOR_JITTER", "1") {
+        return;
+    }
+    let (like_an_a100, first) = sum_and_powers();
+    let again = sum_and_powers().1;
+    diffulex_gpu_emulator::set_jitter(2);
+    let (like_an_h100, second) = sum_and_powers();
+    diffulex_gpu_emulator::set_jitter(0);
+    let (nearest, exact) = sum_and_powers();
+    // With one bit below a float's last place the products vanish one by one; with two they count.
+    assert_eq!([nearest, like_an_a100, like_an_h100], [0x3f80_0004, 0x3f80_0000, 0x3f80_0004]);
+    assert_eq!(first, again);
+    assert!(first != exact && first != second);
+    assert!(first.iter().zip(&exact).all(|(x, exact)| x.abs_diff(*exact) <= 2), "{first:x?} {exact:x?}");
 }
 
 #[test]

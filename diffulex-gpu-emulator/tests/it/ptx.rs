@@ -30,7 +30,7 @@ fn run(body: &str, shape: Shape) -> Result<Vec<u32>, String> {
 }
 
 /// What the instructions leave in `%r9` of each lane.
-fn lanes(body: &str) -> Vec<u32> {
+pub(crate) fn lanes(body: &str) -> Vec<u32> {
     let store =
         "mov.u32 %r17, %tid.x;\nmul.wide.u32 %rd8, %r17, 4;\nadd.s64 %rd8, %rd1, %rd8;\nst.global.u32 [%rd8], %r9;";
     run(&format!("{body}\n{store}"), ONE_WARP).unwrap()
