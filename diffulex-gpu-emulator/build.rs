@@ -14,6 +14,8 @@ type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 const KERNELS: &str = "../diffulex-kernels/gpu";
 const HEADERS: &str = "../diffulex-kernels/gpu/include";
 const EMULATOR: &str = "emulator";
+/// The engine that runs the kernels' PTX.
+const PTX_ENGINE: &str = "emulator/ptx";
 const EXPORTS: &str = "-Wl,--version-script=emulator/exports.map";
 /// Kernels with faults, which this crate's tests want to see found.
 const FAULTS: &str = "faults";
@@ -25,6 +27,13 @@ const COMMON: &[&str] =
 /// The compiler calls a function of `hooks.cpp` for each load and store, and for each bad index or pointer that it sees.
 const CHECKS: &[&str] =
     &["-fsanitize=thread", "-fsanitize=alignment,bounds", "--param=tsan-instrument-func-entry-exit=0"];
+
+/// Its loops over the lanes of a warp become vectors: no result depends on flags of floating point, and lanes of a register are
+/// read as other types than they were written.
+const LANES: &[&str] = &["-O3", "-fno-strict-aliasing", "-fno-trapping-math", "-fno-math-errno"];
+
+/// Only these of the emulator's files know of the checks.
+const CHECKED: &[&str] = &["shadow.cpp", "lanes_memory.cpp"];
 
 /// One call of the compiler.
 struct Job {
@@ -64,10 +73,14 @@ fn main() -> Outcome<()> {
         for source in &kernels {
             objects.push(add(name, source, [&["-O1"], kernel_flags].concat())?);
         }
-        for source in sources(EMULATOR, "cpp")? {
-            // Only this one knows of the checks.
-            let folder = if source.ends_with("shadow.cpp") { name } else { "common" };
-            objects.push(add(folder, &source, if folder == name { vec!["-O2", emulator_flag] } else { vec!["-O2"] })?);
+        for (files, flags) in [(EMULATOR, &["-O2"][..]), (PTX_ENGINE, LANES)] {
+            for source in sources(files, "cpp")? {
+                if CHECKED.iter().any(|name| source.ends_with(name)) {
+                    objects.push(add(name, &source, [flags, &[emulator_flag]].concat())?);
+                } else {
+                    objects.push(add("common", &source, flags.to_vec())?);
+                }
+            }
         }
         libraries.push((out.join(name).join("libcuda.so"), objects));
     }

@@ -58,6 +58,10 @@ void emulator_fail_init(int error) {
     std::lock_guard<std::mutex> guard(machine().mutex);
     caller()->fail_init = error;
 }
+void emulator_fail_instantiate(uint64_t n) {
+    std::lock_guard<std::mutex> guard(machine().mutex);
+    caller()->fail_instantiate = n;
+}
 void emulator_set_memory(uint64_t n_bytes) {
     std::lock_guard<std::mutex> guard(machine().mutex);
     machine().memory.set_total(n_bytes);
@@ -67,6 +71,17 @@ void emulator_set_seed(uint64_t seed) {
     streams().drain_all();
     caller()->seed = seed;
     caller()->n_launches = 0;
+}
+// Whether modules that this thread loads from now on run as their PTX.
+void emulator_run_ptx(bool runs_ptx) {
+    std::lock_guard<std::mutex> guard(machine().mutex);
+    caller()->runs_ptx = runs_ptx;
+}
+// How results vary that the ISA leaves open, for the whole process; 0 not at all.
+void emulator_set_jitter(uint64_t seed) {
+    std::lock_guard<std::mutex> guard(machine().mutex);
+    streams().drain_all();
+    machine().jitter = seed;
 }
 void emulator_set_quiet(bool is_quiet) {
     std::lock_guard<std::mutex> guard(machine().mutex);

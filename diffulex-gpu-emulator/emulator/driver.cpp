@@ -18,6 +18,8 @@ using namespace emulator;
 struct Function {
     std::string name;
     Entry entry;
+    // Null where the source runs.
+    Program program;
     unsigned most_shared = 48 << 10;
 };
 struct Loaded {
@@ -67,7 +69,7 @@ extern "C" {
 
 int cuInit(unsigned) {
     std::lock_guard<std::mutex> guard(machine().mutex);
-    if (int error = caller()->fail_init ? caller()->fail_init : (int)machine().fail_init) return error;
+    if (int error = caller()->fail_init ? caller()->fail_init : machine().fail_init) return error;
     is_initialised = true;
     return error_now();
 }
@@ -193,12 +195,15 @@ int cuMemGetInfo_v2(size_t* free, size_t* total) {
     *total = machine().memory.total();
     return SUCCESS;
 }
+// Whether a fault of the thread or of the process is due; both are counted down.
+static bool is_planted(uint64_t& of_thread, uint64_t& of_process) {
+    bool is_due = of_thread && !--of_thread, is_due_for_all = of_process && !--of_process;
+    return is_due || is_due_for_all;
+}
 static int allocate(uint64_t* p, size_t n_bytes) {
     if (!n_bytes) return INVALID_VALUE;
     auto& own = *caller();
-    bool is_planted = own.fail_alloc && !--own.fail_alloc;
-    bool is_planted_for_all = machine().fail_alloc && !--machine().fail_alloc;
-    if (is_planted || is_planted_for_all) return OUT_OF_MEMORY;
+    if (is_planted(own.fail_alloc, machine().fail_alloc)) return OUT_OF_MEMORY;
     *p = (uint64_t)machine().memory.allocate(n_bytes);
     if (!*p) return OUT_OF_MEMORY;
     own.counters.allocations++;
@@ -329,7 +334,11 @@ int cuModuleLoadData(void** module, const void* text) {
     NOT_IN_CAPTURE
     if (!text) return INVALID_VALUE;
     auto loaded = std::make_unique<Loaded>();
-    loaded->module = read_ptx((const char*)text);
+    loaded->module = caller()->runs_ptx ? decode_ptx((const char*)text) : read_ptx((const char*)text);
+    if (!loaded->module.what_is_wrong.empty()) {
+        caller()->failure = loaded->module.what_is_wrong;
+        if (!caller()->is_quiet) fprintf(stderr, "emulator: PTX: %s\n", caller()->failure.c_str());
+    }
     if (loaded->module.error) return loaded->module.error;
     *module = loaded.release();
     return SUCCESS;
@@ -345,12 +354,14 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
     auto* loaded = (Loaded*)module;
     auto entry = loaded->module.entries.find(name);
     if (entry == loaded->module.entries.end()) return NOT_FOUND;
-    const std::vector<int>* arguments = kernel_arguments(name);
-    if (!arguments || *arguments != entry->second.arguments) {
+    Program program;
+    if (loaded->module.runs_ptx) {
+        program = loaded->module.programs.at(name);
+    } else if (const std::vector<int>* arguments = kernel_arguments(name); !arguments || *arguments != entry->second.arguments) {
         fprintf(stderr, "emulator: kernel %s %s\n", name, arguments ? "has other arguments than its PTX: run scripts/ptx" : "is not registered with EMU_KERNEL");
         return NOT_FOUND;
     }
-    loaded->functions.push_back(std::make_unique<Function>(Function{name, entry->second}));
+    loaded->functions.push_back(std::make_unique<Function>(Function{name, entry->second, program}));
     *function = loaded->functions.back().get();
     return SUCCESS;
 }
@@ -388,7 +399,7 @@ int cuLaunchKernel(void* f, unsigned grid_x, unsigned grid_y, unsigned grid_z, u
     bool is_valid = grid_x && grid_y && grid_z && grid_x <= 2147483647u && grid_y <= 65535 && grid_z <= 65535 && threads && threads <= 1024 && block_z <= 64 && shared <= function.most_shared;
     if (!is_valid) return INVALID_VALUE;
     if (function.entry.most_threads && threads > function.entry.most_threads) return LAUNCH_OUT_OF_RESOURCES;
-    return streams().append(stream, kernel_node(function.name, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, *kernel_arguments(function.name), arguments));
+    return streams().append(stream, kernel_node(function.name, function.program, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, function.entry.arguments, arguments));
 }
 int cuLaunchHostFunc(void* handle, void (*function)(void*), void* data) {
     ENTER_CONTEXT
@@ -514,6 +525,7 @@ int cuStreamIsCapturing(void* handle, int* status) {
 int cuThreadExchangeStreamCaptureMode(int*) { return NOT_SUPPORTED; }
 int cuGraphInstantiateWithFlags(void** executable, void* graph, unsigned long long) {
     ENTER_CONTEXT
+    if (is_planted(caller()->fail_instantiate, machine().fail_instantiate)) return OUT_OF_MEMORY;
     *executable = new Graph(*(Graph*)graph);
     return SUCCESS;
 }

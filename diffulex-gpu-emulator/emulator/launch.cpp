@@ -37,7 +37,8 @@ std::vector<Thread> threads;
 Thread* self = nullptr;
 uint64_t launch_number = 0;
 static std::vector<int> ready;
-static void* host_stack;
+// Null where no fibers run.
+static void* host_stack = nullptr;
 static uint64_t random_state;
 static int n_waiting, n_done, barrier_line, n_votes, last_votes;
 static std::string failure;
@@ -45,7 +46,7 @@ static const Kernel* kernel_now;
 static void** arguments_now;
 static const Launch* launch_now;
 
-static unsigned draw(size_t n) {
+unsigned draw(size_t n) {
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return unsigned((random_state >> 33) % n);
 }
@@ -75,7 +76,8 @@ void fail(const char* format, ...) {
     va_start(list, format);
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    if (self) snprintf(where, sizeof where, " (%s, block %u,%u,%u, thread %u,%u,%u)", launch_now->kernel, blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+    if (self) snprintf(where, sizeof where, " (%s, block %u,%u,%u, thread %u,%u,%u)", launch_now->kernel, blockIdx.x, blockIdx.y, blockIdx.z, self->index.x, self->index.y, self->index.z);
+    if (!host_stack) throw Failed{std::string(text) + where};
     if (failure.empty()) failure = std::string(text) + where;
     leave();
     // The launch has failed, so nobody comes back here.
@@ -151,6 +153,7 @@ static void run_block() {
     threadIdx = self->index;
     emulator_switch(&host_stack, self->stack);
     self = nullptr;
+    host_stack = nullptr;
     if (!failure.empty() || n_done == (int)n) return;
     auto stuck = std::find_if(threads.begin(), threads.end(), [](const Thread& thread) { return !thread.is_done; });
     self = &*stuck;
@@ -161,18 +164,16 @@ static void run_block() {
     self = nullptr;
 }
 
-std::string run(const Launch& launch, void** arguments) {
-    auto found = kernels().find(launch.kernel);
-    if (found == kernels().end()) return std::string("no kernel is called ") + launch.kernel;
-    kernel_now = &found->second;
-    arguments_now = arguments;
+void begin(const Launch& launch) {
     launch_now = &launch;
     blockDim = launch.block;
     gridDim = launch.grid;
     random_state = launch.seed * 0x9e3779b97f4a7c15u + 1;
     failure.clear();
     launch_number++;
-    begin_launch(launch.shared);
+}
+
+void for_blocks(const Launch& launch, const std::function<void()>& run_block) {
     // Blocks by steps that have no factor in common with their number: each comes once, in an order that the seed picks.
     uint64_t n_blocks = (uint64_t)launch.grid.x * launch.grid.y * launch.grid.z, at = draw(n_blocks), step = 1 + draw(n_blocks);
     while (std::gcd(step, n_blocks) != 1) step++;
@@ -180,6 +181,16 @@ std::string run(const Launch& launch, void** arguments) {
         blockIdx = {unsigned(at % launch.grid.x), unsigned(at / launch.grid.x % launch.grid.y), unsigned(at / launch.grid.x / launch.grid.y)};
         run_block();
     }
+}
+
+std::string run(const Launch& launch, void** arguments) {
+    auto found = kernels().find(launch.kernel);
+    if (found == kernels().end()) return std::string("no kernel is called ") + launch.kernel;
+    kernel_now = &found->second;
+    arguments_now = arguments;
+    begin(launch);
+    begin_launch(launch.shared);
+    for_blocks(launch, run_block);
     return failure;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,17 @@ const std::vector<int>* kernel_arguments(const std::string& name);
 
 // Runs it. Returns an empty text, or what the kernel did wrong.
 std::string run(const Launch& launch, void** arguments);
+
+// What both ways to run a kernel begin with; then its blocks in an order drawn by the seed.
+void begin(const Launch& launch);
+void for_blocks(const Launch& launch, const std::function<void()>& run_block);
+// A number below `n`, drawn by the launch's seed.
+unsigned draw(size_t n);
+
+// Thrown by `fail` where no fibers run.
+struct Failed {
+    std::string text;
+};
 
 // Records what is wrong, ends the running thread, and with it the launch.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...);

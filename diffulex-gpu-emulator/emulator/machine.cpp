@@ -1,6 +1,8 @@
 #include "machine.h"
 
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "threads.h"
 
@@ -11,11 +13,26 @@ static uint64_t number_of(const char* variable) {
     return text ? strtoull(text, nullptr, 10) : 0;
 }
 
+static bool is_ptx_asked_for() {
+    const char* kernels = getenv("DIFFULEX_EMULATOR_KERNELS");
+    if (!kernels || !strcmp(kernels, "source")) return false;
+    if (!strcmp(kernels, "ptx")) return true;
+    fprintf(stderr, "emulator: DIFFULEX_EMULATOR_KERNELS is %s, which is neither source nor ptx\n", kernels);
+    abort();
+}
+
 Machine::Machine()
     : fail_launch(number_of("DIFFULEX_EMULATOR_FAIL_LAUNCH")),
       fail_alloc(number_of("DIFFULEX_EMULATOR_FAIL_ALLOC")),
-      fail_init(number_of("DIFFULEX_EMULATOR_FAIL_INIT")),
-      seed(number_of("DIFFULEX_EMULATOR_SEED")) {}
+      fail_instantiate(number_of("DIFFULEX_EMULATOR_FAIL_INSTANTIATE")),
+      fail_init((int)number_of("DIFFULEX_EMULATOR_FAIL_INIT")),
+      is_sticky(number_of("DIFFULEX_EMULATOR_STICKY") != 0),
+      is_eager(number_of("DIFFULEX_EMULATOR_EAGER") != 0),
+      seed(number_of("DIFFULEX_EMULATOR_SEED")),
+      runs_ptx(is_ptx_asked_for()),
+      jitter(number_of("DIFFULEX_EMULATOR_JITTER")) {}
+
+Caller::Caller() : runs_ptx(machine().runs_ptx) {}
 
 void Machine::begin_loads(Allocation& allocation) {
     allocation.launch = launch_number;

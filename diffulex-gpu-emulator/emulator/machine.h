@@ -29,8 +29,8 @@ struct Counters {
 struct Caller {
     Counters counters = {};
     std::map<std::pair<std::string, uint64_t>, Loads> loads;
-    // Which of the kernels and allocations to come shall fail: 1 is the next, 0 is none.
-    uint64_t fail_launch = 0, fail_alloc = 0;
+    // Which of the kernels, allocations and instantiations of graphs to come shall fail: 1 is the next, 0 is none.
+    uint64_t fail_launch = 0, fail_alloc = 0, fail_instantiate = 0;
     // What cuInit returns.
     int fail_init = 0;
     // Once a kernel has failed, every call returns this error, as it does with a context of CUDA.
@@ -40,6 +40,10 @@ struct Caller {
     bool is_quiet = false;
     void* context = nullptr;
     uint64_t seed = 0, n_launches = 0;
+    // Whether the modules that it loads from now on run as their PTX.
+    bool runs_ptx;
+
+    Caller();
 };
 
 struct Machine {
@@ -48,9 +52,18 @@ struct Machine {
     // Held by every call of the driver: one thing happens at a time.
     std::mutex mutex;
     // Faults that the environment plants, for the whole process, and the error they leave.
-    uint64_t fail_launch, fail_alloc, fail_init;
+    uint64_t fail_launch, fail_alloc, fail_instantiate;
     int error = 0;
+    // What cuInit returns instead of success.
+    int fail_init;
+    // Whether a kernel's failure ends CUDA for the process, as on a card, and not for the thread that launched it alone.
+    bool is_sticky;
+    // Whether work runs within the call that enqueues it: as early as a card may, instead of as late.
+    bool is_eager;
     uint64_t seed;
+    // Kernels run as their PTX instead of as their sources; and how PTX varies where the ISA leaves results open, 0 not at all.
+    bool runs_ptx;
+    uint64_t jitter;
 
     Machine();
     // The first load of a launch from an allocation.

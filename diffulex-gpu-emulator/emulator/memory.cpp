@@ -36,6 +36,15 @@ Memory::Memory() {
     pages = (Allocation**)reserve(N_RESERVED / PAGE * sizeof(Allocation*));
     const char* total = getenv("DIFFULEX_EMULATOR_MEMORY");
     n_total = total ? strtoull(total, nullptr, 10) : DEFAULT_TOTAL;
+    const char* is_protected = getenv("DIFFULEX_EMULATOR_PROTECT");
+    protects = is_protected && strcmp(is_protected, "0") != 0;
+    if (protects) mprotect(start, N_RESERVED, PROT_NONE);
+}
+
+void Memory::protect(bool is_protected) {
+    n_open += is_protected ? -1 : 1;
+    // The outermost alone: work may run while other work is waited for.
+    if (protects && n_open == (is_protected ? 0 : 1)) mprotect(start, N_RESERVED, is_protected ? PROT_NONE : PROT_READ | PROT_WRITE);
 }
 
 static size_t rounded(size_t n_bytes, size_t multiple) { return (n_bytes + multiple - 1) / multiple * multiple; }
@@ -74,7 +83,10 @@ unsigned char* Memory::allocate(size_t n_bytes) {
     for (size_t at = 0; at < ALIGNMENT + n_bytes; at += PAGE) pages[(offset(page) + at) / PAGE] = allocation;
     n_used += n_charged;
     // Not a number in every format. A larger allocation is a cache or a pool, whose pages are not worth touching for this.
-    if (n_bytes <= MAX_POISONED) memset(begin, 0xff, n_bytes);
+    if (n_bytes <= MAX_POISONED) {
+        Open open(*this);
+        memset(begin, 0xff, n_bytes);
+    }
     return begin;
 }
 

@@ -27,6 +27,18 @@ struct Loads {
 class Memory {
 public:
     Memory();
+
+    // While one lives, the memory may be touched. Outside, the host's own accesses end the process if
+    // DIFFULEX_EMULATOR_PROTECT is set, as they would with a device address.
+    class Open {
+    public:
+        explicit Open(Memory& memory) : memory(memory) { memory.protect(false); }
+        ~Open() { memory.protect(true); }
+
+    private:
+        Memory& memory;
+    };
+
     // Null where less than `n_bytes` is free, or less than this is left in one piece.
     unsigned char* allocate(size_t n_bytes);
     bool release(unsigned char* begin);
@@ -76,6 +88,7 @@ public:
     void forget_blocks();
 
 private:
+    void protect(bool is_protected);
     // Addresses, not memory: what is not touched costs nothing.
     static constexpr size_t N_RESERVED = size_t(32) << 30;
     static constexpr size_t PAGE = 4096;
@@ -93,6 +106,8 @@ private:
     std::map<unsigned char*, Allocation> live;
     size_t n_total, n_used = 0;
     size_t next = 0;
+    bool protects;
+    int n_open = 0;
 };
 
 }  // namespace emulator

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "launch.h"
+#include "ptx/run.h"
 
 namespace emulator {
 
@@ -39,6 +40,7 @@ void Streams::push(const std::shared_ptr<Stream>& stream, const Node& node, bool
     if (stream->queue.size() >= MOST_PENDING) drain(*stream, stream->n_enqueued - MOST_PENDING / 2);
     stream->queue.push_back({node, caller(), of_graph});
     stream->n_enqueued++;
+    if (machine().is_eager) drain(*stream);
 }
 
 Result Streams::append(const std::shared_ptr<Stream>& stream, Node node) {
@@ -73,7 +75,11 @@ void Streams::drain(Stream& stream, uint64_t ticket) {
         stream.n_done++;
         // A context that has failed does nothing any more.
         if (machine().error || work.owner->error) continue;
-        if (Result result = work.node.run(*work.owner, work.of_graph)) work.owner->error = result;
+        Memory::Open open(machine().memory);
+        if (Result result = work.node.run(*work.owner, work.of_graph)) {
+            work.owner->error = result;
+            if (machine().is_sticky) machine().error = result;
+        }
     }
 }
 
@@ -94,7 +100,7 @@ Result Streams::forbidden_in_capture() {
 }
 
 // A launch, with its arguments as they are now.
-static Result launch_kernel(Caller& owner, bool of_graph, const Launch& launch, std::vector<std::vector<char>> values) {
+static Result launch_kernel(Caller& owner, bool of_graph, const Launch& launch, const Program& program, std::vector<std::vector<char>> values) {
     Machine& device = machine();
     (of_graph ? owner.counters.kernels_of_graphs : owner.counters.kernels)++;
     bool is_planted = owner.fail_launch && !--owner.fail_launch;
@@ -109,7 +115,7 @@ static Result launch_kernel(Caller& owner, bool of_graph, const Launch& launch, 
         Launch seeded = launch;
         seeded.seed = device.seed + owner.seed + owner.n_launches++;
         device.loaded.clear();
-        failure = run(seeded, arguments.data());
+        failure = program ? ptx::run(program, seeded, values) : run(seeded, arguments.data());
         for (Allocation* allocation : device.loaded) {
             Loads& loads = owner.loads[{launch.kernel, (uint64_t)allocation->begin}];
             loads.n_launches++;
@@ -122,11 +128,11 @@ static Result launch_kernel(Caller& owner, bool of_graph, const Launch& launch, 
     return LAUNCH_FAILED;
 }
 
-Node kernel_node(const std::string& kernel, Dimensions grid, Dimensions block, unsigned shared, const std::vector<int>& sizes, void** arguments) {
+Node kernel_node(const std::string& kernel, Program program, Dimensions grid, Dimensions block, unsigned shared, const std::vector<int>& sizes, void** arguments) {
     std::vector<std::vector<char>> values;
     for (size_t i = 0; i < sizes.size(); i++) values.emplace_back((char*)arguments[i], (char*)arguments[i] + sizes[i]);
     return {Node::Kernel, kernel, [=](Caller& owner, bool of_graph) {
-                return launch_kernel(owner, of_graph, {kernel.c_str(), grid, block, shared, 0}, values);
+                return launch_kernel(owner, of_graph, {kernel.c_str(), grid, block, shared, 0}, program, values);
             }};
 }
 

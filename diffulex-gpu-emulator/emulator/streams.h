@@ -10,6 +10,7 @@
 
 #include "launch.h"
 #include "machine.h"
+#include "ptx/program.h"
 #include "results.h"
 
 namespace emulator {
@@ -78,8 +79,9 @@ private:
 
 Streams& streams();
 
-// Nodes.
-Node kernel_node(const std::string& kernel, Dimensions grid, Dimensions block, unsigned shared, const std::vector<int>& sizes, void** arguments);
+// Nodes. A kernel's program is its decoded PTX, or null where its source runs.
+typedef std::shared_ptr<const ptx::Program> Program;
+Node kernel_node(const std::string& kernel, Program program, Dimensions grid, Dimensions block, unsigned shared, const std::vector<int>& sizes, void** arguments);
 Node upload_node(unsigned char* to, const void* from, size_t n_bytes, std::function<bool(const void*, size_t)> is_host);
 Node download_node(void* to, const unsigned char* from, size_t n_bytes, std::function<bool(const void*, size_t)> is_host);
 Node copy_node(unsigned char* to, const unsigned char* from, size_t n_bytes);

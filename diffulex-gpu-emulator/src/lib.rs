@@ -104,6 +104,11 @@ pub fn fail_init(error: i32) -> bool {
     Functions::emulated().map(|functions| functions.fail_init(error)).is_some()
 }
 
+/// Makes the `n`-th instantiation of a graph of this thread from now on fail with `CUDA_ERROR_OUT_OF_MEMORY`; as [`fail_launch`].
+pub fn fail_instantiate(n: u64) -> bool {
+    Functions::emulated().map(|functions| functions.fail_instantiate(n)).is_some()
+}
+
 /// Sets the size of the device's memory, for the whole process.
 pub fn set_memory(n_bytes: u64) -> bool {
     Functions::emulated().map(|functions| functions.set_memory(n_bytes)).is_some()
@@ -119,6 +124,18 @@ pub fn set_quiet(is_quiet: bool) {
     if let Some(functions) = Functions::emulated() {
         functions.set_quiet(is_quiet);
     }
+}
+
+/// Sets whether modules that this thread loads from now on run as their PTX, or as the kernels' sources compiled for the CPU. The
+/// variable `DIFFULEX_EMULATOR_KERNELS` (`source`, `ptx`) sets it for all threads; the sources are the default.
+pub fn run_ptx(runs_ptx: bool) -> bool {
+    Functions::emulated().map(|functions| functions.run_ptx(runs_ptx)).is_some()
+}
+
+/// Sets how results of PTX vary that the ISA leaves open (sums of tensor cores, `ex2.approx`, `rcp.approx`), for the whole process;
+/// 0 for the results nearest to the true ones. The variable `DIFFULEX_EMULATOR_JITTER` sets it for a process.
+pub fn set_jitter(seed: u64) -> bool {
+    Functions::emulated().map(|functions| functions.set_jitter(seed)).is_some()
 }
 
 /// Ends the error state that a failed kernel of this thread has left.

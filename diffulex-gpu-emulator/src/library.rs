@@ -70,9 +70,12 @@ pub(crate) struct Functions {
     fail_launch: unsafe extern "C" fn(u64),
     fail_alloc: unsafe extern "C" fn(u64),
     fail_init: unsafe extern "C" fn(i32),
+    fail_instantiate: unsafe extern "C" fn(u64),
     set_memory: unsafe extern "C" fn(u64),
     set_seed: unsafe extern "C" fn(u64),
     set_quiet: unsafe extern "C" fn(bool),
+    run_ptx: unsafe extern "C" fn(bool),
+    set_jitter: unsafe extern "C" fn(u64),
     heal: unsafe extern "C" fn(),
     failure: unsafe extern "C" fn(*mut c_char, usize),
 }
@@ -112,9 +115,12 @@ impl Functions {
             fail_launch: function!("emulator_fail_launch"),
             fail_alloc: function!("emulator_fail_alloc"),
             fail_init: function!("emulator_fail_init"),
+            fail_instantiate: function!("emulator_fail_instantiate"),
             set_memory: function!("emulator_set_memory"),
             set_seed: function!("emulator_set_seed"),
             set_quiet: function!("emulator_set_quiet"),
+            run_ptx: function!("emulator_run_ptx"),
+            set_jitter: function!("emulator_set_jitter"),
             heal: function!("emulator_heal"),
             failure: function!("emulator_failure"),
         };
@@ -164,6 +170,11 @@ impl Functions {
         unsafe { (self.fail_init)(error) }
     }
 
+    pub(crate) fn fail_instantiate(&self, n: u64) {
+        // SAFETY: takes a number.
+        unsafe { (self.fail_instantiate)(n) }
+    }
+
     pub(crate) fn set_memory(&self, n_bytes: u64) {
         // SAFETY: takes a number.
         unsafe { (self.set_memory)(n_bytes) }
@@ -177,6 +188,16 @@ impl Functions {
     pub(crate) fn set_quiet(&self, is_quiet: bool) {
         // SAFETY: takes a boolean.
         unsafe { (self.set_quiet)(is_quiet) }
+    }
+
+    pub(crate) fn run_ptx(&self, runs_ptx: bool) {
+        // SAFETY: takes a boolean.
+        unsafe { (self.run_ptx)(runs_ptx) }
+    }
+
+    pub(crate) fn set_jitter(&self, seed: u64) {
+        // SAFETY: takes a number.
+        unsafe { (self.set_jitter)(seed) }
     }
 
     pub(crate) fn heal(&self) {

@@ -41,6 +41,21 @@ impl Device {
         Some(Self { context, stream, module })
     }
 
+    /// Devices that run this text's kernels: compiled from their sources, and as the text itself. One on a real GPU, none where there
+    /// is no device.
+    pub(crate) fn of_each_engine(ptx: &str) -> Vec<Self> {
+        let Some(device) = Self::open(ptx) else { return Vec::new() };
+        if diffulex_gpu_emulator::is_real() { vec![device] } else { vec![device, Self::of_ptx(ptx)] }
+    }
+
+    /// A device that runs the text.
+    pub(crate) fn of_ptx(ptx: &str) -> Self {
+        diffulex_gpu_emulator::run_ptx(true);
+        let device = Self::open(ptx).unwrap();
+        diffulex_gpu_emulator::run_ptx(false);
+        device
+    }
+
     pub(crate) fn function(&self, kernel: &str) -> CudaFunction {
         self.module.load_function(kernel).unwrap()
     }

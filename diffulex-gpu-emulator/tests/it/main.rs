@@ -4,4 +4,6 @@
 mod device;
 mod driver;
 mod faults;
+mod planted;
 mod prims;
+mod ptx;
