@@ -139,23 +139,23 @@ impl Driver for Cuda {
     unsafe fn transfer(&self, transfer: Transfer) -> Result<(), DeviceError> {
         self.bind()?;
         let stream = self.stream.cu_stream();
-        let (operation, started) = match transfer {
-            // SAFETY: of this and the following: the caller answers for both ranges, and that host memory stays and is not touched
-            // until the stream was waited for.
-            Transfer::Upload { to, from, n_bytes } => ("copy to the device", unsafe {
-                result::memcpy_htod_async(to, slice::from_raw_parts(from, n_bytes), stream)
-            }),
-            // SAFETY: see above.
-            Transfer::Download { from, to, n_bytes } => ("copy from the device", unsafe {
-                result::memcpy_dtoh_async(slice::from_raw_parts_mut(to, n_bytes), from, stream)
-            }),
-            // SAFETY: see above.
-            Transfer::Copy { from, to, n_bytes } => {
-                ("copy", unsafe { result::memcpy_dtod_async(to, from, n_bytes, stream) })
-            }
-            // SAFETY: see above.
-            Transfer::Clear { at, n_bytes } => {
-                ("clear memory", unsafe { result::memset_d8_async(at, 0, n_bytes, stream) })
+        let operation = match transfer {
+            Transfer::Upload { .. } => "copy to the device",
+            Transfer::Download { .. } => "copy from the device",
+            Transfer::Copy { .. } => "copy",
+            Transfer::Clear { .. } => "clear memory",
+        };
+        // SAFETY: the caller answers for all ranges, and that the host's memory stays and is not touched until the stream was waited for.
+        let started = unsafe {
+            match transfer {
+                Transfer::Upload { to, from, n_bytes } => {
+                    result::memcpy_htod_async(to, slice::from_raw_parts(from, n_bytes), stream)
+                }
+                Transfer::Download { from, to, n_bytes } => {
+                    result::memcpy_dtoh_async(slice::from_raw_parts_mut(to, n_bytes), from, stream)
+                }
+                Transfer::Copy { from, to, n_bytes } => result::memcpy_dtod_async(to, from, n_bytes, stream),
+                Transfer::Clear { at, n_bytes } => result::memset_d8_async(at, 0, n_bytes, stream),
             }
         };
         self.check(operation, started)
