@@ -1,6 +1,6 @@
 //! A CUDA device behind the operations: its context, one stream, and its kernels.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, OnceLock};
@@ -10,6 +10,7 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result};
 
+use crate::cuda::failure::failure;
 use crate::cuda::modules::{Modules, Texts};
 use crate::cuda::nvml::{BusPlace, Nvml};
 use crate::device::driver::{Driver, Extent, Graph, MAX_ARGS, Transfer};
@@ -225,16 +226,6 @@ impl Graph for Recorded {
     unsafe fn launch(&self) -> Result<(), DeviceError> {
         self.graph.launch().map_err(|error| failure(&self.device, "launch a graph", error))
     }
-}
-
-/// An error of the driver in words.
-pub(crate) fn failure(device: &str, operation: &'static str, error: DriverError) -> DeviceError {
-    let text = |words: Result<&CStr, DriverError>| words.map(|words| words.to_string_lossy().into_owned());
-    let message = match (text(error.error_name()), text(error.error_string())) {
-        (Ok(name), Ok(words)) => format!("{name}: {words}"),
-        _ => format!("CUDA error {}", error.0 as u32),
-    };
-    DeviceError { device: device.to_owned(), operation, message }
 }
 
 #[cfg(test)]
