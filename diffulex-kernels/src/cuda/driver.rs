@@ -1,6 +1,6 @@
 //! A CUDA device behind the operations: its context, one stream, and its kernels.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, OnceLock};
@@ -10,6 +10,7 @@ use cudarc::driver::sys::{
 };
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, DriverError, result};
 
+use crate::cuda::failure::failure;
 use crate::cuda::modules::{Modules, Texts};
 use crate::cuda::nvml::{BusPlace, Nvml};
 use crate::device::driver::{Driver, Extent, Graph, MAX_ARGS, Transfer};
@@ -139,23 +140,23 @@ impl Driver for Cuda {
     unsafe fn transfer(&self, transfer: Transfer) -> Result<(), DeviceError> {
         self.bind()?;
         let stream = self.stream.cu_stream();
-        let (operation, started) = match transfer {
-            // SAFETY: of this and the following: the caller answers for both ranges, and that host memory stays and is not touched
-            // until the stream was waited for.
-            Transfer::Upload { to, from, n_bytes } => ("copy to the device", unsafe {
-                result::memcpy_htod_async(to, slice::from_raw_parts(from, n_bytes), stream)
-            }),
-            // SAFETY: see above.
-            Transfer::Download { from, to, n_bytes } => ("copy from the device", unsafe {
-                result::memcpy_dtoh_async(slice::from_raw_parts_mut(to, n_bytes), from, stream)
-            }),
-            // SAFETY: see above.
-            Transfer::Copy { from, to, n_bytes } => {
-                ("copy", unsafe { result::memcpy_dtod_async(to, from, n_bytes, stream) })
-            }
-            // SAFETY: see above.
-            Transfer::Clear { at, n_bytes } => {
-                ("clear memory", unsafe { result::memset_d8_async(at, 0, n_bytes, stream) })
+        let operation = match transfer {
+            Transfer::Upload { .. } => "copy to the device",
+            Transfer::Download { .. } => "copy from the device",
+            Transfer::Copy { .. } => "copy",
+            Transfer::Clear { .. } => "clear memory",
+        };
+        // SAFETY: the caller answers for all ranges, and that the host's memory stays and is not touched until the stream was waited for.
+        let started = unsafe {
+            match transfer {
+                Transfer::Upload { to, from, n_bytes } => {
+                    result::memcpy_htod_async(to, slice::from_raw_parts(from, n_bytes), stream)
+                }
+                Transfer::Download { from, to, n_bytes } => {
+                    result::memcpy_dtoh_async(slice::from_raw_parts_mut(to, n_bytes), from, stream)
+                }
+                Transfer::Copy { from, to, n_bytes } => result::memcpy_dtod_async(to, from, n_bytes, stream),
+                Transfer::Clear { at, n_bytes } => result::memset_d8_async(at, 0, n_bytes, stream),
             }
         };
         self.check(operation, started)
@@ -225,16 +226,6 @@ impl Graph for Recorded {
     unsafe fn launch(&self) -> Result<(), DeviceError> {
         self.graph.launch().map_err(|error| failure(&self.device, "launch a graph", error))
     }
-}
-
-/// An error of the driver in words.
-pub(crate) fn failure(device: &str, operation: &'static str, error: DriverError) -> DeviceError {
-    let text = |words: Result<&CStr, DriverError>| words.map(|words| words.to_string_lossy().into_owned());
-    let message = match (text(error.error_name()), text(error.error_string())) {
-        (Ok(name), Ok(words)) => format!("{name}: {words}"),
-        _ => format!("CUDA error {}", error.0 as u32),
-    };
-    DeviceError { device: device.to_owned(), operation, message }
 }
 
 #[cfg(test)]

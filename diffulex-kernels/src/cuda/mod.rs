@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 mod driver;
+mod failure;
 mod modules;
 mod nvml;
 mod open;

@@ -16,7 +16,7 @@ use cudarc::driver::sys::CUfunction_attribute_enum;
 use cudarc::driver::{CudaContext, CudaFunction, DriverError};
 use cudarc::nvrtc::Ptx;
 
-use crate::cuda::driver::failure;
+use crate::cuda::failure::failure;
 use crate::error::DeviceError;
 
 /// Names of the modules, their PTX (`scripts/ptx` makes it), and whether every model needs them.

@@ -55,6 +55,7 @@ impl Buffer {
         self.address
     }
 
+    #[cfg(test)]
     pub(crate) fn n_bytes(&self) -> usize {
         self.n_bytes
     }

@@ -1,24 +1,15 @@
 //! The kernels, each as its file in `diffulex-kernels/gpu` describes it.
 
-mod score;
-mod weights;
-
-use super::memory::Memory;
 use crate::device::operands::padding::NONE;
 use crate::device::operands::tensor::STRIDE;
+use crate::device::stub::call::Call;
+use crate::device::stub::memory::Memory;
+use crate::device::stub::score;
+use crate::device::stub::weights::{self, Kind, weights};
 use crate::quantization::{quantize_int8, scale_int8};
 use crate::routing::{ExpertBias, ExpertGroups, Routing, Scoring};
 use crate::step::LEAST_BLEND;
 use half::bf16;
-use weights::{Kind, weights};
-
-/// A launch.
-#[derive(Clone, Copy)]
-pub(crate) struct Call<'a> {
-    pub(crate) kernel: &'static str,
-    pub(crate) grid: [usize; 3],
-    pub(crate) args: &'a [u64],
-}
 
 /// Sum of squares.
 fn squares(values: &[f32]) -> f32 {
@@ -58,19 +49,6 @@ impl Call<'_> {
             _ => return false,
         }
         true
-    }
-
-    fn int(&self, arg: usize) -> usize {
-        self.args[arg] as usize
-    }
-
-    fn float(&self, arg: usize) -> f32 {
-        f32::from_bits(self.args[arg] as u32)
-    }
-
-    /// Address of row `row`, of `width` words, of the array at an argument.
-    fn at(&self, arg: usize, row: usize, width: usize) -> u64 {
-        self.args[arg] + (4 * row * width) as u64
     }
 
     /// `x[i] = f(x[i])`, where argument `n` has the number of values.

@@ -5,19 +5,22 @@
 //! graphs. A kernel computes all blocks of its grid; where several kernels share a computation (chunks of attention, tiles of logits),
 //! one of them does it whole and the others nothing.
 
+mod call;
 mod kernels;
 mod memory;
+mod score;
+mod weights;
 
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::driver::{Driver, Extent, Transfer};
+use crate::device::stub::call::Call;
+use crate::device::stub::memory::Memory;
 use crate::device::{DeviceOps, Diagnostics};
 use crate::error::DeviceError;
 use crate::memory::AvailableMemory;
-use kernels::Call;
-use memory::Memory;
 
 /// Memory of the device.
 const TOTAL: u64 = 1 << 30;

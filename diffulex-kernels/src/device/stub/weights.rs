@@ -1,27 +1,27 @@
 //! Weights and the inputs of products, as numbers; layouts are those of `gpu/include/matrix.h`.
 
-use super::super::memory::Memory;
+use crate::device::stub::memory::Memory;
 use half::{bf16, f16};
 
 /// `Kind` of matrix.h.
 #[derive(Clone, Copy)]
-pub(super) struct Kind(pub(super) u64);
+pub(crate) struct Kind(pub(crate) u64);
 
 impl Kind {
     /// The kind in a product's name.
-    pub(super) fn of_kernel(kernel: &str) -> Self {
+    pub(crate) fn of_kernel(kernel: &str) -> Self {
         let kinds = ["f32", "bf16", "int8", "int4", "q8_0", "q4_k", "q6_k"];
         let kind = kinds.iter().position(|kind| kernel["product_".len()..].starts_with(kind));
         Self(kind.unwrap_or_else(|| panic!("{kernel} has no kind")) as u64)
     }
 }
 
-pub(super) fn bf16s(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn bf16s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<2>().0.iter().map(|two| bf16::from_le_bytes(*two).to_f32()).collect()
 }
 
 /// The rows of a weight `[n_out, n_in]`.
-pub(super) fn weights(memory: &Memory, at: u64, kind: Kind, n_out: usize, n_in: usize) -> Vec<Vec<f32>> {
+pub(crate) fn weights(memory: &Memory, at: u64, kind: Kind, n_out: usize, n_in: usize) -> Vec<Vec<f32>> {
     let data = memory.rest(at);
     (0..n_out).map(|out| (0..n_in).map(|input| weight(data, kind.0, [n_out, n_in], out, input)).collect()).collect()
 }
@@ -64,7 +64,7 @@ fn weight(data: &[u8], kind: u64, [n_out, n_in]: [usize; 2], out: usize, input: 
 }
 
 /// Row `row` of the inputs of a product with such weights.
-pub(super) fn inputs(memory: &Memory, at: u64, scales: u64, kind: Kind, row: usize, n_in: usize) -> Vec<f32> {
+pub(crate) fn inputs(memory: &Memory, at: u64, scales: u64, kind: Kind, row: usize, n_in: usize) -> Vec<f32> {
     let stride = n_in.next_multiple_of(64);
     match kind.0 {
         0 => memory.floats(at + (4 * row * n_in) as u64, n_in),
@@ -77,6 +77,6 @@ pub(super) fn inputs(memory: &Memory, at: u64, scales: u64, kind: Kind, row: usi
 }
 
 /// A sum of products, as exact as a result can hold.
-pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
+pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
     x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() as f32
 }

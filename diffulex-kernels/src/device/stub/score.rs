@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::super::memory::Memory;
-use super::Call;
 use crate::device::operands::padding::NONE;
+use crate::device::stub::call::Call;
+use crate::device::stub::memory::Memory;
 use crate::reference::score::scored;
 use crate::{Classes, Draw, LogitChange, MAX_LIKELIEST, SampleableTokens, Score, ScoreSpec};
 
 /// Words of `Recipe` of score.h.
 const WORDS: usize = 24;
 
-pub(super) fn run(call: &Call<'_>, memory: &mut Memory) -> bool {
+pub(crate) fn run(call: &Call<'_>, memory: &mut Memory) -> bool {
     match call.kernel {
         "score_settle" => settle(call, memory),
         "score_change" => change(call, memory),
