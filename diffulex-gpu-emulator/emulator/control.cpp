@@ -53,6 +53,11 @@ void emulator_fail_alloc(uint64_t n) {
     std::lock_guard<std::mutex> guard(machine().mutex);
     caller()->fail_alloc = n;
 }
+// cuInit returns this error; 0 takes the fault back.
+void emulator_fail_init(int error) {
+    std::lock_guard<std::mutex> guard(machine().mutex);
+    caller()->fail_init = error;
+}
 void emulator_fail_instantiate(uint64_t n) {
     std::lock_guard<std::mutex> guard(machine().mutex);
     caller()->fail_instantiate = n;

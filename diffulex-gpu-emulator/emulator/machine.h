@@ -31,6 +31,8 @@ struct Caller {
     std::map<std::pair<std::string, uint64_t>, Loads> loads;
     // Which of the kernels, allocations and instantiations of graphs to come shall fail: 1 is the next, 0 is none.
     uint64_t fail_launch = 0, fail_alloc = 0, fail_instantiate = 0;
+    // What cuInit returns.
+    int fail_init = 0;
     // Once a kernel has failed, every call returns this error, as it does with a context of CUDA.
     int error = 0;
     std::string failure;
@@ -50,10 +52,8 @@ struct Machine {
     // Held by every call of the driver: one thing happens at a time.
     std::mutex mutex;
     // Faults that the environment plants, for the whole process, and the error they leave.
-    uint64_t fail_launch, fail_alloc, fail_instantiate;
+    uint64_t fail_launch, fail_alloc, fail_instantiate, fail_init;
     int error = 0;
-    // What cuInit returns instead of success.
-    int init_error;
     // Whether a kernel's failure ends CUDA for the process, as on a card, and not for the thread that launched it alone.
     bool is_sticky;
     // Whether work runs within the call that enqueues it: as early as a card may, instead of as late.

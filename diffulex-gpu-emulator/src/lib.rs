@@ -99,6 +99,11 @@ pub fn fail_alloc(n: u64) -> bool {
     Functions::emulated().map(|functions| functions.fail_alloc(n)).is_some()
 }
 
+/// Makes the driver refuse to start on this thread with an error of `CUresult`, such as 803; 0 takes the fault back. As [`fail_launch`].
+pub fn fail_init(error: i32) -> bool {
+    Functions::emulated().map(|functions| functions.fail_init(error)).is_some()
+}
+
 /// Makes the `n`-th instantiation of a graph of this thread from now on fail with `CUDA_ERROR_OUT_OF_MEMORY`; as [`fail_launch`].
 pub fn fail_instantiate(n: u64) -> bool {
     Functions::emulated().map(|functions| functions.fail_instantiate(n)).is_some()

@@ -70,6 +70,7 @@ pub(crate) struct Functions {
     fail_launch: unsafe extern "C" fn(u64),
     fail_alloc: unsafe extern "C" fn(u64),
     fail_instantiate: unsafe extern "C" fn(u64),
+    fail_init: unsafe extern "C" fn(i32),
     set_memory: unsafe extern "C" fn(u64),
     set_seed: unsafe extern "C" fn(u64),
     set_quiet: unsafe extern "C" fn(bool),
@@ -113,6 +114,7 @@ impl Functions {
             loads: function!("emulator_loads"),
             fail_launch: function!("emulator_fail_launch"),
             fail_alloc: function!("emulator_fail_alloc"),
+            fail_init: function!("emulator_fail_init"),
             fail_instantiate: function!("emulator_fail_instantiate"),
             set_memory: function!("emulator_set_memory"),
             set_seed: function!("emulator_set_seed"),
@@ -161,6 +163,11 @@ impl Functions {
     pub(crate) fn fail_alloc(&self, n: u64) {
         // SAFETY: takes a number.
         unsafe { (self.fail_alloc)(n) }
+    }
+
+    pub(crate) fn fail_init(&self, error: i32) {
+        // SAFETY: takes a number.
+        unsafe { (self.fail_init)(error) }
     }
 
     pub(crate) fn fail_instantiate(&self, n: u64) {
