@@ -69,7 +69,7 @@ extern "C" {
 
 int cuInit(unsigned) {
     std::lock_guard<std::mutex> guard(machine().mutex);
-    if (int error = caller()->fail_init ? caller()->fail_init : machine().fail_init) return error;
+    if (int error = caller()->fail_init ? caller()->fail_init : (int)machine().fail_init) return error;
     is_initialised = true;
     return error_now();
 }

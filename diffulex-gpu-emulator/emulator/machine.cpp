@@ -25,7 +25,7 @@ Machine::Machine()
     : fail_launch(number_of("DIFFULEX_EMULATOR_FAIL_LAUNCH")),
       fail_alloc(number_of("DIFFULEX_EMULATOR_FAIL_ALLOC")),
       fail_instantiate(number_of("DIFFULEX_EMULATOR_FAIL_INSTANTIATE")),
-      fail_init((int)number_of("DIFFULEX_EMULATOR_FAIL_INIT")),
+      fail_init(number_of("DIFFULEX_EMULATOR_FAIL_INIT")),
       is_sticky(number_of("DIFFULEX_EMULATOR_STICKY") != 0),
       is_eager(number_of("DIFFULEX_EMULATOR_EAGER") != 0),
       seed(number_of("DIFFULEX_EMULATOR_SEED")),

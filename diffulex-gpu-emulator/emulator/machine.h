@@ -52,10 +52,8 @@ struct Machine {
     // Held by every call of the driver: one thing happens at a time.
     std::mutex mutex;
     // Faults that the environment plants, for the whole process, and the error they leave.
-    uint64_t fail_launch, fail_alloc, fail_instantiate;
+    uint64_t fail_launch, fail_alloc, fail_instantiate, fail_init;
     int error = 0;
-    // What cuInit returns instead of success.
-    int fail_init;
     // Whether a kernel's failure ends CUDA for the process, as on a card, and not for the thread that launched it alone.
     bool is_sticky;
     // Whether work runs within the call that enqueues it: as early as a card may, instead of as late.
