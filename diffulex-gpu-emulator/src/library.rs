@@ -71,7 +71,6 @@ pub(crate) struct Functions {
     fail_alloc: unsafe extern "C" fn(u64),
     fail_init: unsafe extern "C" fn(i32),
     fail_instantiate: unsafe extern "C" fn(u64),
-    fail_init: unsafe extern "C" fn(i32),
     set_memory: unsafe extern "C" fn(u64),
     set_seed: unsafe extern "C" fn(u64),
     set_quiet: unsafe extern "C" fn(bool),
