@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::harness::Server;
 
 /// Requests that published clients send, and the beginning of what to use instead.
-const ASKED: [(&str, &str); 40] = [
+const ASKED: [(&str, &str); 38] = [
     ("POST /v1/files", "diffulex-server batch"),
     ("GET /v1/files/file-1/content", "diffulex-server batch"),
     ("POST /v1/batches", "diffulex-server batch"),

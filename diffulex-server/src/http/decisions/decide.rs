@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use diffulex_engine::{ChatMessage, ConversationEnd, RequestError, ServingInput, TextModel};
 use diffulex_protocol::{LabelScores, SamplingParams, ServingReply};
 
-use crate::frontend::{Requester, Submission, SubmitError};
+use crate::frontend::{Requester, Submission, SubmitError, Tokenising};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::reply_of;
 use crate::http::app::App;
@@ -144,7 +144,7 @@ impl Asked {
         let render = move || render_around(frontend.text(), messages);
         let rendered = app.frontend.long_work().run(render).await.map_err(SubmitError::from)?;
         let (head, tail) = rendered.map_err(SubmitError::from)?;
-        Ok(Frame { head: app.frontend.tokenise("input", ServingInput::text(head)).await?, tail })
+        Ok(Frame { head: app.frontend.tokenise("input", ServingInput::text(head), Tokenising::default()).await?, tail })
     }
 
     fn n_orders(&self, question: &Question) -> u32 {
@@ -207,7 +207,7 @@ impl Frame {
         order: &[usize],
     ) -> Result<Prompt, ApiError> {
         let text = question.text(labels, order) + &self.tail;
-        let written = app.frontend.tokenise("questions", ServingInput::text(text)).await?;
+        let written = app.frontend.tokenise("questions", ServingInput::text(text), Tokenising::default()).await?;
         let mut by_option = vec![0; order.len()];
         order.iter().zip(labels).for_each(|(option, label)| by_option[*option] = label.id);
         Ok(Prompt { ids: [self.head.as_slice(), &written].concat(), labels: by_option })

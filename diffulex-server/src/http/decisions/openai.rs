@@ -2,6 +2,7 @@
 //!
 //! Never here: what a question is answered with.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use axum::extract::{Request, State};
@@ -55,7 +56,7 @@ pub(in crate::http) struct DecisionsBody {
 
 impl<'de> Deserialize<'de> for DecisionsBody {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let mut others = OtherFields::keeping(&[]);
+        let mut others = OtherFields::keeping(Cow::Borrowed(&[]));
         let body = Self::deserialize(Screened { input, others: &mut others })?;
         Ok(Self { others, ..body })
     }

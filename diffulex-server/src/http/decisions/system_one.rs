@@ -2,6 +2,7 @@
 //!
 //! Never here: what a question is answered with.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -46,7 +47,7 @@ pub(in crate::http) struct SystemOneBody {
 
 impl<'de> Deserialize<'de> for SystemOneBody {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
-        let mut others = OtherFields::keeping(&[]);
+        let mut others = OtherFields::keeping(Cow::Borrowed(&[]));
         let body = Self::deserialize(Screened { input, others: &mut others })?;
         Ok(Self { others, ..body })
     }
@@ -107,7 +108,7 @@ impl<T: JsonSchema> JsonSchema for InOrder<T> {
         true
     }
 
-    fn schema_name() -> std::borrow::Cow<'static, str> {
+    fn schema_name() -> Cow<'static, str> {
         BTreeMap::<String, T>::schema_name()
     }
 
