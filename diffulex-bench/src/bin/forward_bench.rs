@@ -19,8 +19,6 @@ use std::time::Instant;
 use diffulex_engine::ModelFiles;
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use diffulex_kernels::cpu::CpuOps;
-
-use diffulex_kernels::device::DeviceOps;
 use diffulex_kernels::{
     Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightData, WeightType, cuda, quantization,
 };
