@@ -106,7 +106,7 @@ def ceil(a, b):
 
 
 def shape_for(rows, outs):
-    """Name, outputs and rows of a product's block, as src/cuda/operations/product.rs chooses."""
+    """Name, outputs and rows of a product's block, as src/device/operations/product.rs chooses."""
     for size in (128, 64):
         if rows > size // 2 and ceil(rows, size) * sum(ceil(out, size) for out in outs) >= BUSY:
             return f"{size}x{size}", size, size

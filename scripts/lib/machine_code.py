@@ -16,7 +16,7 @@ EXTENTS = {
     "64x64": (4, 64, 128),
     "128x128": (8, 128, 256),
 }
-# Dynamic shared memory of attention at a head size of 128, as src/cuda/operations/attention.rs computes it.
+# Dynamic shared memory of attention at a head size of 128, as src/device/operations/attention.rs computes it.
 ATTENTION_BYTES = {"attention_bf16_32": 100480, "attention_bf16_16": 83520, "attention_f32_16": 54336}
 
 

@@ -107,7 +107,13 @@ struct LevelField {
 }
 
 /// What an answer repeats of a question.
-enum Form {
+struct Repeated {
+    name: Option<String>,
+    options: Options,
+}
+
+/// The options as the client wrote them.
+enum Options {
     Predicate,
     Choice(Vec<Choice>),
     Score(Vec<String>),
@@ -119,26 +125,27 @@ pub(in crate::http) async fn decisions(State(app): State<App>, request: Request)
 }
 
 async fn respond(app: &App, request: Request) -> Result<Response, ApiError> {
-    let ParsedBody { value: (asked, forms), held, requester } = body::json(app, request, Dialect::OpenAi, ask).await?;
+    let ParsedBody { value: (asked, repeated), held, requester } =
+        body::json(app, request, Dialect::OpenAi, ask).await?;
     let decided = asked.decide(app, requester).await?;
     drop(held);
-    let answers = decided.judged.iter().zip(&forms).map(|(judged, (name, form))| {
-        let answer = match form {
-            Form::Predicate => Answer::predicate(judged),
-            Form::Choice(values) => Answer::choice(judged, values),
-            Form::Score(labels) => Answer::score(judged, labels),
+    let answers = decided.judged.iter().zip(&repeated).map(|(judged, Repeated { name, options })| {
+        let answer = match options {
+            Options::Predicate => Answer::predicate(judged),
+            Options::Choice(values) => Answer::choice(judged, values),
+            Options::Score(labels) => Answer::score(judged, labels),
         };
         Named { answer, name: name.as_deref(), diffulex: Diagnostics::of(judged) }
     });
     Ok(parts::json(&Decision {
         answers: answers.collect(),
         model: &decided.model,
-        usage: Usage::of(decided.cost, forms.len()),
+        usage: Usage::of(decided.cost, repeated.len()),
         diffulex: Report { nfe: decided.cost.nfe },
     }))
 }
 
-fn ask(app: &App, body: DecisionsBody) -> Result<(Asked, Vec<(Option<String>, Form)>), ApiError> {
+fn ask(app: &App, body: DecisionsBody) -> Result<(Asked, Vec<Repeated>), ApiError> {
     body.others.check(&app.ignored_fields)?;
     if let Some(CacheOptions { mode, ttl }) = &body.prompt_cache_options {
         if let Some(mode) = mode.as_ref().filter(|mode| *mode != "implicit" && *mode != "explicit") {
@@ -154,7 +161,7 @@ fn ask(app: &App, body: DecisionsBody) -> Result<(Asked, Vec<(Option<String>, Fo
     };
     let fields = body.questions.unwrap_or_default().into_iter().enumerate();
     let read = fields.map(|(index, question)| question.read(format!("questions[{index}]")));
-    let (questions, forms) = read.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    let (questions, repeated) = read.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     let asked = Asked {
         route: ROUTE,
         model,
@@ -164,19 +171,19 @@ fn ask(app: &App, body: DecisionsBody) -> Result<(Asked, Vec<(Option<String>, Fo
         seed: body.seed.unwrap_or(0).into(),
         cache_salt: body.prompt_cache_key.filter(|key| !key.is_empty()),
     };
-    Ok((asked.check()?, forms))
+    Ok((asked.check()?, repeated))
 }
 
 impl QuestionField {
-    fn read(self, field: String) -> Result<(Question, (Option<String>, Form)), ApiError> {
+    fn read(self, field: String) -> Result<(Question, Repeated), ApiError> {
         let required = |name: &str| {
             let place = format!("{field}.{name}");
             ApiError::invalid(&place, format!("{place} is required"))
         };
         let instructions = self.instructions.ok_or_else(|| required("instructions"))?;
         let instructions = text_of(&format!("{field}.instructions"), instructions)?;
-        let (question, form) = match self.kind.as_str() {
-            "predicate" => (Question::predicate(field, instructions, [None, None]), Form::Predicate),
+        let (question, options) = match self.kind.as_str() {
+            "predicate" => (Question::predicate(field, instructions, [None, None]), Options::Predicate),
             "choice" => {
                 let choices = self.choices.ok_or_else(|| required("choices"))?;
                 let mut values = Vec::with_capacity(choices.len());
@@ -194,7 +201,7 @@ impl QuestionField {
                     options.push(Answerable { name, description });
                     values.push(value);
                 }
-                (Question::among(field, Kind::Choice, instructions, options, "choices")?, Form::Choice(values))
+                (Question::among(field, Kind::Choice, instructions, options, "choices")?, Options::Choice(values))
             }
             "score" => {
                 let levels = self.levels.ok_or_else(|| required("levels"))?;
@@ -202,7 +209,7 @@ impl QuestionField {
                 let options =
                     levels.into_iter().map(|LevelField { label, description }| Answerable { name: label, description });
                 let options = options.collect();
-                (Question::among(field, Kind::Score, instructions, options, "levels")?, Form::Score(labels))
+                (Question::among(field, Kind::Score, instructions, options, "levels")?, Options::Score(labels))
             }
             kind => {
                 let place = format!("{field}.type");
@@ -210,7 +217,7 @@ impl QuestionField {
                 return Err(ApiError::invalid(&place, message));
             }
         };
-        Ok((Question { labels: self.labels, ..question }, (self.name, form)))
+        Ok((Question { labels: self.labels, ..question }, Repeated { name: self.name, options }))
     }
 }
 
