@@ -36,6 +36,7 @@ pub(in crate::http) struct DecisionsBody {
     model: Option<String>,
     /// A text of the user, or items: messages, calls and their outputs.
     input: Option<TextOr<Item>>,
+    /// 1 to 400.
     questions: Option<Vec<QuestionField>>,
     /// Only requests with the same key share cached inputs.
     prompt_cache_key: Option<String>,
@@ -48,6 +49,7 @@ pub(in crate::http) struct DecisionsBody {
     /// Draws the orders; 0 where it is left out.
     #[serde(deserialize_with = "whole")]
     seed: Option<u32>,
+    /// Changes nothing.
     #[serde(rename = "safety_identifier")]
     _safety_identifier: Option<String>,
     #[serde(skip)]
