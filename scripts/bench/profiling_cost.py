@@ -21,7 +21,14 @@ from pathlib import Path
 
 MODEL = Path(__file__).resolve().parents[2] / "tests/golden/sdar"
 BODY = {"prompt": list(range(5, 13)), "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-KINDS = {"whole": ("/generate", BODY), "stream": ("/generate", {**BODY, "stream": True, "stream_mode": "block_append"})}
+CHAT = {**{name: BODY[name] for name in BODY if name != "prompt"}, "messages": [{"role": "user", "content": "Hello there"}]}
+KINDS = {
+    "whole": ("/generate", BODY),
+    "stream": ("/generate", {**BODY, "stream": True, "stream_mode": "block_append"}),
+    "denoise": ("/generate", {**BODY, "stream": True, "stream_mode": "denoise"}),
+    "chat": ("/v1/chat/completions", CHAT),
+    "chat_stream": ("/v1/chat/completions", {**CHAT, "stream": True}),
+}
 # Bodies of /start_profile.
 MODES = {"off": None, "events": {"run_id": "r", "enable_torch": False, "event_dir": "e"}, "events and trace": {"run_id": "r"}}
 

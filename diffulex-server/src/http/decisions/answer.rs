@@ -2,10 +2,18 @@
 //!
 //! `confidence` is the share of the likeliest option times `label_mass`. Never here: how probabilities are found.
 
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::http::decisions::decide::Judged;
-use crate::http::decisions::openai::Choice;
+
+/// A value to choose: a text and a boolean of the same letters differ.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(super) enum Choice {
+    Text(String),
+    Boolean(bool),
+}
 
 /// An answer in OpenAI's form.
 #[derive(Serialize)]

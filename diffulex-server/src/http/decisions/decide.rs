@@ -15,8 +15,7 @@ use crate::frontend::{Requester, Submission, SubmitError, Tokenising};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::reply_of;
 use crate::http::app::App;
-use crate::http::decisions::labels::Label;
-use crate::http::decisions::question::{Kind, Question};
+use crate::http::decisions::question::{Kind, Label, Question};
 
 /// Most questions of a request, OpenAI's limit.
 pub(super) const MAX_QUESTIONS: usize = 400;

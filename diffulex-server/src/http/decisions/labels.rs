@@ -7,14 +7,7 @@ use std::collections::BTreeSet;
 use diffulex_engine::TextModel;
 
 use crate::http::answer::error::ApiError;
-use crate::http::decisions::question::{Kind, Question};
-
-/// A token that stands for an option.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Label {
-    pub(super) text: String,
-    pub(super) id: u32,
-}
+use crate::http::decisions::question::{Kind, Label, Question};
 
 /// Pairs for yes and no, the first that the vocabulary has both of.
 const PAIRS: [[&str; 2]; 3] = [["yes", "no"], ["Yes", "No"], ["Y", "N"]];

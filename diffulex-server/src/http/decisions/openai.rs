@@ -13,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts;
 use crate::http::app::{App, asked_model};
-use crate::http::decisions::answer::{Answer, Diagnostics};
+use crate::http::decisions::answer::{Answer, Choice, Diagnostics};
 use crate::http::decisions::decide::{Asked, Cost};
 use crate::http::decisions::input::{Content, Item, conversation, text_of};
 use crate::http::decisions::question::{Answerable, Kind, Question};
@@ -92,14 +92,6 @@ struct QuestionField {
 struct ChoiceField {
     value: Choice,
     description: Option<String>,
-}
-
-/// A value to choose: a text and a boolean of the same letters differ.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
-#[serde(untagged)]
-pub(super) enum Choice {
-    Text(String),
-    Boolean(bool),
 }
 
 #[derive(Deserialize, JsonSchema)]

@@ -3,7 +3,6 @@
 //! Never here: the input, tokens, probabilities.
 
 use crate::http::answer::error::ApiError;
-use crate::http::decisions::labels::Label;
 
 /// Fewest and most options of a choice, OpenAI's limits.
 const CHOICES: std::ops::RangeInclusive<usize> = 2..=255;
@@ -25,6 +24,13 @@ pub(super) struct Answerable {
     /// Its value as text.
     pub(super) name: String,
     pub(super) description: Option<String>,
+}
+
+/// A token that stands for an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Label {
+    pub(super) text: String,
+    pub(super) id: u32,
 }
 
 /// A question.
