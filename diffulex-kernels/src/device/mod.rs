@@ -1,7 +1,7 @@
 //! Accelerators: the operations as lists of launches, for any device with a driver.
 //!
 //! What is here is the same for all of them: memory, padding, the lists of a step, their fusion and their graphs. A device is a
-//! [`driver::Driver`] and its kernels; `cuda` is one. docs/kernels.md describes how to add another.
+//! `driver::Driver` and its kernels; `cuda` is one. docs/kernels.md describes how to add another.
 //!
 //! Operations append to a queue; results travel to the host only where [`crate::Ops::score`] and [`crate::Ops::host_into`] need them.
 
