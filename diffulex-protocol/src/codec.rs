@@ -81,9 +81,9 @@ pub(crate) fn heading(mut rest: &[u8]) -> Option<(String, String)> {
         return None;
     }
     let kind = next(&mut rest)?;
-    if let Ok(1..) = rmp::decode::read_array_len(&mut { rest }) {
-        rmp::decode::read_array_len(&mut rest).ok()?;
-        return Some((kind, next(&mut rest)?));
+    let mut fields = rest;
+    if let Ok(1..) = rmp::decode::read_array_len(&mut fields) {
+        return Some((kind, next(&mut fields)?));
     }
     for _ in 0..rmp::decode::read_map_len(&mut rest).ok()? {
         if next::<String>(&mut rest)? == "rid" {

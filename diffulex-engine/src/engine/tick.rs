@@ -189,7 +189,7 @@ impl Engine {
             return;
         }
         if let Some(labels) = request.sequence.decoding().labels() {
-            // What the strategy wrote in these steps is no answer.
+            // The strategy's edits are not part of an answer.
             if labels.scores().is_some() {
                 self.finish(span.key, FinishReason::MaxNewTokensReached, events);
             }
