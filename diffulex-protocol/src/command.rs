@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::SamplingParams;
+use crate::constraint::Constraint;
 use crate::fields::is_default;
 
 /// One command: a map from its kind to its fields, or its kind alone.
@@ -143,6 +144,9 @@ pub struct ServingGenerate {
     /// the prompt, and no text. Sampling, stream, suffix and masks have no effect.
     #[serde(default, skip_serializing_if = "is_default")]
     pub labels: Vec<u32>,
+    /// The language that the answer must belong to; `None` is any text. No effect with `embed` and `labels`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub constraint: Option<Constraint>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,

@@ -361,7 +361,22 @@ events! {
         pub embedding: Vec<f32> [optional],
         /// Scores of the labels, if there are some.
         pub label_scores: Option<LabelScores> [optional],
+        /// What the constraint was and did, if there is one.
+        pub constraint: Option<ConstraintReport> [optional],
     }
+}
+
+/// What a constraint was and did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConstraintReport {
+    /// States of its automaton over tokens.
+    pub states: u32,
+    /// Milliseconds that compiling took; 0 if it was compiled before.
+    pub compile_ms: f64,
+    /// Indices into `token_ids` at which the constraint left one token only when it was written, ascending.
+    #[serde(with = "crate::packed")]
+    pub forced: Vec<u32>,
 }
 
 /// The hold of the engine on a context after a request.
@@ -403,6 +418,7 @@ impl ServingReply {
             context: None,
             embedding: Vec::new(),
             label_scores: None,
+            constraint: None,
         }
     }
 

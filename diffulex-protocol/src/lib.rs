@@ -8,6 +8,7 @@
 
 pub mod codec;
 mod command;
+mod constraint;
 pub mod diffulex;
 mod event;
 mod fields;
@@ -21,9 +22,10 @@ pub use codec::{CodecError, PROTOCOL_VERSION};
 pub use command::{
     AdapterSource, ContextUse, Pooling, ProfileStart, ServingCommand, ServingGenerate, SnapshotSpan, StreamMode,
 };
+pub use constraint::{Constraint, Tag, Tags};
 pub use event::{
-    Alternatives, ErrorCode, EventBatch, FinishReason, HeldContext, LabelScores, NfeCounts, PromptScores,
-    ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,
+    Alternatives, ConstraintReport, ErrorCode, EventBatch, FinishReason, HeldContext, LabelScores, NfeCounts,
+    PromptScores, ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,
 };
 pub use fields::FieldVisitor;
 pub use params::{ParamError, ParamProblem, SamplingParams};

@@ -120,6 +120,13 @@ fn full_commands() -> Vec<ServingCommand> {
         context: Some(ContextUse { id: 7, fills: true }),
         embed: Some(Pooling::Last),
         labels: vec![3, 4],
+        constraint: Some(Constraint::Tags(Tags {
+            tags: vec![Tag { begin: "<a>".to_owned(), schema: "{}".to_owned(), end: "</a>".to_owned() }],
+            allows_text: true,
+            least: 1,
+            repeats: true,
+            separator: ",".to_owned(),
+        })),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -171,6 +178,7 @@ fn full_events() -> Vec<ServingEvent> {
         context: Some(HeldContext { held: 32, grows: true }),
         embedding: vec![0.5, -0.25],
         label_scores: Some(LabelScores { log_probabilities: vec![-0.5], likeliest_is_label: true }),
+        constraint: Some(ConstraintReport { states: 5, compile_ms: 0.5, forced: vec![1] }),
     };
     let stats = EngineStats { tokens_per_forward: Histogram::new(&[1.0, 2.0]), ..EngineStats::default() };
     let ready = Ready {

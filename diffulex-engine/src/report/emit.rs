@@ -274,6 +274,7 @@ impl Emitter {
             context: None,
             embedding: usage.embedding.clone().unwrap_or_default(),
             label_scores: sequence.decoding().labels().and_then(Labels::scores).cloned(),
+            constraint: None,
         })));
         events
     }

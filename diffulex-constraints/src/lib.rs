@@ -1,0 +1,13 @@
+//! The languages that answers must belong to.
+//!
+//! `constraint -> language -> automaton over tokens -> paths`. A [`diffulex_protocol::Constraint`] becomes a [`Language`], a tree of
+//! regular expressions over bytes; with the spelling of each token it becomes an automaton whose edges are classes of tokens; a
+//! dynamic programme over undecided positions finds the likeliest answer, the probability of each of its tokens, or draws one.
+//!
+//! Never here: requests, scores of a network, threads of an engine.
+
+mod error;
+mod language;
+
+pub use error::ConstraintError;
+pub use language::{Item, Language};
