@@ -6,8 +6,29 @@
 //!
 //! Never here: requests, scores of a network, threads of an engine.
 
+mod automaton;
+mod constraint;
+mod dfa;
 mod error;
+mod grammar;
+mod json;
 mod language;
+mod nfa;
+#[cfg(test)]
+mod oracle;
+mod programme;
+mod regex;
+mod schema;
+mod tags;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod vocabulary;
 
+pub use automaton::Automaton;
+pub use constraint::language_of;
 pub use error::ConstraintError;
-pub use language::{Item, Language};
+pub use language::{Item, Language, Node};
+pub use programme::{Chain, ClassWeight, Path, Row};
+pub use vocabulary::Vocabulary;

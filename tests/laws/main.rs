@@ -257,6 +257,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
         "strategies",
         &[
             "diffulex-protocol",
+            "diffulex-constraints",
             "diffulex-kernels",
             "diffulex-engine",
             "diffulex-server",
@@ -268,6 +269,20 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ),
     (
         "diffulex-protocol",
+        &[
+            "diffulex-strategies",
+            "diffulex-constraints",
+            "diffulex-kernels",
+            "diffulex-engine",
+            "diffulex-server",
+            "axum",
+            "tokio",
+            "hyper",
+            "zmq",
+        ],
+    ),
+    (
+        "diffulex-constraints",
         &[
             "diffulex-strategies",
             "diffulex-kernels",
@@ -284,6 +299,7 @@ const FOREIGN: &[(&str, &[&str])] = &[
         &[
             "diffulex-strategies",
             "diffulex-protocol",
+            "diffulex-constraints",
             "diffulex-engine",
             "diffulex-server",
             "axum",
@@ -295,7 +311,14 @@ const FOREIGN: &[(&str, &[&str])] = &[
     ("diffulex-engine", &["diffulex-server", "candle-core", "cudarc", "axum", "tokio", "tokio-stream", "hyper", "zmq"]),
     (
         "diffulex-gpu-emulator",
-        &["diffulex-strategies", "diffulex-protocol", "diffulex-kernels", "diffulex-engine", "diffulex-server"],
+        &[
+            "diffulex-strategies",
+            "diffulex-protocol",
+            "diffulex-constraints",
+            "diffulex-kernels",
+            "diffulex-engine",
+            "diffulex-server",
+        ],
     ),
     ("diffulex-server", &["diffulex-strategies", "diffulex-kernels", "candle-core"]),
 ];
@@ -453,8 +476,9 @@ fn tests_neither_sleep_nor_are_ignored() {
 }
 
 /// Folders of the workspace whose files a page names by path.
-const NAMED_FOLDERS: [&str; 8] = [
+const NAMED_FOLDERS: [&str; 9] = [
     "diffulex-protocol/",
+    "diffulex-constraints/",
     "diffulex-kernels/",
     "diffulex-engine/",
     "diffulex-server/",

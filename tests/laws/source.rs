@@ -7,9 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates, the lowest first: its folder, and the name that others import it by.
-pub(crate) const CRATES: [(&str, &str); 6] = [
+pub(crate) const CRATES: [(&str, &str); 7] = [
     ("strategies", "diffulex_strategies"),
     ("diffulex-protocol", "diffulex_protocol"),
+    ("diffulex-constraints", "diffulex_constraints"),
     ("diffulex-gpu-emulator", "diffulex_gpu_emulator"),
     ("diffulex-kernels", "diffulex_kernels"),
     ("diffulex-engine", "diffulex_engine"),
