@@ -6,7 +6,7 @@
 //   score_change   (changes / 256), 256   changes of single tokens' logits; where there are some
 //   score_tiles    (tiles, recipes), 256  each tile of 2048 tokens in a few numbers
 //   score_cut      (recipes), 1024        what top-k, top-p and min-p leave (score_cut.cu); where a recipe cuts
-//   score_classes  (tiles, recipes), 256  twice: the likeliest token of each class, then sums; where classes are asked for
+//   score_classes  (classes, recipes), 256  likeliest, sum and drawn token of each class; where classes are asked for
 //   score_finish   (recipes), 256         joins the tiles, draws, writes the record and the answers
 //   score_condition (width / 256, recipes), 256  rows that condition canvases, from mean embeddings
 //
@@ -14,14 +14,13 @@
 // add integers: a mass is 2^40 times a token's weight, which is relative to 1 at the likeliest token, so that sums and draws are
 // exact. Weights below 2^-41 have no mass: 10^6 of them are 5e-7 of the total.
 //
-// Shared memory is that of `Room`, in score_cut of `CutRoom`, in score_finish of `FinishRoom`, and in score_classes a table of 2048
-// sums.
+// Shared memory is that of `Room`, in score_cut of `CutRoom`, and in score_finish of `FinishRoom`.
 #include "score.h"
 
 namespace score {
 
-// Classes of which a block keeps a table of its own.
-constexpr uint32_t MAX_SHARED_CLASSES = 2048;
+// Words of a class's answer.
+constexpr uint32_t CLASS_WORDS = 6;
 
 struct Record {
     uint32_t is_scored;
@@ -77,6 +76,14 @@ DEVICE uint64_t rank(const Recipe& recipe, const uint64_t* ranked, int n_tiles, 
         if (threadIdx.x == 0) shared->likeliest[rank] = below;
     }
     return first;
+}
+
+// The number that draws in a class, times 2^64 (classes.rs has the source).
+DEVICE uint64_t uniform_of_class(uint64_t uniform, uint32_t c) {
+    uint64_t word = uniform + ((uint64_t)c + 1) * 0x9e3779b97f4a7c15ull;
+    word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9ull;
+    word = (word ^ word >> 27) * 0x94d049bb133111ebull;
+    return (word ^ word >> 31) >> 11 << 11;
 }
 
 // The first token, by id, at which the masses exceed the recipe's share of them.
@@ -260,48 +267,75 @@ KERNEL __launch_bounds__(THREADS, 4) score_tiles(const Recipe* recipes, const fl
 }
 EMU_KERNEL(score_tiles)
 
-// The likeliest tokens of classes, where `sums` is null, else sums over classes of masses relative to them. `tops` and `sums`,
-// [recipes][stride], begin as zeros.
-KERNEL __launch_bounds__(THREADS) score_classes(const Recipe* recipes, const float* logits, int n_out, uint64_t* tops, uint64_t* sums,
-                                                int stride) {
+// A class of a row, `found` of [recipes][stride]. `cuts` is null where no recipe cuts.
+//
+// The tokens of a class are read twice: by all threads in turn for the likeliest, then, for sums, a range by each thread, so that a
+// drawn token lies in the range of one.
+KERNEL __launch_bounds__(THREADS) score_classes(const Recipe* recipes, const float* logits, int n_out, const Tile* tiles, int n_tiles,
+                                                const Cut* cuts, Class* found, int stride) {
     DYNAMIC_SHARED(memory);
-    uint64_t* table = (uint64_t*)memory;
+    Room* room = (Room*)memory;
     const Recipe recipe = recipes[blockIdx.y];
-    if (recipe.place == NONE || !recipe.class_of) return;
+    uint32_t c = blockIdx.x;
+    if (recipe.place == NONE || c >= recipe.n_classes) return;
     const float* row = logits + (int64_t)blockIdx.y * n_out;
-    tops += (int64_t)blockIdx.y * stride;
-    uint64_t* all = sums ? sums + (int64_t)blockIdx.y * stride : tops;
-    // Few classes are met often.
-    bool is_shared = recipe.n_classes <= MAX_SHARED_CLASSES;
-    if (is_shared) {
-        for (uint32_t c = threadIdx.x; c < recipe.n_classes; c += THREADS) table[c] = 0;
-        __syncthreads();
+    found += (int64_t)blockIdx.y * stride + c;
+    float row_top = 0;
+    uint32_t limit = NONE;
+    if (recipe.is_cut) {
+        uint32_t top = top_of(tiles + (int64_t)blockIdx.y * n_tiles, n_tiles, &Tile::top, room);
+        // Nothing was cut, and the row has no scores.
+        if (!is_finite(top)) return;
+        row_top = from_ordered(top);
+        limit = cuts[blockIdx.y].limit;
     }
-    for (int i = 0; i < PER_THREAD; i++) {
-        int id = (int)blockIdx.x * TILE + i * THREADS + (int)threadIdx.x;
-        if (id >= n_out) break;
-        uint32_t c = recipe.class_of[id];
-        uint64_t* at = is_shared ? table + c : all + c;
-        if (!sums) {
-            atomicMax(at, ranked_key(ordered(row[id]), id));
-        } else if (float top = logit_of(tops[c]); row[id] > -INFINITE) {
-            atomicAdd(at, to_mass(weight_of(row[id], top, recipe.factor)));
-        }
+    uint32_t start = c ? recipe.class_ends[c - 1] : 0, n = recipe.class_ends[c] - start;
+    const uint32_t* tokens = recipe.class_ends + recipe.n_classes + start;
+
+    // Ranked by whether they are kept, then as others are: ids have 31 bits.
+    uint64_t likeliest = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
+        float x = row[tokens[i]];
+        uint64_t is_kept = distance(x, row_top) <= limit;
+        likeliest = max(likeliest, is_kept << 63 | (uint64_t)ordered(x) << 31 | tokens[i]);
     }
-    if (!is_shared) return;
-    __syncthreads();
-    for (uint32_t c = threadIdx.x; c < recipe.n_classes; c += THREADS) {
-        if (table[c] == 0) continue;
-        if (sums) atomicAdd(&all[c], table[c]);
-        else atomicMax(&all[c], table[c]);
+    likeliest = most(likeliest, room);
+    uint32_t is_cut = 1 - (uint32_t)(likeliest >> 63);
+    float top = from_ordered((uint32_t)(likeliest >> 31));
+    uint32_t token = (uint32_t)likeliest & 0x7fffffff;
+    if (n == 0 || top == -INFINITE) {
+        if (threadIdx.x == 0) *found = {0, -INFINITE, token, token, n > 0 ? is_cut : 0};
+        return;
+    }
+
+    uint32_t of_thread = (n + THREADS - 1) / THREADS, first = min(threadIdx.x * of_thread, n), end = min(first + of_thread, n);
+    auto mass_at = [&](uint32_t i) {
+        float x = row[tokens[i]];
+        bool counts = x > -INFINITE && (is_cut || distance(x, row_top) <= limit);
+        return counts ? to_mass(weight_of(x, top, recipe.factor)) : 0;
+    };
+    uint64_t mine = 0;
+    for (uint32_t i = first; i < end; i++) mine += mass_at(i);
+    uint64_t mass = sum(mine, room);
+    if (recipe.is_greedy || recipe.given != NONE) {
+        if (threadIdx.x == 0) *found = {mass, top, token, token, is_cut};
+        return;
+    }
+    uint64_t target = __umul64hi(uniform_of_class(recipe.uniform, c), mass);
+    Found thread = find(mine, target, room);
+    if (threadIdx.x == thread.index) {
+        uint64_t left = target - thread.before;
+        uint32_t i = first;
+        for (uint64_t here = mass_at(i); left >= here; here = mass_at(++i)) left -= here;
+        *found = {mass, top, token, tokens[i], is_cut};
     }
 }
 EMU_KERNEL(score_classes)
 
 // Writes record `place` of `output`, and the answers about tokens and classes.
 KERNEL __launch_bounds__(THREADS, 2) score_finish(const Recipe* recipes, const float* logits, int n_out, const Tile* tiles, int n_tiles,
-                                               const uint64_t* ranked, const uint64_t* masses, const Cut* cuts, const uint64_t* class_tops,
-                                               const uint64_t* class_sums, int class_stride, const uint32_t* asked, uint32_t* output) {
+                                               const uint64_t* ranked, const uint64_t* masses, const Cut* cuts, const Class* classes,
+                                               int class_stride, const uint32_t* asked, uint32_t* output) {
     DYNAMIC_SHARED(memory);
     FinishRoom* shared = (FinishRoom*)memory;
     Room* room = &shared->room;
@@ -345,13 +379,16 @@ KERNEL __launch_bounds__(THREADS, 2) score_finish(const Recipe* recipes, const f
     for (uint32_t i = threadIdx.x; i < recipe.n_asked; i += THREADS)
         answers[i] = log_probability(row.logits[asked[recipe.first_asked + i]]);
     for (uint32_t c = threadIdx.x; c < recipe.n_classes; c += THREADS) {
-        int64_t at = (int64_t)blockIdx.x * class_stride + c;
-        // A class without tokens has key 0.
-        float log_most = class_tops[at] ? log_probability(logit_of(class_tops[at])) : -INFINITE;
-        float* answer = answers + recipe.n_asked + 3 * c;
-        answer[0] = __uint_as_float((uint32_t)class_tops[at]);
+        Class of_row = classes[(int64_t)blockIdx.x * class_stride + c];
+        bool is_there = of_row.top > -INFINITE;
+        float log_most = is_there ? log_probability(of_row.top) : -INFINITE;
+        float* answer = answers + recipe.n_asked + CLASS_WORDS * c;
+        answer[0] = __uint_as_float(of_row.token);
         answer[1] = log_most;
-        answer[2] = class_sums[at] ? log_most + logf((float)class_sums[at] / ONE_MASS) : -INFINITE;
+        answer[2] = is_there ? log_most + logf((float)of_row.mass / ONE_MASS) : -INFINITE;
+        answer[3] = __uint_as_float(of_row.drawn);
+        answer[4] = is_there ? log_probability(row.logits[of_row.drawn]) : -INFINITE;
+        answer[5] = __uint_as_float(of_row.is_cut);
     }
 }
 EMU_KERNEL(score_finish)

@@ -19,6 +19,7 @@
 //! Never here: requests, blocks, pages' owners, strategies.
 
 mod cache;
+mod classes;
 pub mod cpu;
 pub mod cuda;
 pub mod device;
@@ -35,13 +36,13 @@ mod weights;
 use routing::Routing;
 
 pub use cache::{CacheShape, KvType};
+pub use classes::{ClassScore, Classes};
 pub use error::{BatchError, DeviceError, StepError};
 pub use memory::AvailableMemory;
 pub use mlp::{Activation, GatedMlp};
 pub use rope::RopeTable;
 pub use score::{
-    ClassScore, Classes, Draw, Guidance, Head, LogitChange, MAX_LIKELIEST, RowScore, SampleableTokens, Score,
-    ScoreSpec, SelfConditioning,
+    Draw, Guidance, Head, LogitChange, MAX_LIKELIEST, RowScore, SampleableTokens, Score, ScoreSpec, SelfConditioning,
 };
 pub use step::{AdapterId, Attention, Blend, ModelBatch, RowList, SequenceRows};
 pub use weights::quantization;
@@ -241,6 +242,8 @@ pub trait Ops: Send + Sync + Sized {
 
 #[cfg(test)]
 mod attention_tests;
+#[cfg(test)]
+mod class_tests;
 #[cfg(test)]
 mod score_tests;
 #[cfg(test)]

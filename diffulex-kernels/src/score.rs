@@ -22,6 +22,7 @@
 use std::sync::Arc;
 
 use super::Ops;
+use crate::classes::{ClassScore, Classes};
 use crate::error::StepError;
 
 /// Maximum of [`ScoreSpec::n_likeliest`], OpenAI's.
@@ -111,7 +112,7 @@ pub struct ScoreSpec {
     pub n_likeliest: usize,
     /// Tokens to report log-probabilities of.
     pub asked: Vec<u32>,
-    /// Classes of tokens to report sums and maxima of.
+    /// Classes of tokens to report the likeliest, the sum and a drawn one of; see [`ClassScore`].
     pub classes: Option<Arc<Classes>>,
     /// Row of [`SelfConditioning::rows`] to overwrite with the mean embedding under the row's logits.
     pub conditions: Option<u32>,
@@ -215,15 +216,6 @@ pub enum Draw {
     Token(u32),
 }
 
-/// A partition of the vocabulary, shared by the rows of many steps.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Classes {
-    /// Class of each row of the head, below `n_classes`.
-    pub class_of: Vec<u32>,
-    /// Number of classes.
-    pub n_classes: usize,
-}
-
 /// Inputs and output buffer of the self-conditioning of canvases.
 pub struct SelfConditioning<'a, O: Ops> {
     /// The embedding, `[vocab_size, hidden]`.
@@ -253,17 +245,6 @@ pub struct RowScore {
     pub runners_up: Vec<(u32, f32)>,
     /// Log-probabilities of [`ScoreSpec::asked`], in that order.
     pub log_probabilities: Vec<f32>,
-    /// Scores of the classes; empty without classes.
+    /// Scores of the classes, [`ClassScore::NOTHING`] for class 0; empty without classes.
     pub classes: Vec<ClassScore>,
-}
-
-/// Sum and maximum over a class of tokens.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClassScore {
-    /// Likeliest token, ties to the highest id; 0 in a class without tokens.
-    pub token: u32,
-    /// That token's log-probability; minus infinity in a class without tokens.
-    pub log_max: f32,
-    /// Logarithm of the sum of probabilities.
-    pub log_sum: f32,
 }

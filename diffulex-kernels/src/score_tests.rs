@@ -1,35 +1,34 @@
 //! Scoring: every body against a plain computation in 64 bits, over random specs.
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
 
+use super::class_tests::{check_classes, classes_of};
 use super::cpu::{CpuOps, Simd};
 use super::reference::ReferenceOps;
 use super::tests::{accelerators, cuda_gpu, every_gpu};
 use super::*;
 
 /// Tolerance of probabilities and of sums over them: sums of 32-bit numbers in tiles.
-const TOLERANCE: f64 = 2e-5;
+pub(crate) const TOLERANCE: f64 = 2e-5;
 
 /// Distance to a threshold below which a case is not tried, because rounding could decide whether a token is kept.
 const BORDER: f64 = 1e-4;
 
 /// Hidden states are one-hot rows of this width, of which the norm makes twice as much: the head's columns, doubled, are the
 /// rows' logits, exactly.
-const N_ROWS: usize = 4;
+pub(crate) const N_ROWS: usize = 4;
 
 /// Heads and specs for them.
 #[derive(Clone, Debug)]
-struct Case {
+pub(crate) struct Case {
     /// `[N_ROWS][n_out]`.
-    logits: Vec<Vec<f32>>,
-    soft_cap: Option<f32>,
-    specs: Vec<ScoreSpec>,
+    pub(crate) logits: Vec<Vec<f32>>,
+    pub(crate) soft_cap: Option<f32>,
+    pub(crate) specs: Vec<ScoreSpec>,
 }
 
 /// The head and hidden states of a case on a device, and what `look` makes of them.
-fn on<O: Ops, T>(ops: &O, case: &Case, look: impl FnOnce(&O::Tensor, &Head<'_, O>) -> T) -> T {
+pub(crate) fn on<O: Ops, T>(ops: &O, case: &Case, look: impl FnOnce(&O::Tensor, &Head<'_, O>) -> T) -> T {
     let n_out = case.logits[0].len();
     let halves: Vec<u8> =
         (0..n_out).flat_map(|out| case.logits.iter().flat_map(move |row| (row[out] / 2.0).to_le_bytes())).collect();
@@ -43,7 +42,7 @@ fn on<O: Ops, T>(ops: &O, case: &Case, look: impl FnOnce(&O::Tensor, &Head<'_, O
 }
 
 /// Scores of a case, and the rows that it conditions.
-fn scored<O: Ops>(ops: &O, case: &Case) -> (Vec<Option<RowScore>>, Vec<f32>) {
+pub(crate) fn scored<O: Ops>(ops: &O, case: &Case) -> (Vec<Option<RowScore>>, Vec<f32>) {
     on(ops, case, |x, head| {
         let mut rows = ops.zeros(case.specs.len(), N_ROWS).unwrap();
         let conditioning = SelfConditioning { table: head.matrix, scale: 1.5, rows: &mut rows };
@@ -121,7 +120,7 @@ impl Plain {
 }
 
 /// `got` is what the contract says of row `index` of a case; false where a border is too near to tell.
-fn check(case: &Case, index: usize, got: Option<&RowScore>) -> bool {
+pub(crate) fn check(case: &Case, index: usize, got: Option<&RowScore>) -> bool {
     let spec = &case.specs[index];
     let logits = changed(case, spec);
     let vocabulary = spec.vocabulary;
@@ -180,15 +179,7 @@ fn check(case: &Case, index: usize, got: Option<&RowScore>) -> bool {
     for (got, token) in got.log_probabilities.iter().zip(&spec.asked) {
         close_log(*got, whole[*token as usize].ln());
     }
-    let classes = spec.classes.clone().unwrap_or_default();
-    assert_eq!(got.classes.len(), classes.n_classes);
-    for (class, got) in got.classes.iter().enumerate() {
-        let tokens = || (0..logits.len()).filter(|token| classes.class_of[*token] as usize == class);
-        close_log(got.log_sum, tokens().map(|token| whole[token]).sum::<f64>().ln());
-        let likeliest = tokens().max_by(|a, b| logits[*a].total_cmp(&logits[*b]));
-        assert_eq!(got.token as usize, likeliest.unwrap_or(0));
-        close_log(got.log_max, likeliest.map_or(f64::NEG_INFINITY, |token| whole[token].ln()));
-    }
+    check_classes(spec, &logits, &plain.probabilities, &got.classes);
     true
 }
 
@@ -233,7 +224,7 @@ fn some<T: std::fmt::Debug + Clone + 'static>(values: impl Into<Vec<T>>) -> impl
     proptest::option::of(proptest::sample::select(values.into()))
 }
 
-fn spec(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = ScoreSpec> {
+fn spec(n_out: usize, seed: u64) -> impl Strategy<Value = ScoreSpec> {
     let n = n_out as u32;
     let what = (
         0..N_ROWS as u32,
@@ -264,12 +255,13 @@ fn spec(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = ScoreSpec>
         let (row, guidance, changes, n_sampleable, mask_token_id, strategy_temperature) = what;
         let (temperature, top_k, top_p, min_p, draw) = how;
         let (score, n_likeliest, asked, has_classes) = about;
+        let vocabulary = SampleableTokens { n_sampleable, mask_token_id };
         ScoreSpec {
             row,
             strategy_temperature,
             guidance: guidance.map(|(unguided_row, scale)| Guidance { unguided_row, scale }),
             changes,
-            vocabulary: SampleableTokens { n_sampleable, mask_token_id },
+            vocabulary,
             temperature,
             top_k,
             top_p,
@@ -278,7 +270,7 @@ fn spec(n_out: usize, classes: Arc<Classes>) -> impl Strategy<Value = ScoreSpec>
             score,
             n_likeliest,
             asked,
-            classes: has_classes.then(|| classes.clone()),
+            classes: has_classes.then(|| classes_of(vocabulary, n_out, seed)),
             conditions: None,
         }
     })
@@ -300,12 +292,9 @@ fn case_of(sizes: impl Strategy<Value = usize>) -> impl Strategy<Value = Case> {
         };
         let mut logit = || if has_ties { (next() * 40.0).floor() / 4.0 - 5.0 } else { next() * 16.0 - 8.0 };
         let logits: Vec<Vec<f32>> = (0..N_ROWS).map(|_| (0..n_out).map(|_| logit()).collect()).collect();
-        // Class 2 stays empty.
-        let class_of = (0..n_out as u32).map(|token| [0, 1, 3][(token as usize * 7 + seed as usize % 5) % 3]).collect();
-        let classes = Arc::new(Classes { class_of, n_classes: 4 });
         // Soft caps are computed in other steps here, so what is equal behind them may differ.
         let soft_cap = soft_cap.filter(|_| !has_ties);
-        let specs = proptest::collection::vec(spec(n_out, classes), 1..7);
+        let specs = proptest::collection::vec(spec(n_out, seed), 1..7);
         specs.prop_map(move |mut specs| {
             for (place, spec) in (0..).zip(&mut specs) {
                 spec.conditions = (place % 3 == 1).then_some(place);

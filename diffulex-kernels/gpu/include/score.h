@@ -20,7 +20,8 @@ struct Vocabulary {
 
 // As score.rs writes it.
 struct Recipe {
-    const uint32_t* class_of;  // Class of each token; null: none are asked for.
+    // Where each class ends in the list of tokens behind these numbers; null: no classes are asked for.
+    const uint32_t* class_ends;
     uint64_t uniform;          // 2^64 times the number that draws.
     uint32_t place;            // Of the record; NONE: there is no recipe.
     Vocabulary vocabulary;
@@ -39,7 +40,7 @@ struct Recipe {
     uint32_t given;  // The token, if it was drawn elsewhere; NONE: it is drawn.
     uint32_t first_asked, n_asked;  // Tokens whose log-probabilities are asked for.
     uint32_t n_classes;
-    uint32_t first_answer;  // Word of the output: log-probabilities, then classes of three words each.
+    uint32_t first_answer;  // Word of the output: log-probabilities, then classes of six words each.
 };
 
 enum Score : uint32_t { PROBABILITY, MARGIN, NEGATIVE_ENTROPY };
@@ -58,6 +59,15 @@ struct Cut {
     uint64_t log_mass;  // Sum of exp(-d) d over what is kept, times 2^40.
     uint32_t limit;     // Tokens are kept whose `distance` is at most this.
     uint32_t padding;
+};
+
+// What a row has for a class.
+struct Class {
+    uint64_t mass;   // Of the tokens that count, relative to the likeliest of them.
+    float top;       // Logit of that one; minus infinity where there is no token.
+    uint32_t token;  // That one.
+    uint32_t drawn;
+    uint32_t is_cut;  // All tokens count: the cuts keep none.
 };
 
 // A place in a list of sums.

@@ -16,7 +16,7 @@ use crate::{Classes, WeightError};
 pub struct DeviceOps {
     pub(crate) device: Arc<Device>,
     pub(crate) queue: Mutex<Queue>,
-    /// Device copies of [`Classes`], dropped with the classes.
+    /// Device copies of [`Classes`], the last used last. They are dropped when the classes are gone, or to make room.
     pub(crate) class_tables: Mutex<Vec<(Weak<Classes>, Arc<Buffer>)>>,
 }
 

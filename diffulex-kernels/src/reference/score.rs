@@ -1,8 +1,7 @@
 //! Scores of a row of logits, with a sort of the whole vocabulary and sums in 64 bits.
 
-use std::sync::Arc;
-
-use crate::{ClassScore, Classes, Draw, RowScore, Score, ScoreSpec};
+use crate::classes::uniform_of_class;
+use crate::{ClassScore, Draw, RowScore, Score, ScoreSpec};
 
 /// A softmax of logits over some tokens, by token id.
 struct Distribution {
@@ -89,17 +88,6 @@ impl Distribution {
             Score::NegativeEntropy => self.probabilities.iter().map(|p| p * (p + 1e-10).ln()).sum(),
         }
     }
-
-    fn class(&self, classes: &Classes, class: usize) -> ClassScore {
-        let tokens = || (0..classes.class_of.len()).filter(|token| classes.class_of[*token] as usize == class);
-        let by_log = |a: &usize, b: &usize| self.log_probabilities[*a].total_cmp(&self.log_probabilities[*b]);
-        let likeliest = tokens().max_by(by_log);
-        ClassScore {
-            token: likeliest.map_or(0, |token| token as u32),
-            log_max: likeliest.map_or(f32::NEG_INFINITY, |token| self.log_probabilities[token] as f32),
-            log_sum: tokens().map(|token| self.probabilities[token]).sum::<f64>().ln() as f32,
-        }
-    }
 }
 
 /// A row of the head's logits with the changes of the spec.
@@ -116,6 +104,48 @@ pub(super) fn changed(logits: &[f32], unguided: Option<&[f32]>, spec: &ScoreSpec
         *logit = change.apply(*logit);
     }
     logits
+}
+
+/// Scores the tokens of a class under the distribution of all tokens.
+fn scored_class(
+    whole: &Distribution,
+    tokens: &[u32],
+    class: usize,
+    spec: &ScoreSpec,
+    is_kept: impl Fn(usize) -> bool,
+) -> ClassScore {
+    let all = || tokens.iter().map(|token| *token as usize);
+    let mut kept: Vec<usize> = all().filter(|token| is_kept(*token)).collect();
+    let is_cut = kept.is_empty();
+    if is_cut {
+        kept = all().collect();
+    }
+    let by_log = |a: &&usize, b: &&usize| whole.log_probabilities[**a].total_cmp(&whole.log_probabilities[**b]);
+    let Some(&likeliest) = kept.iter().max_by(by_log) else { return ClassScore::NOTHING };
+    let log_max = whole.log_probabilities[likeliest];
+    // Relative to the likeliest, so that classes far below the row's likeliest token have sums, too.
+    let share = |token: usize| (whole.log_probabilities[token] - log_max).exp();
+    let sum: f64 = kept.iter().map(|token| share(*token)).sum();
+    let drawn = match spec.draw {
+        Draw::Uniform(uniform) if !spec.is_greedy() => {
+            let mut left = uniform_of_class(uniform, class) * sum;
+            let exceeds = |token: &&usize| {
+                left -= share(**token);
+                left < 0.0
+            };
+            kept.iter().find(exceeds).copied().unwrap_or(likeliest)
+        }
+        _ => likeliest,
+    };
+    let has_probability = log_max > f64::NEG_INFINITY;
+    ClassScore {
+        token: likeliest as u32,
+        log_max: log_max as f32,
+        log_sum: if has_probability { (log_max + sum.ln()) as f32 } else { f32::NEG_INFINITY },
+        drawn: drawn as u32,
+        log_drawn: whole.log_probabilities[drawn] as f32,
+        is_cut,
+    }
 }
 
 /// Scores a row of changed logits; `None` if they are NaN or infinite, or no token may be sampled.
@@ -153,9 +183,12 @@ pub(crate) fn scored(logits: &[f32], spec: &ScoreSpec) -> Option<RowScore> {
         let whole = Distribution::new(logits, spec.temperature, |_| true)?;
         let log_probability = |token: &u32| whole.log_probabilities[*token as usize] as f32;
         scored.log_probabilities = spec.asked.iter().map(log_probability).collect();
-        let of_classes =
-            |classes: &Arc<Classes>| (0..classes.n_classes).map(|class| whole.class(classes, class)).collect();
-        scored.classes = spec.classes.as_ref().map(of_classes).unwrap_or_default();
+        if let Some(classes) = &spec.classes {
+            // Nothing of a greedy row is cut.
+            let is_kept = |token: usize| spec.is_greedy() || distribution.log_probabilities[token] > f64::NEG_INFINITY;
+            let of_class = |class| scored_class(&whole, classes.tokens(class), class, spec, is_kept);
+            scored.classes = (0..classes.n_classes()).map(of_class).collect();
+        }
     }
     Some(scored)
 }

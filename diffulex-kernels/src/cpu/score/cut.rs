@@ -38,6 +38,7 @@ impl Cut {
     }
 
     /// Whether a weight is kept.
+    #[inline]
     pub(crate) fn keeps(&self, weight: f32) -> bool {
         weight > self.floor
     }

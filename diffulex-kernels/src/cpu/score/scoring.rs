@@ -14,12 +14,13 @@ use std::sync::{Mutex, PoisonError};
 use crate::cpu::packing::matrix::PackedMatrix;
 use crate::cpu::product::linear::{self, TILE, TiledProduct};
 use crate::cpu::rows::Rows;
+use crate::cpu::score::classes::ClassesOfRow;
 use crate::cpu::score::cut::{Cut, least_kept, place};
 use crate::cpu::score::findings::TileOfRow;
 use crate::cpu::score::summary::{Summary, Wanted};
 use crate::cpu::state::CpuOps;
 use crate::error::StepError;
-use crate::{ClassScore, Classes, Draw, Guidance, Head, Ops, RowScore, Score, ScoreSpec, SelfConditioning};
+use crate::{ClassScore, Draw, Guidance, Head, Ops, RowScore, Score, ScoreSpec, SelfConditioning};
 
 /// Maximum number of logits kept at once, 64 MiB; more rows are scored in parts. With a vocabulary of 152k this is 110 rows,
 /// enough for a product to be bound by arithmetic, so parts cost nothing. Chosen by us.
@@ -53,6 +54,12 @@ impl Kept {
             &self.values.row(tile)[place * TILE..place * TILE + n_tokens]
         })
     }
+}
+
+/// The weights of a row with cuts, and what is kept of them.
+struct KeptWeights {
+    weights: Rows,
+    cut: Cut,
 }
 
 /// Result of a row; its token may still have to be searched.
@@ -184,14 +191,16 @@ impl<'a> Part<'a> {
             let asked = spec.asked.iter().enumerate().filter(is_here);
             let asked = asked.map(|(place, token)| (place, logits[*token as usize - outs.start])).collect();
             let summarise = |logits: &[f32]| Summary::of_tile(simd, outs.start, logits, *wanted);
-            let whole = spec.asks_log_probabilities().then(|| Box::new(summarise(logits)));
-            let summary = if spec.is_greedy() || row.draws_all(&outs) {
+            let takes_all = spec.is_greedy() || row.draws_all(&outs);
+            let summary = if takes_all {
                 summarise(logits)
             } else {
                 let mut drawable = logits.to_vec();
                 row.blank(&outs, &mut drawable, f32::NEG_INFINITY);
                 summarise(&drawable)
             };
+            let of_all = || if takes_all { summary.clone() } else { summarise(logits) };
+            let whole = spec.asks_log_probabilities().then(|| Box::new(of_all()));
             TileOfRow { summary, whole, asked }
         }));
         found
@@ -209,6 +218,7 @@ impl<'a> Part<'a> {
         let spec = row.spec;
         let of_tiles = || tiles.iter().map(|tile| &tile[index]);
         let summary = Summary::joined(of_tiles().map(|tile| &tile.summary), row.wanted);
+        let mut cut = None;
         let mut drawing = if spec.is_greedy() {
             Drawing { scored: greedy(spec, &summary)?, search: None }
         } else if summary.largest[0].is_finite() && summary.total.is_finite() {
@@ -216,7 +226,9 @@ impl<'a> Part<'a> {
             let mut top_weights = vec![0.0; tops.len()];
             self.ops.simd.exp_into(&tops, summary.largest[0], row.wanted.factor, &mut top_weights);
             if spec.is_cut() {
-                self.drawn_cut(row, kept.tiles(row.kept?), &top_weights, &summary)?
+                let (drawing, kept) = self.drawn_cut(row, kept.tiles(row.kept?), &top_weights, &summary)?;
+                cut = Some(kept);
+                drawing
             } else {
                 drawn(row, of_tiles().zip(top_weights), &summary)?
             }
@@ -234,21 +246,19 @@ impl<'a> Part<'a> {
             for (place, logit) in of_tiles().flat_map(|tile| &tile.asked) {
                 scored.log_probabilities[*place] = (logit - top) * row.wanted.factor - log_total;
             }
-            if let (Some(classes), Some(place)) = (&spec.classes, row.kept) {
-                scored.classes = self.classes(classes, row, kept.tiles(place), &whole);
-            }
+            scored.classes = self.classes(row, kept, cut.as_ref(), &whole);
         }
         Some(drawing)
     }
 
-    /// Samples a row with cuts. `top_weights` are the largest weights of its tiles.
+    /// Samples a row with cuts; what it keeps comes with it. `top_weights` are the largest weights of its tiles.
     fn drawn_cut<'t>(
         &self,
         row: &Row<'_>,
         tiles: impl Iterator<Item = &'t [f32]>,
         top_weights: &[f32],
         summary: &Summary,
-    ) -> Option<Drawing> {
+    ) -> Option<(Drawing, KeptWeights)> {
         let (spec, top, factor) = (row.spec, summary.largest[0], row.wanted.factor);
         let simd = self.ops.simd;
         let least = least_kept(spec, top_weights);
@@ -278,37 +288,30 @@ impl<'a> Part<'a> {
             Score::Margin => scored.score = margin(ranked),
             Score::NegativeEntropy => scored.score = cut.negative_entropy(weights.values()),
         }
-        Some(Drawing { scored, search: None })
+        Some((Drawing { scored, search: None }, KeptWeights { weights, cut }))
     }
 
-    /// Sums and maxima over classes; `tiles` are the row's logits.
-    fn classes<'t>(
-        &self,
-        classes: &Classes,
-        row: &Row<'_>,
-        tiles: impl Iterator<Item = &'t [f32]>,
-        whole: &Summary,
-    ) -> Vec<ClassScore> {
-        let (top, factor) = (whole.largest[0], row.wanted.factor);
-        let mut found = vec![(0u32, f32::NEG_INFINITY, 0.0f64); classes.n_classes];
-        let mut weights = [0.0; TILE];
-        for (tile, logits) in tiles.enumerate() {
-            self.ops.simd.exp_into(logits, top, factor, &mut weights[..logits.len()]);
-            for ((token, logit), weight) in (tile * TILE..).zip(logits).zip(weights) {
-                let (likeliest, largest, sum) = &mut found[classes.class_of[token] as usize];
-                if *logit >= *largest {
-                    (*likeliest, *largest) = (token as u32, *logit);
-                }
-                *sum += f64::from(weight);
-            }
-        }
-        let log_total = whole.total.ln();
-        let class = |(token, largest, sum): (u32, f32, f64)| ClassScore {
-            token,
-            log_max: (largest - top) * factor - log_total,
-            log_sum: sum.ln() as f32 - log_total,
+    /// Scores of a row's classes; `cut` is what a row with cuts keeps.
+    fn classes(&self, row: &Row<'_>, kept: &Kept, cut: Option<&KeptWeights>, whole: &Summary) -> Vec<ClassScore> {
+        let (Some(classes), Some(place)) = (&row.spec.classes, row.kept) else { return Vec::new() };
+        let of_row = ClassesOfRow {
+            simd: self.ops.simd,
+            spec: row.spec,
+            factor: row.wanted.factor,
+            top: whole.largest[0],
+            log_total: whole.total.ln(),
         };
-        found.into_iter().map(class).collect()
+        let keeps = cut.map(|kept| {
+            let (weights, cut) = (kept.weights.values(), &kept.cut);
+            move |token: u32| cut.keeps(weights[token as usize])
+        });
+        // Beside each other they lie in the nearer caches, from which single tokens are read.
+        let mut logits = self.normed.scratch(1, kept.n_out);
+        for (copy, tile) in logits.values_mut().chunks_mut(TILE).zip(kept.tiles(place)) {
+            copy.copy_from_slice(tile);
+        }
+        let mut gathered = self.normed.scratch(1, classes.all_tokens().len());
+        of_row.scored(classes, logits.values(), keeps, gathered.values_mut())
     }
 
     /// Finds the tokens of the rows with a search.

@@ -28,22 +28,25 @@ pub(crate) const THREADS: usize = 256;
 /// Threads of a block that cuts, as score_cut.cu has it.
 pub(crate) const CUT_THREADS: u32 = 1024;
 
-/// Shared memory of a block, in bytes: `Room`; `CutRoom`; `FinishRoom`; the table of classes.
+/// Shared memory of a block, in bytes: `Room`; `CutRoom`; `FinishRoom`.
 const ROOM: u32 = 280;
 const CUT_ROOM: u32 = ROOM + 8 * CUT_THREADS + 8;
 const FINISH_ROOM: u32 = ROOM + 8 * MAX_LIKELIEST as u32;
-const CLASS_ROOM: u32 = 8 * 2048;
 
-/// Bytes that the kernels keep per tile, per tile's likeliest tokens, and per cut.
+/// Bytes that the kernels keep per tile, per tile's likeliest tokens, per cut and per class of a row.
 pub(crate) const TILE_BYTES: usize = 24;
 const RANKED_BYTES: usize = 8 * MAX_LIKELIEST;
 pub(crate) const CUT_BYTES: usize = 16;
+const CLASS_BYTES: usize = 24;
 
 /// Words of a spec, of a change, of a record and of a class's answer.
 pub(crate) const SPEC_WORDS: usize = 24;
 pub(crate) const CHANGE_WORDS: usize = 5;
 pub(crate) const RECORD_WORDS: usize = 4 + 2 * MAX_LIKELIEST;
-const CLASS_WORDS: usize = 3;
+const CLASS_WORDS: usize = 6;
+
+/// Tables of classes that the device keeps, at most: 39 MB at a vocabulary of 152k. Chosen by us.
+const MAX_CLASS_TABLES: usize = 64;
 
 /// Specs that are scored at once, and where their lists lie.
 struct Part<'a> {
@@ -84,7 +87,7 @@ fn n_rows(spec: &ScoreSpec) -> usize {
 }
 
 fn n_classes(spec: &ScoreSpec) -> usize {
-    spec.classes.as_ref().map_or(0, |classes| classes.n_classes)
+    spec.classes.as_ref().map_or(0, |classes| classes.n_classes())
 }
 
 /// Splits specs, given with their places, into parts: those that condition canvases apart from the others.
@@ -240,14 +243,10 @@ impl DeviceOps {
         let ranked = self.alloc(RANKED_BYTES * n_all)?;
         let args = [specs, logits.read(), n_out.into(), (&tiles).into(), (&ranked).into()];
         self.launch("score_tiles", by_tile, THREADS as u32, ROOM, &args);
-        let zeros = |n: usize| -> Result<Block, StepError> {
-            let block = self.alloc(8 * n)?;
-            self.queue().clear(block.address(), 8 * n);
-            Ok(block)
-        };
         let cut = if part.specs.iter().any(|spec| spec.is_cut()) {
             let ids = self.alloc(4 * part.n_slots * n_out)?;
-            let (masses, cuts) = (zeros(n_all)?, self.alloc(CUT_BYTES * part.n_slots)?);
+            let (masses, cuts) = (self.alloc(8 * n_all)?, self.alloc(CUT_BYTES * part.n_slots)?);
+            self.queue().clear(masses.address(), 8 * n_all);
             let args = [specs, logits.read(), n_out.into(), (&tiles).into(), n_tiles.into()];
             let args = [&args[..], &[(&ids).into(), (&masses).into(), (&cuts).into()]].concat();
             self.launch("score_cut", [part.n_slots, 1, 1], CUT_THREADS, CUT_ROOM, &args);
@@ -255,40 +254,44 @@ impl DeviceOps {
         } else {
             None
         };
+        let [masses, cuts] =
+            cut.as_ref().map_or([Arg::NULL; 2], |blocks: &[Block; 2]| blocks.each_ref().map(Arg::from));
         let classes = if part.class_stride > 0 {
-            let n = part.n_slots * part.class_stride;
-            let (tops, sums) = (zeros(n)?, zeros(n)?);
-            for sums in [Arg::NULL, (&sums).into()] {
-                let args = [specs, logits.read(), n_out.into(), (&tops).into(), sums, part.class_stride.into()];
-                self.launch("score_classes", by_tile, THREADS as u32, CLASS_ROOM, &args);
-            }
-            Some([tops, sums])
+            let found = self.alloc(CLASS_BYTES * part.n_slots * part.class_stride)?;
+            let args = [specs, logits.read(), n_out.into(), (&tiles).into(), n_tiles.into(), cuts];
+            let args = [&args[..], &[(&found).into(), part.class_stride.into()]].concat();
+            self.launch("score_classes", [part.class_stride, part.n_slots, 1], THREADS as u32, ROOM, &args);
+            Some(found)
         } else {
             None
         };
-        let both = |blocks: &Option<[Block; 2]>| {
-            blocks.as_ref().map_or([Arg::NULL; 2], |blocks| blocks.each_ref().map(Arg::from))
-        };
+        let classes = classes.as_ref().map_or(Arg::NULL, Arg::from);
         let asked = Arg::Pointer(lists.address() + asked_at as u64);
         let args = [
             &[specs, logits.read(), n_out.into(), (&tiles).into(), n_tiles.into(), (&ranked).into()][..],
-            &both(&cut),
-            &both(&classes),
-            &[part.class_stride.into(), asked, output.into()],
+            &[masses, cuts, classes, part.class_stride.into(), asked, output.into()],
         ];
         self.launch("score_finish", [part.n_slots, 1, 1], THREADS as u32, FINISH_ROOM, &args.concat());
         Ok(())
     }
 
-    /// The class of each token on the device.
+    /// Classes on the device: where each ends among the tokens, and the tokens behind that.
     fn class_table(&self, classes: &Arc<Classes>) -> Result<Arc<Buffer>, StepError> {
         let mut tables = self.class_tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.retain(|(classes, _)| classes.strong_count() > 0);
-        if let Some((_, table)) = tables.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(classes)) {
-            return Ok(table.clone());
+        if let Some(place) = tables.iter().position(|(known, _)| known.as_ptr() == Arc::as_ptr(classes)) {
+            // The last is the one that was used last.
+            let known = tables.remove(place);
+            let table = known.1.clone();
+            tables.push(known);
+            return Ok(table);
+        }
+        if tables.len() == MAX_CLASS_TABLES {
+            tables.remove(0);
         }
         let mut words = Words::default();
-        words.push(classes.class_of.iter().copied(), classes.class_of.len(), 0);
+        let (ends, tokens) = (classes.ends(), classes.all_tokens());
+        words.push(ends.iter().chain(tokens).copied(), ends.len() + tokens.len(), 0);
         let bytes = words.bytes();
         let Some(table) = Buffer::new(&self.device, bytes.len())? else {
             let (needed, free) = (bytes.len() as u64, self.device.driver.memory()?.free);
@@ -314,7 +317,7 @@ fn recipe_words(
     spec: &ScoreSpec,
     of_call: [u32; 3],
     unguided_row: u32,
-    class_of: u64,
+    class_ends: u64,
     n_out: usize,
 ) -> [u32; SPEC_WORDS] {
     let [place, first_asked, first_answer] = of_call;
@@ -324,7 +327,7 @@ fn recipe_words(
         Draw::Token(token) => (0, token),
     };
     let halves = |word: u64| [word as u32, (word >> 32) as u32];
-    let [class_low, class_high] = halves(class_of);
+    let [class_low, class_high] = halves(class_ends);
     let [uniform_low, uniform_high] = halves(uniform);
     let score = match spec.score {
         Score::Probability => 0,
@@ -383,6 +386,9 @@ fn scored(spec: &ScoreSpec, place: usize, first_answer: usize, words: &[u32]) ->
                 token: class[0],
                 log_max: f32::from_bits(class[1]),
                 log_sum: f32::from_bits(class[2]),
+                drawn: class[3],
+                log_drawn: f32::from_bits(class[4]),
+                is_cut: class[5] != 0,
             })
             .collect(),
     })
@@ -421,8 +427,8 @@ mod tests {
     #[test]
     fn a_table_of_classes_is_uploaded_once_and_leaves_with_the_classes() {
         let Some(ops) = every_gpu() else { return };
-        let classes = |n_classes| Arc::new(Classes { class_of: vec![0; 100], n_classes });
-        let (first, second) = (classes(1), classes(2));
+        let classes = |n_classes| Arc::new(Classes::new(&[1; 100], n_classes));
+        let (first, second) = (classes(2), classes(3));
         let table = ops.class_table(&first).unwrap();
         let other = ops.class_table(&second).unwrap();
         assert!(Arc::ptr_eq(&table, &ops.class_table(&first).unwrap()));
@@ -431,5 +437,16 @@ mod tests {
         drop((first, table));
         ops.class_table(&second).unwrap();
         assert_eq!(weak.strong_count(), 0);
+        // Those that were not used for the longest time make room.
+        let many: Vec<_> = (0..MAX_CLASS_TABLES).map(|_| classes(2)).collect();
+        let tables: Vec<_> = many
+            .iter()
+            .map(|classes| {
+                assert!(Arc::ptr_eq(&other, &ops.class_table(&second).unwrap()));
+                Arc::downgrade(&ops.class_table(classes).unwrap())
+            })
+            .collect();
+        assert_eq!([0, 1].map(|place: usize| tables[place].strong_count()), [0, 1]);
+        assert_eq!(ops.class_tables.lock().unwrap().len(), MAX_CLASS_TABLES);
     }
 }

@@ -64,8 +64,7 @@ fn spec(call: &Call<'_>, memory: &Memory, words: &[u32]) -> ScoreSpec {
         SampleableTokens { n_sampleable: words[5] as usize, mask_token_id: (words[6] != NONE).then_some(words[6]) };
     let long = |at: usize| u64::from(words[at]) | u64::from(words[at + 1]) << 32;
     let share = |at: usize, none: f32| Some(f32::from_bits(words[at])).filter(|share| *share != none);
-    let n_classes = words[22] as usize;
-    let classes = (long(0) != 0).then(|| Classes { class_of: memory.words(long(0), call.int(2)), n_classes });
+    let classes = (long(0) != 0).then(|| classes(memory, long(0), words[22] as usize, call.int(2)));
     ScoreSpec {
         temperature: if words[7] == 1 { 0.0 } else { f32::from_bits(words[8]).recip() },
         top_k: (words[16] > 0).then_some(words[16]),
@@ -74,17 +73,33 @@ fn spec(call: &Call<'_>, memory: &Memory, words: &[u32]) -> ScoreSpec {
         draw: if words[19] == NONE { Draw::Uniform(long(2) as f64 / 2f64.powi(64)) } else { Draw::Token(words[19]) },
         score: [Score::Probability, Score::Margin, Score::NegativeEntropy][words[12] as usize],
         n_likeliest: words[14] as usize,
-        asked: memory.words(call.at(11, words[20] as usize, 1), words[21] as usize),
+        asked: memory.words(call.at(10, words[20] as usize, 1), words[21] as usize),
         classes: classes.map(Arc::new),
         ..ScoreSpec::greedy(0, vocabulary)
     }
+}
+
+/// Classes of `n_out` tokens from their table.
+fn classes(memory: &Memory, table: u64, n_classes: usize, n_out: usize) -> Classes {
+    let ends = memory.words(table, n_classes);
+    let n_tokens = ends.last().map_or(0, |end| *end as usize);
+    let tokens = memory.words(table + 4 * n_classes as u64, n_tokens);
+    let mut class_of = vec![0; n_out];
+    let mut start = 0;
+    for (class, end) in (0..).zip(&ends) {
+        for token in &tokens[start..*end as usize] {
+            class_of[*token as usize] = class;
+        }
+        start = *end as usize;
+    }
+    Classes::new(&class_of, n_classes)
 }
 
 fn finish(call: &Call<'_>, memory: &mut Memory) {
     let n_out = call.int(2);
     for (row, words) in recipes(call, memory, call.grid[0]) {
         let scored = scored(&memory.floats(call.at(1, row, n_out), n_out), &spec(call, memory, &words));
-        let record = call.at(12, words[4] as usize, 4 + 2 * MAX_LIKELIEST);
+        let record = call.at(11, words[4] as usize, 4 + 2 * MAX_LIKELIEST);
         let Some(scored) = scored else {
             memory.put_words(record, &[0]);
             continue;
@@ -96,9 +111,12 @@ fn finish(call: &Call<'_>, memory: &mut Memory) {
         let head = [1, scored.token, scored.confidence.to_bits(), scored.score.to_bits()];
         memory.put_words(record, &[&head[..], &likeliest.concat()].concat());
         let classes = scored.classes.iter();
-        let classes = classes.flat_map(|class| [class.token, class.log_max.to_bits(), class.log_sum.to_bits()]);
+        let classes = classes.flat_map(|class| {
+            let [log_max, log_sum, log_drawn] = [class.log_max, class.log_sum, class.log_drawn].map(f32::to_bits);
+            [class.token, log_max, log_sum, class.drawn, log_drawn, class.is_cut.into()]
+        });
         let asked = scored.log_probabilities.iter().map(|log| log.to_bits());
-        memory.put_words(call.at(12, words[23] as usize, 1), &asked.chain(classes).collect::<Vec<u32>>());
+        memory.put_words(call.at(11, words[23] as usize, 1), &asked.chain(classes).collect::<Vec<u32>>());
     }
 }
 
