@@ -59,6 +59,41 @@ fn diffulexs_own_bytes_are_read_and_written_back() {
     }
 }
 
+/// A constraint with every optional key present.
+fn tags() -> Constraint {
+    Constraint::Tags(Tags {
+        tags: vec![Tag { begin: "<a>".to_owned(), schema: "{}".to_owned(), end: "</a>".to_owned() }],
+        allows_text: true,
+        least: 1,
+        repeats: true,
+        separator: ",".to_owned(),
+    })
+}
+
+/// Requests with a constraint of each other kind.
+fn other_constraints() -> impl Iterator<Item = ServingCommand> {
+    let text = || "x".to_owned();
+    let kinds = [
+        Constraint::JsonObject,
+        Constraint::JsonSchema(text()),
+        Constraint::Regex(text()),
+        Constraint::Grammar(text()),
+        Constraint::Choice(vec![text()]),
+    ];
+    let of = |constraint| ServingGenerate { constraint: Some(constraint), ..ServingGenerate::new("r", vec![1]) };
+    kinds.into_iter().map(move |kind| ServingCommand::Generate(of(kind)))
+}
+
+/// A profile with every optional key present.
+fn full_profile() -> ProfileStart {
+    ProfileStart {
+        profile_prefix: Some("p".to_owned()),
+        event_dir: Some("e".to_owned()),
+        trace_path_template: Some("t".to_owned()),
+        clock_offset_ns: -5,
+    }
+}
+
 /// One of each command, with every optional key present.
 fn full_commands() -> Vec<ServingCommand> {
     let params = SamplingParams {
@@ -120,13 +155,7 @@ fn full_commands() -> Vec<ServingCommand> {
         context: Some(ContextUse { id: 7, fills: true }),
         embed: Some(Pooling::Last),
         labels: vec![3, 4],
-        constraint: Some(Constraint::Tags(Tags {
-            tags: vec![Tag { begin: "<a>".to_owned(), schema: "{}".to_owned(), end: "</a>".to_owned() }],
-            allows_text: true,
-            least: 1,
-            repeats: true,
-            separator: ",".to_owned(),
-        })),
+        constraint: Some(tags()),
         user: Some("u".to_owned()),
         created_time: 1.5,
     };
@@ -134,12 +163,7 @@ fn full_commands() -> Vec<ServingCommand> {
         ServingCommand::Generate(generate),
         ServingCommand::Abort { rid: "r".to_owned() },
         ServingCommand::Shutdown { grace_ms: Some(5) },
-        ServingCommand::ProfileStart(ProfileStart {
-            profile_prefix: Some("p".to_owned()),
-            event_dir: Some("e".to_owned()),
-            trace_path_template: Some("t".to_owned()),
-            clock_offset_ns: -5,
-        }),
+        ServingCommand::ProfileStart(full_profile()),
         ServingCommand::ProfileStop,
         ServingCommand::Attach { incarnation: 7 },
         ServingCommand::FlushCache,
@@ -212,7 +236,8 @@ fn full_events() -> Vec<ServingEvent> {
 
 #[test]
 fn every_message_survives_the_wire() {
-    let (commands, events) = (full_commands(), full_events());
+    let (mut commands, events) = (full_commands(), full_events());
+    commands.extend(other_constraints());
     for command in commands {
         assert_eq!(decode_command(&encode_command(&command).unwrap()).unwrap(), command);
     }
@@ -235,7 +260,8 @@ fn keys(name: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>
 
 #[test]
 fn the_documentation_has_every_key_and_no_other() {
-    let (commands, events) = (full_commands(), full_events());
+    let (mut commands, events) = (full_commands(), full_events());
+    commands.extend(other_constraints());
     let mut sent = BTreeMap::new();
     let messages = commands.iter().map(kind_and_fields).chain(events.iter().map(kind_and_fields));
     for (kind, fields) in messages {
