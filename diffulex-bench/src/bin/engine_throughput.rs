@@ -61,7 +61,7 @@ fn round(engine: &mut Engine, text: &TextModel, size: usize) -> Round {
     let started = Instant::now();
     let requests = (0..size).map(|index| {
         let content = format!("count from {} to {}", index % 7, index % 7 + 12);
-        let messages = [ChatMessage { role: "user".to_owned(), content }];
+        let messages = [ChatMessage::new("user", content)];
         let prompt = text.render_chat(&messages).and_then(|chat| text.encode(&chat)).expect("a chat becomes ids");
         ServingCommand::Generate(ServingGenerate {
             sampling_params: SamplingParams {

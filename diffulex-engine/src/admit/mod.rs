@@ -3,6 +3,7 @@
 //! Never here: the queue, pages, events.
 
 pub(crate) mod adapters;
+pub(crate) mod constraints;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -15,7 +16,7 @@ use crate::AdapterId;
 use crate::admit::adapters::{AdapterTable, LoadedAdapter};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
-use crate::sequence::{ContextGrowth, Geometry, Labels, LayoutRules, Limits, Sequence};
+use crate::sequence::{Constrained, ContextGrowth, Geometry, Labels, LayoutRules, Limits, PositionState, Sequence};
 
 /// The place of an answer between the tokens of its sequence.
 struct Place {
@@ -91,9 +92,45 @@ fn check_context(strategy: &AnyStrategy, request: &ServingGenerate) -> Result<()
     }
 }
 
+/// Refuses a constraint that no answer within the limits of `sequence` can keep.
+fn check_constraint(sequence: &Sequence, constraint: &Constrained) -> Result<(), RequestError> {
+    let (answer, automaton) = (sequence.answer(), constraint.automaton());
+    if answer.params().ignore_eos {
+        let message = "ignore_eos writes on behind the end of an answer, which a constraint forbids";
+        return Err(RequestError::invalid("ignore_eos", message));
+    }
+    let (start, end) = (answer.prompt_len(), answer.limits().end);
+    let given = |position: usize| match answer.states().get(position) {
+        Some(PositionState::Prompt) => Some(answer.tokens()[position]),
+        _ => None,
+    };
+    let rows: Vec<Option<u32>> = (start..end).map(given).collect();
+    if automaton.fits(&rows, answer.stops_from() - start) {
+        return Ok(());
+    }
+    let (param, limit) = match answer.limits().reason {
+        FinishReason::MaxModelLenReached => ("prompt", "the prompt leaves"),
+        _ => ("max_tokens", "max_tokens is"),
+    };
+    let shortest = automaton.shortest();
+    let n_tokens = end - start;
+    let why = if n_tokens < shortest {
+        format!("{limit} {n_tokens}; the shortest answer that fits the constraint has {shortest} tokens")
+    } else {
+        format!(
+            "no answer of up to {n_tokens} tokens fits the constraint together with what else the request gives: min_tokens, and tokens between its masks"
+        )
+    };
+    Err(RequestError::invalid(param, why))
+}
+
 impl Admission<'_> {
     /// Sets the seed of `request` and makes its sequence.
-    pub(crate) fn admit(&self, request: &mut ServingGenerate) -> Result<Admitted, RequestError> {
+    pub(crate) fn admit(
+        &self,
+        request: &mut ServingGenerate,
+        constraint: Option<Constrained>,
+    ) -> Result<Admitted, RequestError> {
         if !request.labels.is_empty() {
             check_ids("labels", &request.labels, self.vocab_size)?;
             request.sampling_params = Labels::params();
@@ -155,6 +192,13 @@ impl Admission<'_> {
         .with_suffix(suffix);
         let sequence = if is_prompt_only { sequence.prompt_only() } else { sequence };
         let sequence = if request.labels.is_empty() { sequence } else { sequence.choosing(&request.labels) };
+        let sequence = match constraint.filter(|_| !is_prompt_only) {
+            Some(constraint) => {
+                check_constraint(&sequence, &constraint)?;
+                sequence.constrained(constraint)
+            }
+            None => sequence,
+        };
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
     }
 

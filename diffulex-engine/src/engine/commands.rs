@@ -1,31 +1,40 @@
 //! Commands: requests are admitted and aborted, adapters and contexts change.
 
-use diffulex_protocol::{AdapterSource, ErrorCode, FinishReason, ServingCommand, ServingEvent, ServingGenerate};
+use std::sync::Arc;
+use std::time::Duration;
+
+use diffulex_protocol::{
+    AdapterSource, ErrorCode, FinishReason, ServingCommand, ServingEvent, ServingGenerate, ServingReply,
+};
 
 use super::requests::Output;
 use super::state::Engine;
+use crate::admit::constraints::Settled;
 use crate::admit::{Admission, Admitted};
 use crate::error::RequestError;
 use crate::plan::scheduler::{RequestKey, Scheduled};
 use crate::report::emit::Emitter;
+use crate::sequence::Constrained;
+
+/// Longest wait of a tick for a constraint when there is nothing else to do: commands are looked at as often. Chosen by us.
+const CONSTRAINT_WAIT: Duration = Duration::from_millis(5);
 
 impl Engine {
     /// Carries out one command.
     pub(super) fn handle(&mut self, command: ServingCommand, events: &mut Vec<ServingEvent>) {
         match command {
             ServingCommand::Generate(request) => {
-                let rid = request.rid.clone();
-                self.profiler.request_received(&rid);
-                match self.admit(request) {
-                    // An answer without tokens is whole from the start.
-                    Ok(key) => _ = self.finish_if_whole(key, events),
-                    Err(error) => events.push(ServingEvent::Error(error.into_event(rid))),
-                }
+                self.profiler.request_received(&request.rid);
+                self.receive(request, events);
             }
             ServingCommand::Abort { rid } => {
                 self.profiler.abort_received(&rid);
                 if let Some(key) = self.requests.key(&rid) {
                     self.finish(key, FinishReason::Aborted, events);
+                } else if let Some(request) = self.constraints.remove(&rid) {
+                    let prompt_tokens = request.given_tokens() as u32;
+                    let reply = ServingReply { prompt_tokens, ..ServingReply::new(rid, FinishReason::Aborted) };
+                    events.push(ServingEvent::Reply(Box::new(reply)));
                 }
             }
             // Handled by the loop around the engine.
@@ -44,12 +53,65 @@ impl Engine {
         }
     }
 
-    fn admit(&mut self, mut request: ServingGenerate) -> Result<RequestKey, RequestError> {
-        if self.requests.key(&request.rid).is_some() {
-            return Err(RequestError::invalid("rid", format!("request id {} is in flight already", request.rid)));
+    /// Admits a request, now or as soon as its constraint is compiled.
+    fn receive(&mut self, request: ServingGenerate, events: &mut Vec<ServingEvent>) {
+        if self.requests.key(&request.rid).is_some() || self.constraints.has(&request.rid) {
+            let error = RequestError::invalid("rid", format!("request id {} is in flight already", request.rid));
+            return events.push(ServingEvent::Error(error.into_event(request.rid)));
         }
+        // What is read instead of written has no language.
+        let is_answered = request.labels.is_empty() && request.embed.is_none();
+        match request.constraint.clone().filter(|_| is_answered) {
+            None => self.admit_or_fail(request, None, events),
+            Some(constraint) => {
+                if let Some(settled) = self.constraints.take(request, &constraint) {
+                    self.admit_compiled(settled, events);
+                }
+            }
+        }
+    }
+
+    /// Admits the requests whose constraints have been compiled. Waits for one if nothing else is to be done.
+    pub(super) fn admit_settled(&mut self, events: &mut Vec<ServingEvent>) {
+        let wait = if self.requests.is_empty() { CONSTRAINT_WAIT } else { Duration::ZERO };
+        for settled in self.constraints.settled(wait) {
+            self.admit_compiled(settled, events);
+        }
+    }
+
+    fn admit_compiled(&mut self, settled: Settled, events: &mut Vec<ServingEvent>) {
+        let Settled { request, compiled, took } = settled;
+        match compiled {
+            Ok(compiled) => {
+                self.classes.note(&compiled.automaton, &compiled.classes);
+                let constraint = Constrained::new(Arc::clone(&compiled.automaton), took);
+                self.admit_or_fail(request, Some(constraint), events);
+            }
+            Err(error) => events.push(ServingEvent::Error(error.into_event(request.rid))),
+        }
+    }
+
+    fn admit_or_fail(
+        &mut self,
+        request: ServingGenerate,
+        constraint: Option<Constrained>,
+        events: &mut Vec<ServingEvent>,
+    ) {
+        let rid = request.rid.clone();
+        match self.admit(request, constraint) {
+            // An answer without tokens is whole from the start.
+            Ok(key) => _ = self.finish_if_whole(key, events),
+            Err(error) => events.push(ServingEvent::Error(error.into_event(rid))),
+        }
+    }
+
+    fn admit(
+        &mut self,
+        mut request: ServingGenerate,
+        constraint: Option<Constrained>,
+    ) -> Result<RequestKey, RequestError> {
         let admission = Admission { config: &self.config, adapters: &self.adapters, vocab_size: self.card.vocab_size };
-        let Admitted { sequence, adapter, scoring } = admission.admit(&mut request)?;
+        let Admitted { sequence, adapter, scoring } = admission.admit(&mut request, constraint)?;
         self.counters.count_prompt(sequence.answer().n_given(0..sequence.answer().states().len()));
         let emitter = Emitter::new(&request, sequence.answer().prompt_len());
         let context = request.context.map(|context| context.id);

@@ -54,6 +54,10 @@ impl Engine {
             let error = RequestError { message: message.to_owned(), code, param: None };
             self.fail(key, error, &mut events);
         }
+        for request in self.constraints.remove_all() {
+            let error = RequestError { message: message.to_owned(), code, param: None };
+            events.push(ServingEvent::Error(error.into_event(request.rid)));
+        }
         events
     }
 

@@ -1,5 +1,6 @@
 //! The engine and its parts.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use diffulex_protocol::ModelCard;
@@ -8,11 +9,13 @@ use super::counters::Counters;
 use super::profiler::Profiler;
 use super::requests::Requests;
 use crate::admit::adapters::AdapterTable;
+use crate::admit::constraints::Constraints;
 use crate::config::{EngineConfig, EngineOptions};
 use crate::error::LoadError;
 use crate::files::ModelFiles;
 use crate::load::{LoadProgress, Loaded, load};
 use crate::plan::scheduler::Scheduler;
+use crate::recipe::constrained::ClassTables;
 use crate::recipe::randomness::{Randomness, Seeded};
 use crate::report::device_load::DeviceWatch;
 use crate::runner::Runner;
@@ -22,9 +25,11 @@ use crate::text::TextModel;
 pub struct Engine {
     pub(super) config: EngineConfig,
     pub(super) card: ModelCard,
-    pub(super) text: TextModel,
+    pub(super) text: Arc<TextModel>,
     pub(super) runner: Box<dyn Runner>,
     pub(super) adapters: AdapterTable,
+    pub(super) constraints: Constraints,
+    pub(super) classes: ClassTables,
     pub(super) randomness: Box<dyn Randomness>,
     pub(super) scheduler: Scheduler,
     pub(super) requests: Requests,
@@ -42,7 +47,12 @@ impl Engine {
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
         let Loaded { config, card, text, runner, device } = load(files, options, progress)?;
+        let text = Arc::new(text);
+        let constraints = Constraints::new(Arc::clone(&text), card.vocab_size as usize, config.eos_token_ids.clone());
+        let constraints = constraints.map_err(|error| LoadError::of("the thread that compiles constraints", error))?;
         let mut engine = Self {
+            constraints,
+            classes: ClassTables::default(),
             scheduler: Scheduler::new(&config),
             counters: Counters::new(config.n_pages),
             config,

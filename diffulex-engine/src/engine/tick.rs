@@ -14,9 +14,10 @@ use crate::kernels::SampleableTokens;
 use crate::models::Outputs;
 use crate::plan::scheduler::{RequestKey, Scheduled, Span};
 use crate::recipe::batch::{BatchEnv, Forward, lay_out};
+use crate::recipe::constrained::{class_rows, keep_to_constraint};
 use crate::recipe::randomness::DrawKey;
 use crate::recipe::recipes::{candidates, label_scores};
-use crate::sequence::ForwardKind;
+use crate::sequence::{ForwardKind, Path};
 use crate::serving::ServingEngine;
 
 impl ServingEngine for Engine {
@@ -25,14 +26,15 @@ impl ServingEngine for Engine {
         for command in commands {
             self.handle(command, &mut events);
         }
-        if self.has_work() {
+        self.admit_settled(&mut events);
+        if !self.requests.is_empty() {
             self.step(&mut events);
         }
         events
     }
 
     fn has_work(&self) -> bool {
-        !self.requests.is_empty()
+        !self.requests.is_empty() || self.constraints.has_waiting()
     }
 
     fn fail_all(&mut self, code: ErrorCode, message: &str) -> Vec<ServingEvent> {
@@ -85,6 +87,7 @@ impl Engine {
                 mask_token_id: self.config.mask_token_id,
             },
             randomness: &*self.randomness,
+            classes: &self.classes,
         };
         let Forward { text, canvases, scored_positions, read } = lay_out(&plan, &self.requests.scheduled, env);
         let n_rows = text.ids.len() + canvases.ids.len();
@@ -106,6 +109,7 @@ impl Engine {
                 request.sequence.note_label_scores(scores);
             }
         }
+        let classes = class_rows(&self.requests.scheduled, &scored_positions, &scored);
         let mut candidates = candidates(&self.requests.scheduled, &scored_positions, scored, &*self.randomness);
         self.counters.count_forward(started.elapsed().as_secs_f64());
         self.profiler.end_stage("collect");
@@ -114,8 +118,15 @@ impl Engine {
         }
         let n_requests = plan.len();
         for span in plan {
-            match candidates.remove(&span.key).unwrap_or(Ok(Vec::new())) {
-                Ok(candidates) => self.commit(&span, &candidates, started, events),
+            let kept = candidates.remove(&span.key).unwrap_or(Ok(Vec::new())).and_then(|mut candidates| {
+                let request = self.requests.scheduled.get(&span.key).zip(classes.get(&span.key));
+                let path = request.map_or(Ok(None), |(Scheduled { sequence, .. }, classes)| {
+                    keep_to_constraint(sequence, classes, &mut candidates, &*self.randomness)
+                })?;
+                Ok((candidates, path))
+            });
+            match kept {
+                Ok((candidates, path)) => self.commit(&span, &candidates, path.as_ref(), started, events),
                 Err(error) => self.fail(span.key, error, events),
             }
         }
@@ -165,11 +176,12 @@ impl Engine {
         &mut self,
         span: &Span,
         candidates: &[BlockCandidates],
+        path: Option<&Path>,
         started: Instant,
         events: &mut Vec<ServingEvent>,
     ) {
         let Some((request, output)) = self.requests.get_mut(span.key) else { return };
-        let change = match request.sequence.advance(span.blocks.clone(), candidates) {
+        let change = match request.sequence.advance_along(span.blocks.clone(), candidates, path) {
             Ok(change) => change,
             Err(error) => return self.fail(span.key, error, events),
         };

@@ -7,6 +7,7 @@ use diffulex_strategies::Input;
 
 use crate::kernels::{Blend, Guidance, ModelBatch, SampleableTokens, ScoreSpec, SequenceRows};
 use crate::plan::scheduler::{RequestKey, Scheduled, Span};
+use crate::recipe::constrained::ClassTables;
 use crate::recipe::logit_changes::LogitChanges;
 use crate::recipe::randomness::Randomness;
 use crate::recipe::recipes::{self, ScoredPosition, draw_key};
@@ -23,6 +24,8 @@ pub struct BatchEnv<'a> {
     pub vocabulary: SampleableTokens,
     /// Source of the noise and of draws.
     pub randomness: &'a dyn Randomness,
+    /// Classes of tokens of answers with a constraint.
+    pub classes: &'a ClassTables,
 }
 
 /// The rows of one forward.
@@ -126,6 +129,7 @@ fn add_rows(
     // The rows without the prompt follow those with it, in the same order.
     let unguided = decoding.requirements().guidance.map(|scale| (scale, positions.len()));
     let denoised = if is_unguided { 0..0 } else { sequence.denoised(&blocks) };
+    let classes = env.classes.of(sequence);
     let changes = (!denoised.is_empty()).then(|| LogitChanges::of(sequence, env.vocabulary));
     for (block, changes) in denoised.flat_map(|block| Some((block, changes.as_ref()?))) {
         let start = sequence.geometry().block_start(block);
@@ -134,7 +138,7 @@ fn add_rows(
             let guidance = unguided.map(|(scale, n_rows)| Guidance { unguided_row: (row + n_rows) as u32, scale });
             scored_positions.push(ScoredPosition { key, block, row: position - start });
             let recipe = recipes::recipe(sequence, position, row as u32, changes, env.vocabulary, env.randomness);
-            batch.specs.push(ScoreSpec { guidance, ..recipe });
+            batch.specs.push(ScoreSpec { guidance, classes: classes.clone(), ..recipe });
         }
     }
     let rows = first_row..batch.ids.len();

@@ -3,6 +3,7 @@
 //! Never here: tensors, pages, edits.
 
 pub mod batch;
+pub mod constrained;
 pub(crate) mod logit_changes;
 pub mod randomness;
 pub mod recipes;

@@ -266,7 +266,7 @@ impl Emitter {
             nfe_counts: nfe,
             queue_time_s: usage.queue_time_s,
             confidences: self.reported_confidences(answer, positions.clone()),
-            alternatives: reported_alternatives(answer, positions),
+            alternatives: reported_alternatives(answer, positions.clone()),
             end_token: self.end_token(answer, reason),
             prompt_scores: self.scores.take(),
             seed: answer.params().seed,
@@ -274,7 +274,7 @@ impl Emitter {
             context: None,
             embedding: usage.embedding.clone().unwrap_or_default(),
             label_scores: sequence.decoding().labels().and_then(Labels::scores).cloned(),
-            constraint: None,
+            constraint: sequence.constraint_report(positions),
         })));
         events
     }
@@ -329,7 +329,7 @@ impl Emitter {
             engine_decode_tps: usage.tokens_per_second(),
             seq: self.next_seq(),
             confidences: self.reported_confidences(answer, positions.clone()),
-            alternatives: reported_alternatives(answer, positions),
+            alternatives: reported_alternatives(answer, positions.clone()),
         })
     }
 

@@ -5,6 +5,8 @@ use std::ops::Range;
 use diffulex_strategies::{BlockCandidates, Edit, Input, KvReuse, Proposal};
 
 use super::blocks::BlockStatus;
+use super::constrained::Path;
+use super::position::PositionState;
 use super::state::Sequence;
 use super::step::StepChange;
 use crate::error::RequestError;
@@ -18,9 +20,20 @@ impl Sequence {
         blocks: Range<usize>,
         candidates: &[BlockCandidates],
     ) -> Result<StepChange, RequestError> {
+        self.advance_along(blocks, candidates, None)
+    }
+
+    /// The same for an answer with a constraint, whose candidates lie on `path`.
+    pub fn advance_along(
+        &mut self,
+        blocks: Range<usize>,
+        candidates: &[BlockCandidates],
+        path: Option<&Path>,
+    ) -> Result<StepChange, RequestError> {
         let change = StepChange::new(self.forward_kind(&blocks));
         self.decoding.count(change.kind);
-        let mut step = Step { sequence: self, change };
+        let undecided = path.map(|path| self.undecided_of(path)).unwrap_or_default();
+        let mut step = Step { sequence: self, change, path };
         // Every decision is taken on the state before this step, so the order of blocks does not matter.
         let mut proposals = step.proposals(candidates);
         step.note_candidates(candidates);
@@ -32,9 +45,17 @@ impl Sequence {
         for (index, proposal) in &proposals {
             step.apply(*index, proposal, candidates)?;
         }
+        // Blocks without edits in this step have drafts, too.
+        step.rewrite_drafts(0..usize::MAX);
         step.settle(&proposals);
+        step.note_forced(&undecided);
         step.find_end();
         Ok(step.change)
+    }
+
+    /// Positions of `path` that are not decided.
+    fn undecided_of(&self, path: &Path) -> Vec<usize> {
+        path.positions().filter(|position| !self.answer.states()[*position].is_decided()).collect()
     }
 
     /// Skips steps that write nothing whatever the network predicts: those of a schedule with more steps than positions to fill.
@@ -63,6 +84,8 @@ impl Sequence {
 struct Step<'a> {
     sequence: &'a mut Sequence,
     change: StepChange,
+    /// The answer that everything written lies on.
+    path: Option<&'a Path>,
 }
 
 impl Step<'_> {
@@ -180,10 +203,41 @@ impl Step<'_> {
         for edit in &proposal.edits {
             self.sequence.answer.apply(range.clone(), *edit, &mut self.change)?;
         }
+        self.rewrite_drafts(range.clone());
         self.note_alternatives(index, &proposal.edits, candidates);
         let is_unchanged = was_full && before == self.sequence.answer.tokens()[range];
         self.sequence.blocks.count_step(index, was_full, is_unchanged);
         Ok(())
+    }
+
+    /// Rewrites drafts at `positions` to the path, so that they can be decided together with what else lies on it.
+    fn rewrite_drafts(&mut self, positions: Range<usize>) {
+        let Some(path) = self.path else { return };
+        let is_canvas = self.sequence.geometry.rules().starts_as_noise;
+        let of_path = path.positions();
+        for position in positions.start.max(of_path.start)..positions.end.min(of_path.end) {
+            let (token, confidence) = (path.drafts[position - path.start], path.confidences[position - path.start]);
+            let positions = &mut self.sequence.answer.positions;
+            if positions.states[position] != PositionState::Draft || positions.tokens[position] == token {
+                continue;
+            }
+            // A canvas reads noise or what was drawn, not its drafts.
+            let input = if is_canvas { positions.inputs[position] } else { Input::Token(token) };
+            positions.write(position, PositionState::Draft, token, confidence, input);
+            self.change.is_visible = true;
+        }
+    }
+
+    /// Notes which of the positions that were `undecided` before are decided now without a choice.
+    fn note_forced(&mut self, undecided: &[usize]) {
+        let Some(path) = self.path else { return };
+        let Sequence { answer, decoding, .. } = &mut *self.sequence;
+        let Some(constrained) = decoding.constraint_mut() else { return };
+        for position in undecided {
+            if path.is_forced[position - path.start] && answer.states()[*position].is_decided() {
+                constrained.note_forced(*position);
+            }
+        }
     }
 
     /// Decides drafts that may stay, and makes blocks `Ready` that are decided and follow such blocks only.

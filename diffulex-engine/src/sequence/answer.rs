@@ -111,6 +111,11 @@ impl Answer {
         self.prompt_len + self.params.min_tokens as usize
     }
 
+    /// First position at which an end token ends the answer.
+    pub fn stops_from(&self) -> usize {
+        self.stops_from
+    }
+
     /// Token of every opened position; the mask where nothing is decided.
     pub fn tokens(&self) -> &[u32] {
         &self.positions.tokens

@@ -7,6 +7,7 @@ use diffulex_strategies::{
     AnyStrategy, BlockCandidates, BlockProgress, BlockView, Candidate, Proposal, Requirements, StepRows,
 };
 
+use super::constrained::Constrained;
 use super::labels::Labels;
 use super::scoring::Scoring;
 use super::step::ForwardKind;
@@ -25,6 +26,8 @@ pub struct Decoding {
     scoring: Option<Scoring>,
     /// Tokens that are scored instead of an answer.
     labels: Option<Labels>,
+    /// The language that the answer must belong to.
+    constraint: Option<Constrained>,
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
@@ -39,6 +42,7 @@ impl Decoding {
             alignment,
             scoring: None,
             labels: None,
+            constraint: None,
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         }
@@ -52,6 +56,11 @@ impl Decoding {
     /// The same, scoring `labels` instead of writing an answer.
     pub(super) fn choosing(self, labels: &[u32]) -> Self {
         Self { labels: Some(Labels::new(labels)), ..self.unguided() }
+    }
+
+    /// The same for an answer that must belong to a language.
+    pub(super) fn constrained(self, constraint: Constrained) -> Self {
+        Self { constraint: Some(constraint), ..self }
     }
 
     /// The same without guidance.
@@ -92,6 +101,16 @@ impl Decoding {
     /// Tokens that are scored instead of an answer, if there are any.
     pub fn labels(&self) -> Option<&Labels> {
         self.labels.as_ref()
+    }
+
+    /// The language that the answer must belong to, if there is one.
+    pub fn constraint(&self) -> Option<&Constrained> {
+        self.constraint.as_ref()
+    }
+
+    /// The same, to note what it did.
+    pub(super) fn constraint_mut(&mut self) -> Option<&mut Constrained> {
+        self.constraint.as_mut()
     }
 
     /// Records the scores of the labels.

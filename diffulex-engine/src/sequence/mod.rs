@@ -7,6 +7,7 @@
 mod advance;
 mod answer;
 mod blocks;
+mod constrained;
 mod decoding;
 mod forward;
 mod labels;
@@ -19,6 +20,7 @@ mod step;
 
 pub use answer::{Answer, Limits};
 pub use blocks::{Block, BlockStatus, Blocks, StaleKv};
+pub use constrained::{Constrained, Path};
 pub use decoding::Decoding;
 pub use labels::Labels;
 pub use layout::{ContextGrowth, Geometry, LayoutRules};

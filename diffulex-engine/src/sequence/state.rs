@@ -1,10 +1,13 @@
 //! The sequence of a request and its parts.
 
-use diffulex_protocol::{FinishReason, LabelScores, PromptScores, SamplingParams};
+use std::ops::Range;
+
+use diffulex_protocol::{ConstraintReport, FinishReason, LabelScores, PromptScores, SamplingParams};
 use diffulex_strategies::AnyStrategy;
 
 use super::answer::{Answer, Limits};
 use super::blocks::Blocks;
+use super::constrained::Constrained;
 use super::decoding::Decoding;
 use super::layout::Geometry;
 use super::position::PositionState;
@@ -160,6 +163,40 @@ impl Sequence {
         }
         let is_exhausted = |max| self.decoding.nfe().decoding() >= max;
         let out_of_forwards = || self.answer.params().max_nfe.is_some_and(is_exhausted);
-        self.answer.finished().or_else(|| out_of_forwards().then_some(FinishReason::MaxNfeReached))
+        let reason = self.answer.finished().map(|reason| match reason {
+            // An answer with a constraint is whole when it reaches its limit.
+            FinishReason::MaxNewTokensReached | FinishReason::MaxModelLenReached
+                if self.decoding.constraint().is_some() =>
+            {
+                FinishReason::EosTokenGenerated
+            }
+            reason => reason,
+        });
+        reason.or_else(|| out_of_forwards().then_some(FinishReason::MaxNfeReached))
+    }
+
+    /// The same, where the answer must belong to a language.
+    #[must_use]
+    pub(crate) fn constrained(mut self, constrained: Constrained) -> Self {
+        self.decoding = self.decoding.constrained(constrained);
+        self
+    }
+
+    /// The report on the constraint for an answer at `positions`, if there is one.
+    pub fn constraint_report(&self, positions: Range<usize>) -> Option<ConstraintReport> {
+        self.decoding.constraint().map(|constrained| constrained.report(positions))
+    }
+
+    /// Positions that the constraint is worked out over in a step that scores positions before `scored_end`: from the first that is
+    /// not decided to the last that has a token or may get one, and to the end of its block. Later ones are free to be anything.
+    pub fn chain(&self, scored_end: usize) -> Range<usize> {
+        let start = self.answer.frontier();
+        let limit = self.answer.limits().end;
+        let opened = limit.min(self.answer.states().len());
+        let last_written =
+            (start..opened).rev().find(|position| self.answer.states()[*position] != PositionState::Masked);
+        let end = last_written.map_or(scored_end, |last| scored_end.max(last + 1));
+        let end = if self.geometry.rules().attends_to_all { end } else { opened };
+        start.min(limit)..end.min(limit).max(start.min(limit))
     }
 }

@@ -13,7 +13,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind, context, escape_formatter};
 
-use super::input::ChatMessage;
+use super::input::{ChatMessage, ToolCall};
 use super::panics::{caught, caught_on_stack};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
@@ -58,6 +58,7 @@ pub(super) struct ChatTemplate {
     /// Its globals include `bos_token`, `eos_token` and other special tokens that templates print.
     compiled: Compiled,
     source: String,
+    reads_tools: bool,
 }
 
 impl ChatTemplate {
@@ -99,8 +100,13 @@ impl ChatTemplate {
                 environment.add_global(key.clone(), content);
             }
         }
-        let compiled = caught_on_stack(STACK, || Compiled::compile(environment, source.clone()));
-        Ok(Self { compiled: compiled.and_then(|compiled| compiled).map_err(fail)?, source })
+        let compiled = caught_on_stack(STACK, || {
+            let compiled = Compiled::compile(environment, source.clone())?;
+            let reads_tools = compiled.reads("tools");
+            Ok((compiled, reads_tools))
+        });
+        let (compiled, reads_tools) = compiled.and_then(|compiled| compiled).map_err(fail)?;
+        Ok(Self { compiled, source, reads_tools })
     }
 
     /// Returns the source as loaded.
@@ -108,10 +114,23 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Renders a conversation up to `end`.
-    pub(super) fn render_until(&self, messages: &[ChatMessage], end: ConversationEnd) -> Result<String, RequestError> {
+    /// True if it reads the variable `tools`.
+    pub(super) fn reads_tools(&self) -> bool {
+        self.reads_tools
+    }
+
+    /// Renders a conversation with `tools` up to `end`.
+    pub(super) fn render_until(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[serde_json::Value],
+        end: ConversationEnd,
+    ) -> Result<String, RequestError> {
         let adds_prompt = end == ConversationEnd::GenerationPrompt;
-        let options = std::iter::once(("add_generation_prompt".to_owned(), adds_prompt.into())).collect();
+        let adds_prompt = std::iter::once(("add_generation_prompt".to_owned(), adds_prompt.into()));
+        // Without tools the variable is undefined, which templates take for none.
+        let tools = (!tools.is_empty()).then(|| ("tools".to_owned(), tools.into()));
+        let options = adds_prompt.chain(tools).collect();
         match messages.split_last() {
             Some((last, others)) if end == ConversationEnd::Content => self.render_open(others, last, &options),
             _ => self.render(messages, &options),
@@ -129,7 +148,7 @@ impl ChatTemplate {
         // No message can contain it deliberately.
         let mark = format!("CONTINUED-{:016x}", RandomState::new().hash_one(&last.content));
         // A template that trims removes the space after the marker.
-        let marked = ChatMessage { role: last.role.clone(), content: format!("{}{mark} ", last.content) };
+        let marked = ChatMessage { content: format!("{}{mark} ", last.content), ..last.clone() };
         let mut rendered = self.render(&[others, &[marked]].concat(), options)?;
         let Some(end) = rendered.rfind(&mark) else {
             let message = "messages: the model's chat template leaves out the content of the last message, which \
@@ -150,12 +169,10 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         options: &serde_json::Map<String, serde_json::Value>,
     ) -> Result<String, RequestError> {
-        let n_bytes: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        let tools = options.get("tools").map_or(0, |tools| tools.to_string().len());
+        let n_bytes = messages.iter().map(ChatMessage::n_bytes).sum::<usize>() + tools;
         let n_messages = messages.len();
-        let messages: Vec<Value> = messages
-            .iter()
-            .map(|message| context! { role => message.role.as_str(), content => message.content.as_str() })
-            .collect();
+        let messages: Vec<Value> = messages.iter().map(from_message).collect();
         let limit = MAX_OWN_BYTES + MAX_REPEATS * n_bytes;
         let max_values = MAX_VALUES + MAX_COPIES * n_bytes as u64 + MESSAGE_VALUES * n_messages as u64;
         let own = [("messages", Value::from(messages)), ("add_generation_prompt", true.into())];
@@ -195,6 +212,22 @@ fn named_template(tokenizer_config: &serde_json::Value) -> Option<String> {
             .map(str::to_owned),
         _ => None,
     }
+}
+
+/// A message as templates know it. What it lacks is undefined.
+fn from_message(message: &ChatMessage) -> Value {
+    let mut fields = vec![("role", Value::from(message.role.as_str())), ("content", message.content.as_str().into())];
+    if !message.tool_calls.is_empty() {
+        let call = |call: &ToolCall| {
+            let arguments = call.arguments.iter().map(|(name, value)| (name.clone(), from_json(value)));
+            let function = context! { name => call.name.as_str(), arguments => Value::from_pairs(arguments) };
+            context! { id => call.id.as_str(), type => "function", function => function }
+        };
+        fields.push(("tool_calls", message.tool_calls.iter().map(call).collect()));
+    }
+    let names = [("tool_call_id", &message.tool_call_id), ("name", &message.name)];
+    fields.extend(names.into_iter().filter_map(|(field, name)| Some((field, name.as_deref()?.into()))));
+    Value::from_pairs(fields)
 }
 
 fn from_json(json: &serde_json::Value) -> Value {

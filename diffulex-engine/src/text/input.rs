@@ -1,6 +1,7 @@
 //! The input of a request before it is token ids.
 
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 /// The input of a generation.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +15,9 @@ pub enum ServingInput {
     Chat {
         /// In order, the newest last.
         messages: Vec<ChatMessage>,
+        /// Tools that the model may call, each as templates expect it: `{"type": "function", "function": {"name", "description",
+        /// "parameters"}}`.
+        tools: Vec<Value>,
     },
 }
 
@@ -27,6 +31,11 @@ impl ServingInput {
     pub fn text(text: impl Into<String>) -> Self {
         Self::Prompt { prompt: Prompt::Text(text.into()) }
     }
+
+    /// A conversation without tools.
+    pub fn chat(messages: Vec<ChatMessage>) -> Self {
+        Self::Chat { messages, tools: Vec::new() }
+    }
 }
 
 /// Text, or ids of the model's vocabulary.
@@ -39,10 +48,49 @@ pub enum Prompt {
 }
 
 /// One message of a chat.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant` or whatever the template knows.
+    /// `system`, `user`, `assistant`, `tool` or whatever the template knows.
     pub role: String,
     /// Text; other modalities never come this far.
     pub content: String,
+    /// Calls of tools that an assistant made, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call whose result the message of a tool is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The tool whose result the message is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct ToolCall {
+    /// Unique in the conversation.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments by name, in the order in which they were written.
+    pub arguments: Map<String, Value>,
+}
+
+impl ChatMessage {
+    /// A message of text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into(), ..Self::default() }
+    }
+
+    /// Bytes of its texts and of its calls' JSON, about as many as a template writes of it.
+    pub fn n_bytes(&self) -> usize {
+        let calls = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + json_bytes(&call.arguments));
+        let names = [&self.tool_call_id, &self.name].into_iter().flatten().map(String::len);
+        self.role.len() + self.content.len() + calls.chain(names).sum::<usize>()
+    }
+}
+
+/// Bytes of the JSON of `entries`.
+fn json_bytes(entries: &Map<String, Value>) -> usize {
+    entries.iter().map(|(name, value)| name.len() + value.to_string().len()).sum()
 }

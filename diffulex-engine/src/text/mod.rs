@@ -12,10 +12,11 @@ mod detokenize;
 mod growth;
 mod input;
 mod merges;
-mod panics;
+pub(crate) mod panics;
+pub(crate) mod spelling;
 mod tokenizer;
 
 pub use chat_template::ConversationEnd;
 pub use detokenize::Detokenizer;
-pub use input::{ChatMessage, Prompt, ServingInput};
+pub use input::{ChatMessage, Prompt, ServingInput, ToolCall};
 pub use tokenizer::{SpecialTokens, TextModel};

@@ -148,9 +148,20 @@ impl TextModel {
         self.render_chat_with(messages, &serde_json::Map::new())
     }
 
-    /// Like [`Self::render_chat`], up to `end`.
-    pub fn render_chat_until(&self, messages: &[ChatMessage], end: ConversationEnd) -> Result<String, RequestError> {
-        self.template.render_until(messages, end)
+    /// Like [`Self::render_chat`] with `tools` that the model may call, up to `end`. A template that
+    /// [does not read them](Self::template_reads_tools) leaves them out.
+    pub fn render_chat_until(
+        &self,
+        messages: &[ChatMessage],
+        tools: &[serde_json::Value],
+        end: ConversationEnd,
+    ) -> Result<String, RequestError> {
+        self.template.render_until(messages, tools, end)
+    }
+
+    /// True if the chat template has a place for tools.
+    pub fn template_reads_tools(&self) -> bool {
+        self.template.reads_tools()
     }
 
     /// Like [`Self::render_chat`], with variables of the template such as `enable_thinking`.

@@ -13,7 +13,7 @@ fn with_template(template: &str) -> TextModel {
 }
 
 fn rendered(template: &str) -> Result<String, String> {
-    let message = ChatMessage { role: "user".to_owned(), content: "Hi".to_owned() };
+    let message = ChatMessage::new("user", "Hi");
     with_template(template).render_chat(&[message]).map_err(|error| error.message)
 }
 

@@ -177,7 +177,7 @@ fn the_tokenizer_is_that_of_the_folder() {
             assert_eq!(text.encode(source).unwrap(), want, "{source:?}");
             assert_eq!(text.decode(&want), vector["decoded_skip_special"].as_str().unwrap(), "{source:?}");
         }
-        let messages = [ChatMessage { role: "user".to_owned(), content: "Hello".to_owned() }];
+        let messages = [ChatMessage::new("user", "Hello")];
         assert_eq!(text.render_chat(&messages).unwrap(), folder.render_chat(&messages).unwrap());
         assert_eq!(text.eos_token_ids(), folder.eos_token_ids());
         assert_eq!(text.mask_token_id(), Some(500));

@@ -3,6 +3,7 @@
 mod adapters;
 mod block_edit;
 mod checkpoints;
+mod constraints;
 mod contexts;
 mod cuda;
 mod determinism;

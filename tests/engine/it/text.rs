@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use diffulex_engine::text::Detokenizer;
-use diffulex_engine::{ChatMessage, ConversationEnd, ModelFiles, TextModel};
+use diffulex_engine::{ChatMessage, ConversationEnd, ModelFiles, TextModel, ToolCall};
 use proptest::prelude::*;
 
 use crate::harness::{Files, golden, json};
@@ -113,10 +113,7 @@ fn chats_render_as_jinja_renders_them() {
             .as_array()
             .unwrap()
             .iter()
-            .map(|message| ChatMessage {
-                role: message["role"].as_str().unwrap().to_owned(),
-                content: message["content"].as_str().unwrap().to_owned(),
-            })
+            .map(|message| ChatMessage::new(message["role"].as_str().unwrap(), message["content"].as_str().unwrap()))
             .collect();
         let rendered = text.render_chat_with(&messages, vector["kwargs"].as_object().unwrap()).unwrap();
         assert_eq!(rendered, vector["rendered"].as_str().unwrap());
@@ -127,18 +124,45 @@ fn chats_render_as_jinja_renders_them() {
 }
 
 #[test]
+fn tools_calls_and_results_render_as_transformers_renders_them() {
+    let template = include_bytes!("../../golden/tools/chat_template.jinja");
+    let mut files = Files::golden("sdar");
+    files.0.insert("chat_template.jinja".to_owned(), template.to_vec());
+    let text = TextModel::load(&files.leak()).unwrap();
+    assert!(text.template_reads_tools() && !text_model().template_reads_tools());
+    let cases = json("tools/rendered.json");
+    for case in cases.as_array().unwrap() {
+        let word = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        let call = |call: &serde_json::Value| ToolCall {
+            id: word(&call["id"]).unwrap(),
+            name: word(&call["function"]["name"]).unwrap(),
+            arguments: call["function"]["arguments"].as_object().unwrap().clone(),
+        };
+        let message = |message: &serde_json::Value| ChatMessage {
+            tool_calls: message["tool_calls"].as_array().into_iter().flatten().map(call).collect(),
+            tool_call_id: word(&message["tool_call_id"]),
+            name: word(&message["name"]),
+            ..ChatMessage::new(word(&message["role"]).unwrap(), word(&message["content"]).unwrap())
+        };
+        let messages: Vec<ChatMessage> = case["messages"].as_array().unwrap().iter().map(message).collect();
+        let tools = case["tools"].as_array().unwrap();
+        let rendered = text.render_chat_until(&messages, tools, ConversationEnd::GenerationPrompt).unwrap();
+        assert_eq!(rendered, case["rendered"].as_str().unwrap());
+    }
+}
+
+#[test]
 fn a_continued_conversation_ends_behind_the_content_whatever_the_template_does_to_it() {
     let rendered = |template: &str, contents: [&str; 3]| {
         let mut files = Files::golden("sdar");
         files.0.insert("chat_template.jinja".to_owned(), template.as_bytes().to_vec());
         let text = TextModel::load(&files.leak()).unwrap();
         let roles = ["system", "user", "assistant"];
-        let message =
-            |(role, content): (&str, &str)| ChatMessage { role: role.to_owned(), content: content.to_owned() };
+        let message = |(role, content): (&str, &str)| ChatMessage::new(role, content);
         let messages: Vec<ChatMessage> = roles.into_iter().zip(contents).map(message).collect();
-        let prompt = text.render_chat_until(&messages, ConversationEnd::GenerationPrompt);
+        let prompt = text.render_chat_until(&messages, &[], ConversationEnd::GenerationPrompt);
         assert_eq!(prompt.ok(), text.render_chat(&messages).ok());
-        text.render_chat_until(&messages, ConversationEnd::Content).map_err(|error| error.message)
+        text.render_chat_until(&messages, &[], ConversationEnd::Content).map_err(|error| error.message)
     };
     let of_each = |message: &str| format!("{{% for message in messages %}}{message}{{% endfor %}}");
     let plain = of_each("[{{ message.content }}]");

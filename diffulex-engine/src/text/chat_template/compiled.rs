@@ -9,6 +9,9 @@ use self_cell::self_cell;
 
 use super::metering;
 
+/// Name of the template in its environment.
+const NAME: &str = "chat";
+
 self_cell! {
     pub(super) struct Compiled {
         owner: Environment<'static>,
@@ -43,9 +46,14 @@ impl<'a> Parts<'a> {
 impl Compiled {
     /// Adds `source` to the environment and compiles it.
     pub(super) fn compile(mut environment: Environment<'static>, source: String) -> Result<Self, String> {
-        const NAME: &str = "chat";
         environment.add_template_owned(NAME, source).map_err(|error| error.to_string())?;
         Self::try_new(environment, |environment| Parts::new(environment, NAME))
+    }
+
+    /// True if the template reads the variable `name`, which the context has to hold.
+    pub(super) fn reads(&self, name: &str) -> bool {
+        let template = self.borrow_owner().get_template(NAME);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
 
     /// True if it needs a stack of its own to be run.

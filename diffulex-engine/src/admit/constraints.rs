@@ -1,0 +1,249 @@
+//! Constraints: compiled beside the engine's thread, shared by the requests that have the same, and forgotten when memory is short.
+//!
+//! A request whose constraint is not compiled waits here, in no queue of the scheduler. One constraint is compiled at a time, in the
+//! order of arrival, so that hostile ones take one core at most and delay nothing but each other.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use diffulex_constraints::{Automaton, ConstraintError, Vocabulary, language_of};
+use diffulex_protocol::{Constraint, ServingGenerate};
+
+use crate::error::RequestError;
+use crate::kernels::Classes;
+use crate::text::panics::caught;
+use crate::text::{TextModel, spelling};
+
+/// Bytes of compiled constraints that are kept for later requests; those in use are not counted. Chosen by us: some 30 large ones.
+const MAX_KEPT_BYTES: usize = 256 << 20;
+
+/// Bytes that a kept refusal counts for, beside its constraint.
+const REFUSAL_BYTES: usize = 1 << 10;
+
+/// The field of every error.
+const PARAM: &str = "constraint";
+
+/// A compiled constraint, shared by requests.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    /// The automaton over tokens.
+    pub(crate) automaton: Arc<Automaton>,
+    /// Its classes of tokens, as scoring takes them.
+    pub(crate) classes: Arc<Classes>,
+    took: Duration,
+}
+
+/// The outcome of compiling, shared by requests.
+type Outcome = Result<Arc<Compiled>, ConstraintError>;
+
+/// What the compiling thread sends back.
+type Done = (Constraint, Outcome);
+
+/// A kept outcome.
+struct Kept {
+    outcome: Outcome,
+    n_bytes: usize,
+    /// When it was used last, by a count of uses.
+    used: u64,
+}
+
+/// A request with its constraint.
+pub(crate) struct Settled {
+    /// The request.
+    pub(crate) request: ServingGenerate,
+    /// Its constraint, or why it is refused.
+    pub(crate) compiled: Result<Arc<Compiled>, RequestError>,
+    /// Time that compiling took for this request; 0 if it was compiled before.
+    pub(crate) took: Duration,
+}
+
+/// Compiled constraints, and the requests that wait for theirs.
+pub(crate) struct Constraints {
+    kept: HashMap<Constraint, Kept>,
+    kept_bytes: usize,
+    n_uses: u64,
+    waiting: VecDeque<ServingGenerate>,
+    /// Whether the thread compiles one of them.
+    is_compiling: bool,
+    orders: Sender<Constraint>,
+    done: Receiver<Done>,
+}
+
+impl Constraints {
+    /// For a model with `text` and a head of `n_rows` rows. The thread ends when this is dropped.
+    pub(crate) fn new(text: Arc<TextModel>, n_rows: usize, eos_token_ids: Vec<u32>) -> std::io::Result<Self> {
+        let (orders, taken) = channel();
+        let (finished, done) = channel();
+        std::thread::Builder::new()
+            .name("diffulex-constraints".to_owned())
+            .spawn(move || compile_all(&text, n_rows, &eos_token_ids, &taken, &finished))?;
+        Ok(Self {
+            kept: HashMap::new(),
+            kept_bytes: 0,
+            n_uses: 0,
+            waiting: VecDeque::new(),
+            is_compiling: false,
+            orders,
+            done,
+        })
+    }
+
+    /// `request` with its constraint if that is compiled; otherwise the request waits.
+    pub(crate) fn take(&mut self, request: ServingGenerate, constraint: &Constraint) -> Option<Settled> {
+        match self.find(constraint) {
+            Some(outcome) => Some(settled(request, outcome, false)),
+            None => {
+                self.waiting.push_back(request);
+                self.order_next();
+                None
+            }
+        }
+    }
+
+    /// Requests whose constraints have been compiled. Blocks for `wait` if there are none yet.
+    pub(crate) fn settled(&mut self, wait: Duration) -> Vec<Settled> {
+        let mut all = Vec::new();
+        let mut wait = wait;
+        while self.is_compiling {
+            let (constraint, outcome) = match self.done.recv_timeout(wait) {
+                Ok(done) => done,
+                Err(RecvTimeoutError::Timeout) => break,
+                // The thread has panicked, which its own words do not outlive.
+                Err(RecvTimeoutError::Disconnected) => {
+                    let gone = || RequestError::engine("the thread that compiles constraints has ended");
+                    let waiting = self.waiting.drain(..);
+                    all.extend(waiting.map(|request| Settled { request, compiled: Err(gone()), took: Duration::ZERO }));
+                    self.is_compiling = false;
+                    break;
+                }
+            };
+            wait = Duration::ZERO;
+            self.is_compiling = false;
+            let (theirs, others): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
+                .into_iter()
+                .partition(|request| request.constraint.as_ref() == Some(&constraint));
+            self.waiting = others;
+            let first_is_fresh = std::iter::once(true).chain(std::iter::repeat(false));
+            all.extend(
+                theirs
+                    .into_iter()
+                    .zip(first_is_fresh)
+                    .map(|(request, is_fresh)| settled(request, outcome.clone(), is_fresh)),
+            );
+            self.keep(constraint, outcome);
+            self.order_next();
+        }
+        all
+    }
+
+    /// Whether requests wait.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether `rid` waits.
+    pub(crate) fn has(&self, rid: &str) -> bool {
+        self.waiting.iter().any(|request| request.rid == rid)
+    }
+
+    /// Removes the waiting request `rid`.
+    pub(crate) fn remove(&mut self, rid: &str) -> Option<ServingGenerate> {
+        let place = self.waiting.iter().position(|request| request.rid == rid)?;
+        self.waiting.remove(place)
+    }
+
+    /// Removes all waiting requests.
+    pub(crate) fn remove_all(&mut self) -> Vec<ServingGenerate> {
+        self.waiting.drain(..).collect()
+    }
+
+    /// Orders the constraint of the oldest request that waits, unless one is compiled already.
+    fn order_next(&mut self) {
+        if self.is_compiling {
+            return;
+        }
+        if let Some(constraint) = self.waiting.front().and_then(|request| request.constraint.clone()) {
+            // Without the thread, `settled` finds its channel closed.
+            let _ = self.orders.send(constraint);
+            self.is_compiling = true;
+        }
+    }
+
+    fn find(&mut self, constraint: &Constraint) -> Option<Outcome> {
+        let kept = self.kept.get_mut(constraint)?;
+        self.n_uses += 1;
+        kept.used = self.n_uses;
+        Some(kept.outcome.clone())
+    }
+
+    /// Keeps an outcome, and forgets those that were used longest ago while there are too many bytes.
+    fn keep(&mut self, constraint: Constraint, outcome: Outcome) {
+        let n_text = text_bytes(&constraint);
+        let n_compiled = outcome
+            .as_ref()
+            .map_or(REFUSAL_BYTES, |compiled| compiled.automaton.n_bytes() + compiled.classes.n_bytes());
+        self.n_uses += 1;
+        let n_bytes = n_text + n_compiled;
+        self.kept_bytes += n_bytes;
+        if let Some(before) = self.kept.insert(constraint, Kept { outcome, n_bytes, used: self.n_uses }) {
+            self.kept_bytes -= before.n_bytes;
+        }
+        while self.kept_bytes > MAX_KEPT_BYTES {
+            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(constraint, _)| constraint.clone());
+            let Some(kept) = oldest.and_then(|oldest| self.kept.remove(&oldest)) else { return };
+            self.kept_bytes -= kept.n_bytes;
+        }
+    }
+}
+
+fn settled(request: ServingGenerate, outcome: Outcome, is_fresh: bool) -> Settled {
+    let took = outcome.as_ref().ok().filter(|_| is_fresh).map_or(Duration::ZERO, |compiled| compiled.took);
+    let compiled = outcome.map_err(|error| RequestError::invalid(PARAM, error.message));
+    Settled { request, compiled, took }
+}
+
+/// Bytes of a constraint as the client wrote it.
+fn text_bytes(constraint: &Constraint) -> usize {
+    match constraint {
+        Constraint::JsonObject => 0,
+        Constraint::JsonSchema(text) | Constraint::Regex(text) | Constraint::Grammar(text) => text.len(),
+        Constraint::Choice(texts) => texts.iter().map(String::len).sum(),
+        Constraint::Tags(tags) => {
+            tags.tags.iter().map(|tag| tag.begin.len() + tag.schema.len() + tag.end.len()).sum::<usize>()
+                + tags.separator.len()
+        }
+    }
+}
+
+/// Compiles what is ordered, until nobody can order any more.
+fn compile_all(
+    text: &TextModel,
+    n_rows: usize,
+    eos_token_ids: &[u32],
+    orders: &Receiver<Constraint>,
+    finished: &Sender<Done>,
+) {
+    // Read once, when the first constraint comes: it takes a fraction of a second and many models never need it.
+    let mut vocabulary: Option<Result<Vocabulary, ConstraintError>> = None;
+    while let Ok(constraint) = orders.recv() {
+        let started = Instant::now();
+        let vocabulary = vocabulary.get_or_insert_with(|| spelling::vocabulary(text, n_rows, eos_token_ids));
+        let outcome = match vocabulary {
+            // A fault of ours must cost one request, not all that come later.
+            Ok(vocabulary) => caught(|| compile(&constraint, vocabulary, started))
+                .unwrap_or_else(|what| Err(ConstraintError::new(format!("the constraint cannot be compiled: {what}")))),
+            Err(error) => Err(error.clone()),
+        };
+        if finished.send((constraint, outcome)).is_err() {
+            return;
+        }
+    }
+}
+
+fn compile(constraint: &Constraint, vocabulary: &Vocabulary, started: Instant) -> Outcome {
+    let automaton = Automaton::compile(&language_of(constraint)?, vocabulary)?;
+    let classes = Arc::new(Classes::new(automaton.class_of(), automaton.n_classes()));
+    Ok(Arc::new(Compiled { automaton: Arc::new(automaton), classes, took: started.elapsed() }))
+}

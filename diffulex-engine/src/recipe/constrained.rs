@@ -1,0 +1,183 @@
+//! Candidates of answers with a constraint: between the scores of a forward and the proposals of a strategy.
+//!
+//! All undecided positions of a request are decided about together. The candidates of a step are the tokens of one answer that the
+//! language has: the likeliest one, or, at a temperature, one that is drawn whole. Their confidences are their probabilities given the
+//! constraint and what is decided. So accept rules, blocks in flight and drafts are as without a constraint, and any part of the
+//! candidates may be accepted.
+//!
+//! Never here: automata, the programme over them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use diffulex_constraints::{self as constraints, Automaton, Chain, ClassWeight, Row};
+use diffulex_strategies::{BlockCandidates, Candidate, Score};
+
+use crate::error::RequestError;
+use crate::kernels::{ClassScore, Classes, Draw, RowScore};
+use crate::plan::scheduler::{RequestKey, Scheduled};
+use crate::recipe::randomness::Randomness;
+use crate::recipe::recipes::{ScoredPosition, draw_key};
+use crate::sequence::{Path, PositionState, Sequence};
+
+/// Subtracted from the scores of tokens that top-k, top-p or min-p cut, in nats: they are written only where nothing that is kept can be.
+/// Chosen by us, far above the scores of whole answers and small enough for their fractions to survive in 32 bits.
+const CUT: f32 = 1e4;
+
+/// Probabilities above this count as 1. Chosen by us: most tokens of a constrained answer are certain but for rounding, which differs
+/// between devices, and rules that rank confidences would rank the rounding.
+const SURE: f32 = 1.0 - 1e-5;
+
+/// The classes of the automata in use, as scoring takes them: sequences know nothing of kernels.
+#[derive(Debug, Default)]
+pub struct ClassTables(Vec<(Weak<Automaton>, Arc<Classes>)>);
+
+impl ClassTables {
+    /// Notes the classes of an automaton, and forgets those of automata that are gone.
+    pub(crate) fn note(&mut self, automaton: &Arc<Automaton>, classes: &Arc<Classes>) {
+        self.0.retain(|(automaton, _)| automaton.strong_count() > 0);
+        if !self.0.iter().any(|(known, _)| known.as_ptr() == Arc::as_ptr(automaton)) {
+            self.0.push((Arc::downgrade(automaton), Arc::clone(classes)));
+        }
+    }
+
+    /// The classes by which rows of `sequence` are scored; `None` without a constraint.
+    pub(crate) fn of(&self, sequence: &Sequence) -> Option<Arc<Classes>> {
+        let automaton = Arc::as_ptr(sequence.decoding().constraint()?.automaton());
+        self.0.iter().find(|(known, _)| known.as_ptr() == automaton).map(|(_, classes)| Arc::clone(classes))
+    }
+}
+
+/// Scores of the classes of tokens, by request and position.
+pub(crate) type ClassRows = BTreeMap<RequestKey, BTreeMap<usize, Vec<ClassWeight>>>;
+
+/// The scores of classes that rows of a forward were asked for.
+pub(crate) fn class_rows(
+    requests: &BTreeMap<RequestKey, Scheduled>,
+    scored_positions: &[ScoredPosition],
+    scored: &[Option<RowScore>],
+) -> ClassRows {
+    let mut rows = ClassRows::new();
+    for (wanted, scored) in scored_positions.iter().zip(scored) {
+        let sequence = requests.get(&wanted.key).map(|request| &request.sequence);
+        let Some(sequence) = sequence.filter(|sequence| sequence.decoding().constraint().is_some()) else { continue };
+        let Some(scored) = scored else { continue };
+        let position = sequence.geometry().block_start(wanted.block) + wanted.row;
+        rows.entry(wanted.key).or_default().insert(position, scored.classes.iter().map(weight).collect());
+    }
+    rows
+}
+
+fn weight(class: &ClassScore) -> ClassWeight {
+    let ClassScore { token, log_max, log_sum, drawn, log_drawn, is_cut } = *class;
+    let cut = if is_cut { CUT } else { 0.0 };
+    ClassWeight { token, log_max: log_max - cut, log_sum: log_sum - cut, drawn, log_drawn: log_drawn - cut }
+}
+
+/// Replaces the candidates of a request by tokens of one answer that its constraint allows, and returns that answer.
+pub(crate) fn keep_to_constraint(
+    sequence: &Sequence,
+    classes: &BTreeMap<usize, Vec<ClassWeight>>,
+    candidates: &mut [BlockCandidates],
+    randomness: &dyn Randomness,
+) -> Result<Option<Path>, RequestError> {
+    let Some(constrained) = sequence.decoding().constraint() else { return Ok(None) };
+    let scored_end = classes.keys().next_back().map_or(0, |last| {
+        let block = sequence.geometry().block_of(*last);
+        sequence.geometry().block_range(block).end
+    });
+    let positions = sequence.chain(scored_end);
+    if positions.is_empty() {
+        return Ok(None);
+    }
+    let answer = sequence.answer();
+    let row = |position: usize| match (answer.states()[position], classes.get(&position)) {
+        (PositionState::Prompt | PositionState::Filled, _) => Row::Decided(answer.tokens()[position]),
+        (PositionState::Masked | PositionState::Draft, Some(weights)) => Row::Scored(weights),
+        (PositionState::Masked, None) => Row::Unscored,
+        (PositionState::Draft, None) => Row::Draft(answer.tokens()[position]),
+    };
+    let rows: Vec<Row<'_>> = positions.clone().map(row).collect();
+    let chain = Chain {
+        automaton: constrained.automaton(),
+        before: &answer.tokens()[answer.prompt_len()..positions.start],
+        rows: &rows,
+        may_end_from: answer.stops_from().saturating_sub(positions.start),
+        n_rest: answer.limits().end - positions.end,
+    };
+    let uniforms = uniforms(sequence, positions.clone(), randomness);
+    let found = chain.likeliest().and_then(|likeliest| match &uniforms {
+        Some(uniforms) => Some((chain.drawn(uniforms)?, Some(likeliest))),
+        None => Some((likeliest, None)),
+    });
+    // Admission has found an answer, and every step keeps to one.
+    let Some((written, likeliest)) = found else {
+        return Err(RequestError::engine(format!(
+            "no answer fits the constraint from position {} on",
+            positions.start
+        )));
+    };
+    let likeliest = likeliest.as_ref().unwrap_or(&written);
+    for block in candidates {
+        let start = sequence.geometry().block_start(block.block);
+        for candidate in &mut block.candidates {
+            // Positions behind the limit belong to no answer.
+            if let Some(row) = (start + candidate.row).checked_sub(positions.start).filter(|row| *row < rows.len()) {
+                keep_candidate(candidate, sequence, &chain, (&written, likeliest), row);
+            }
+        }
+    }
+    // A canvas drafts the likeliest tokens and reads the drawn ones.
+    let drafts = if sequence.geometry().rules().starts_as_noise { likeliest } else { &written };
+    Ok(Some(Path {
+        start: positions.start,
+        drafts: drafts.tokens.clone(),
+        confidences: (0..rows.len()).map(|row| confidence(drafts, row)).collect(),
+        is_forced: drafts.is_forced.clone(),
+        tokens: written.tokens,
+    }))
+}
+
+/// A number for each position, if the answer is drawn.
+fn uniforms(sequence: &Sequence, positions: std::ops::Range<usize>, randomness: &dyn Randomness) -> Option<Vec<f64>> {
+    if sequence.answer().params().temperature == 0.0 {
+        return None;
+    }
+    let uniform = |position| match randomness.draw(draw_key(sequence, position)) {
+        Draw::Uniform(uniform) => Some(uniform),
+        // Replayed tokens know nothing of constraints.
+        Draw::Token(_) => None,
+    };
+    positions.map(uniform).collect()
+}
+
+/// The probability of a path's token; 1 if it is nearly that.
+fn confidence(path: &constraints::Path, row: usize) -> f32 {
+    if path.confidences[row] > SURE { 1.0 } else { path.confidences[row] }
+}
+
+/// Makes `candidate` the token of row `row` of the paths: that which is written, and the likeliest.
+fn keep_candidate(
+    candidate: &mut Candidate,
+    sequence: &Sequence,
+    chain: &Chain<'_>,
+    (written, likeliest): (&constraints::Path, &constraints::Path),
+    row: usize,
+) {
+    let requirements = sequence.decoding().requirements();
+    let n_likeliest = requirements.n_likeliest.max(sequence.answer().params().top_logprobs as usize);
+    candidate.token = written.tokens[row];
+    candidate.confidence = confidence(written, row);
+    candidate.likeliest = (likeliest.tokens[row], confidence(likeliest, row));
+    // Margins are to the best token of another class, entropies over classes: inside a class the constraint makes no difference.
+    let n_runners_up = n_likeliest.saturating_sub(1).max(usize::from(requirements.score == Score::Margin));
+    candidate.runners_up = chain.runners_up(likeliest, row, n_runners_up);
+    candidate.score = match requirements.score {
+        Score::Probability => candidate.confidence,
+        Score::Margin => candidate.confidence - candidate.runners_up.first().map_or(0.0, |(_, second)| *second),
+        Score::NegativeEntropy => {
+            let shares = likeliest.marginals(row).iter().filter(|share| **share > 0.0);
+            shares.map(|share| share * share.ln()).sum()
+        }
+    };
+}
