@@ -28,11 +28,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// Writes the steps and the answer to `out`.
 pub async fn answer(prompt: String, path: Option<&Path>, out: &mut impl Write) -> Result<(), Box<dyn Error>> {
     let engine = EngineLoop::from_path(path, &ServerConfig::default()).await?;
-    let messages = vec![ChatMessage { role: "user".to_owned(), content: prompt }];
+    let messages = vec![ChatMessage::new("user", prompt)];
     writeln!(out, "{}: {:?}", engine.model_id(), engine.render_chat_prompt(&messages)?)?;
 
     let params = SamplingParams { temperature: 0.0, max_tokens: 64, ..SamplingParams::default() };
-    let input = ServingInput::Chat { messages };
+    let input = ServingInput::chat(messages);
     // Dropping the stream aborts its request.
     let mut stream = engine.generate_stream(input.clone(), params.clone(), StreamMode::Denoise).await?;
     while let Some(event) = stream.next_event().await {

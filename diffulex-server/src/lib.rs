@@ -4,7 +4,8 @@
 //! cli -> http -> frontend -> link <- worker -> engine
 //! ```
 //! Routes parse and frame, [`frontend`] admits and routes events, [`link`] carries messages, [`worker`] drives an engine.
-//! [`cli::launch`] puts them together. All may use [`config`], [`observe`], [`outbound`] and [`os`]. Never here: decoding, tensors.
+//! [`cli::launch`] puts them together. All may use [`config`], [`observe`], [`outbound`], [`os`] and `ordered_json`. Never here: decoding,
+//! tensors.
 
 pub mod cli;
 pub mod config;
@@ -14,6 +15,7 @@ pub mod frontend;
 pub mod http;
 pub mod link;
 pub mod observe;
+mod ordered_json;
 pub mod os;
 pub mod outbound;
 pub mod worker;

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use diffulex_protocol::{
-    EngineStats, EventBatch, FinishReason, Ready, ServingCommand, ServingEvent, ServingReply, codec,
+    EngineStats, EventBatch, FinishReason, Ready, ServingCommand, ServingEvent, ServingGenerate, ServingReply, codec,
 };
 use diffulex_server::link::place::Place as ListeningPlace;
 use rustix::process::Signal;
@@ -56,14 +56,14 @@ impl Drop for Worker {
 }
 
 /// The folder in which they meet.
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("ipc://{}/worker", self.0.path().display())
     }
 
@@ -249,14 +249,14 @@ fn a_worker_of_another_model_is_refused_with_both_values_and_a_right_one_is_take
 }
 
 /// A program that says it is a worker.
-struct StandIn {
+pub struct StandIn {
     commands: zmq::Socket,
     events: zmq::Socket,
     incarnation: u64,
 }
 
 impl StandIn {
-    fn listen(place: &Place) -> Self {
+    pub fn listen(place: &Place) -> Self {
         let place = ListeningPlace::parse(&place.url()).unwrap();
         let context = zmq::Context::new();
         let bind = |kind, address: String| {
@@ -276,7 +276,7 @@ impl StandIn {
     }
 
     /// Waits for a front end, and says that it is `ready`.
-    fn greet(&mut self, ready: &Ready) {
+    pub fn greet(&mut self, ready: &Ready) {
         loop {
             if let ServingCommand::Attach { incarnation } = self.command() {
                 self.incarnation = incarnation;
@@ -292,24 +292,27 @@ impl StandIn {
         codec::encode_batch(&EventBatch { incarnation: self.incarnation, events }).unwrap()
     }
 
-    fn send(&self, events: Vec<ServingEvent>) {
+    pub fn send(&self, events: Vec<ServingEvent>) {
         self.events.send(self.batch(events), 0).unwrap();
+    }
+
+    /// The next request.
+    pub fn request(&self) -> ServingGenerate {
+        loop {
+            if let ServingCommand::Generate(generate) = self.command() {
+                return generate;
+            }
+        }
     }
 
     /// The ids of the next requests.
     fn requests(&self, count: usize) -> Vec<String> {
-        let mut rids = Vec::new();
-        while rids.len() < count {
-            if let ServingCommand::Generate(generate) = self.command() {
-                rids.push(generate.rid);
-            }
-        }
-        rids
+        (0..count).map(|_| self.request().rid).collect()
     }
 }
 
 /// The greeting of a worker of the tiny checkpoint.
-fn ready_of_a_worker() -> Ready {
+pub fn ready_of_a_worker() -> Ready {
     let place = Place::new();
     let _worker = Worker::start(&place);
     let listening = ListeningPlace::parse(&place.url()).unwrap();

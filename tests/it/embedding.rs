@@ -67,7 +67,7 @@ async fn a_model_is_served_from_its_path() {
         }
     }
     assert_eq!(streamed, reply.text);
-    let user = ChatMessage { role: "user".to_owned(), content: "hello".to_owned() };
+    let user = ChatMessage::new("user", "hello");
     assert!(engine.render_chat_prompt(&[user]).unwrap().contains("hello"));
     engine.stop(Duration::ZERO).await;
 }
@@ -149,6 +149,7 @@ pub fn http_options() -> HttpOptions {
         serves_profiles: true,
         body: BodyLimits { max_bytes: 1 << 20, timeout: DEADLINE },
         speech_upstream: None,
+        tool_call_parser: None,
         traces: None,
     }
 }

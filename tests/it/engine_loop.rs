@@ -452,7 +452,7 @@ async fn more_than_the_limit_is_refused_with_a_time() {
 #[tokio::test]
 async fn a_chat_is_rendered_without_the_engine() {
     let fixture = fixture().await;
-    let messages = [ChatMessage { role: "user".to_owned(), content: "hi".to_owned() }];
+    let messages = [ChatMessage::new("user", "hi")];
     let prompt = fixture.engine.frontend().text().render_chat(&messages).unwrap();
     assert!(prompt.contains("hi"));
     assert!(fixture.commands().is_empty());

@@ -123,17 +123,24 @@ fn an_error_about_a_part_of_a_message_names_the_part() {
 }
 
 #[test]
-fn calls_of_tools_in_a_message_are_refused_and_unknown_keys_pass() {
+fn calls_in_a_message_are_checked_and_unknown_keys_pass() {
     let server = Server::start(&[]);
     let with = |extra: Value| {
         let message = extended(json!({"role": "assistant", "content": "a"}), &extra);
         let messages = json!([{"role": "user", "content": "a"}, message, {"role": "user", "content": "b"}]);
         server.post(CHAT, &chat(&json!({"messages": messages})))
     };
-    let call = json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}});
-    let answer = with(json!({"tool_calls": [call]}));
-    let param = answer.error_param();
-    assert_eq!((answer.status, param.as_deref()), (400, Some("messages[1].tool_calls")), "{}", answer.body);
+    let call =
+        |arguments: Value| json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}});
+    assert_eq!(with(json!({"tool_calls": [call(json!("{}")), call(json!({"a": 1}))]})).status, 200);
+    for arguments in [json!("{"), json!("[]"), json!(1)] {
+        let answer = with(json!({"tool_calls": [call(json!("{}")), call(arguments)]}));
+        let param = answer.error_param();
+        let place = Some("messages[1].tool_calls[1].function.arguments");
+        assert_eq!((answer.status, param.as_deref()), (400, place), "{}", answer.body);
+    }
+    let answer = with(json!({"role": "user", "tool_calls": [call(json!("{}"))]}));
+    assert_eq!(answer.error_param().as_deref(), Some("messages[1].tool_calls"), "{}", answer.body);
     let content = |answer: Answer| answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
     let plain = content(with(json!({})));
     for extra in [json!({"tool_calls": []}), json!({"name": "ann", "nobody": [1, {}]})] {
@@ -159,7 +166,7 @@ fn wrong_values_are_refused_by_name() {
         (json!({"truncate_prompt_tokens": 99999}), "truncate_prompt_tokens"),
         (json!({"cache_salt": ""}), "cache_salt"),
         (json!({"reasoning_effort": "high"}), "reasoning_effort"),
-        (json!({"grammar": "root ::= \"a\""}), "grammar"),
+        (json!({"structural_tag": {"a": 1}}), "structural_tag"),
         (json!({"vllm_xargs": {"diffusion_max_steps": 4}}), "vllm_xargs"),
         (json!({"diffusing": true}), "diffusing"),
         (json!({"typical_p": 0.5}), "typical_p"),

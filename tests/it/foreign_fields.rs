@@ -361,9 +361,9 @@ fn defaults_and_hints_of_other_clients_pass() {
         n_prompt(json!({})),
         "the model sees no tools"
     );
-    let with_tools = json!({"tools": tools});
-    refusal(CHAT, "tools", &server.post(CHAT, &body(CHAT, &with_tools)));
-    refusal(CHAT, "tools", &server.post(CHAT, &body(CHAT, &json!({"tools": tools, "tool_choice": "auto"}))));
+    let functions = json!({"functions": [{"name": "f"}]});
+    refusal(CHAT, "functions", &server.post(CHAT, &body(CHAT, &functions)));
+    refusal(COMPLETIONS, "tools", &server.post(COMPLETIONS, &body(COMPLETIONS, &json!({"tools": tools}))));
     refusal(CHAT, "max_tokens", &server.post(CHAT, &body(CHAT, &json!({"max_tokens": 1.5}))));
     refusal(RESPONSES, "tool_choice", &server.post(RESPONSES, &body(RESPONSES, &json!({"tool_choice": "required"}))));
 

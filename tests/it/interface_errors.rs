@@ -22,7 +22,8 @@ fn routes() -> [(&'static str, Value); 6] {
 fn error(path: &str, answer: &Answer) -> (String, Option<String>) {
     let body = answer.json();
     assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
-    let fields: Vec<&str> = body.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut fields: Vec<&str> = body.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort_unstable();
     if path.starts_with("/api/") {
         assert_eq!(fields, ["error"], "{path} {body}");
         return (body["error"].as_str().unwrap().to_owned(), None);

@@ -207,12 +207,12 @@ fn fields_that_clients_always_send_pass() {
 fn fields_without_support_are_refused_by_name() {
     let server = tiny();
     for (extra, field) in [
-        (json!({"format": "json"}), "format"),
-        (json!({"format": {"type": "object"}}), "format"),
+        (json!({"format": "xml"}), "format"),
+        (json!({"format": 5}), "format"),
         (json!({"think": true}), "think"),
-        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
+        (json!({"tools": [{"type": "browser"}]}), "tools[0]"),
         (json!({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}), "messages[0].images"),
-        (json!({"messages": [{"role": "tool", "content": "x"}]}), "messages[0].role"),
+        (json!({"messages": [{"role": "function", "content": "x"}]}), "messages[0].role"),
         (json!({"options": {"num_predict": 0}}), "options.num_predict"),
         (json!({"options": {"num_predict": -7}}), "options.num_predict"),
         (json!({"options": {"temperature": 9}}), "temperature"),
@@ -228,6 +228,7 @@ fn fields_without_support_are_refused_by_name() {
         (json!({"images": ["aGk="]}), "images"),
         (json!({"template": "{{ .Prompt }}"}), "template"),
         (json!({"context": [1, 2]}), "context"),
+        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
     ] {
         let error = server.post("/api/generate", &prompt(extra.clone())).json();
         assert!(error["error"].as_str().unwrap().starts_with(field), "{extra} {error}");

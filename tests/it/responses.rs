@@ -170,9 +170,9 @@ fn fields_without_support_are_refused_by_name() {
     for (extra, param) in [
         (json!({"background": true}), "background"),
         (json!({"tools": [{"type": "web_search"}]}), "tools[0]"),
-        (json!({"tools": [{"type": "function", "name": "f"}]}), "tools[0]"),
+        (json!({"tools": [{"type": "function", "name": "f g"}]}), "tools[0].name"),
         (json!({"tool_choice": "required"}), "tool_choice"),
-        (json!({"text": {"format": {"type": "json_object"}}}), "text.format"),
+        (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
         (json!({"text": {"verbosity": "low"}}), "text.verbosity"),
         (json!({"reasoning": {"effort": "high"}}), "reasoning.effort"),
         (json!({"truncation": "auto"}), "truncation"),
@@ -181,9 +181,10 @@ fn fields_without_support_are_refused_by_name() {
         (json!({"top_logprobs": 2}), "top_logprobs"),
         (json!({"input": []}), "input"),
         (
-            json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]}),
-            "input[0].type",
+            json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]}),
+            "input[0].arguments",
         ),
+        (json!({"input": [{"type": "web_search_call", "id": "w"}]}), "input[0].type"),
         (
             json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
             "input[0].content[0].type",

@@ -388,6 +388,7 @@ pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> 
             authority: config.outbound.speech_upstream_ca.clone(),
             max_calls: config.frontend_options().max_in_flight,
         }),
+        tool_call_parser: config.tool_call_parser,
         traces: None,
     })
 }

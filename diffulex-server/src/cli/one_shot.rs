@@ -35,11 +35,8 @@ pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
 }
 
 async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
-    let input = if args.raw {
-        ServingInput::text(prompt)
-    } else {
-        ServingInput::Chat { messages: vec![ChatMessage { role: "user".to_owned(), content: prompt }] }
-    };
+    let input =
+        if args.raw { ServingInput::text(prompt) } else { ServingInput::chat(vec![ChatMessage::new("user", prompt)]) };
     let model = LocalModel::start(&args.local.engine, &args.answers).await?;
     model.answer("generate", input, args.raw, model.best_display()).await?;
     model.stop().await;

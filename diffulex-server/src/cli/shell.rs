@@ -79,7 +79,7 @@ async fn run(args: &ShellArgs) -> Result<(), LocalModelError> {
             Line::Unknown(text) => say(&format!("there is no {text}: {HELP}")),
             Line::Turn(text) => {
                 chat.push(message("user", text));
-                let input = ServingInput::Chat { messages: chat.clone() };
+                let input = ServingInput::chat(chat.clone());
                 let answer = tokio::select! {
                     answer = model.answer("shell", input, false, display) => Some(answer),
                     interrupt = tokio::signal::ctrl_c() => interrupt.map(|()| None)?,
@@ -105,7 +105,7 @@ async fn run(args: &ShellArgs) -> Result<(), LocalModelError> {
 }
 
 fn message(role: &str, content: &str) -> ChatMessage {
-    ChatMessage { role: role.to_owned(), content: content.to_owned() }
+    ChatMessage::new(role, content)
 }
 
 fn prompt() {

@@ -15,6 +15,7 @@ use crate::config::given::{OrEmpty, or_empty, read_or_empty};
 use crate::config::outbound::OutboundConfig;
 use crate::config::sampling_defaults::GenerationConfig;
 use crate::frontend::{ContextLimits, CrashReports, FrontendOptions};
+use crate::http::ToolCallParser;
 use crate::observe::log::LogFormat;
 
 /// Variable of the environment for the key, as everybody on the machine can read a command line.
@@ -63,6 +64,9 @@ pub struct ServerConfig {
     /// Run the engine on a thread of this process instead of in a worker process.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub in_process: bool,
+    /// Form in which the model writes calls of tools: hermes, llama3_json or mistral [default: the form of its chat template, or hermes].
+    #[arg(long, value_name = "NAME")]
+    pub tool_call_parser: Option<ToolCallParser>,
     /// Maximum number of requests waiting for a place in the batch; further ones get status 429.
     // Chosen by us, as are the defaults below without another source: eight batches are minutes of queue at worst.
     #[arg(long, value_name = "N")]

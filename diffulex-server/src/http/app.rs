@@ -17,6 +17,7 @@ use crate::http::ops::openapi::documents::Documents;
 use crate::http::request::budget::BodyBudget;
 use crate::http::request::budget::BodyLimits;
 use crate::http::request::other_fields::IgnoredFieldLog;
+use crate::http::tools::forms::ToolCallParser;
 use crate::observe::telemetry::Telemetry;
 use crate::observe::traces::Traces;
 use crate::os::locks::lock;
@@ -52,6 +53,8 @@ pub struct HttpOptions {
     pub body: BodyLimits,
     /// The server that requests for speech are passed on to.
     pub speech_upstream: Option<SpeechOptions>,
+    /// The form in which the model writes calls of tools; `None`: the one that its chat template names.
+    pub tool_call_parser: Option<ToolCallParser>,
     /// Where traces of requests go; `None` makes none.
     pub traces: Option<Traces>,
 }

@@ -18,6 +18,7 @@ mod parrot;
 mod request;
 mod routes;
 mod table;
+mod tools;
 mod traced;
 
 pub use access::lifespan::{AppError, HttpApp, create_app};
@@ -26,3 +27,4 @@ pub use app::HttpOptions;
 pub use openai::speech::upstream::SpeechOptions;
 pub use request::budget::BodyLimits;
 pub use table::{CorsOriginError, ServiceError, service};
+pub use tools::forms::ToolCallParser;

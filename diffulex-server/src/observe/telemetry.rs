@@ -198,6 +198,10 @@ pub struct Telemetry {
     pub end_to_end: Latency,
     /// From acceptance by the engine to the first forward.
     pub queue_time: Latency,
+    /// Requests answered under a constraint.
+    pub constrained: Counter,
+    /// Compiling of constraints that were not compiled before.
+    pub constraint_compiling: Latency,
     /// SSE frames written.
     pub frames_sent: ByMode,
     /// Bytes of SSE frames written.
@@ -395,6 +399,8 @@ impl Telemetry {
         let failures = ERROR_LABELS.iter().zip(&self.failures).map(|((_, label), count)| (*label, count.get()));
         page.labelled("request_failure_total", "Requests that ended in an error.", "error", failures);
         page.counter("request_rejected_total", "Requests refused because the queue was full.", self.rejected.get());
+        let constrained = self.constrained.get();
+        page.counter("constrained_requests_total", "Requests answered under a constraint.", constrained);
         let calls = CallOutcome::ALL.iter().zip(&self.calls).map(|(outcome, count)| (outcome.as_str(), count.get()));
         page.labelled("speech_requests_total", "Requests for --speech-upstream.", "outcome", calls);
         let contexts = gauges.contexts;
@@ -427,6 +433,7 @@ impl Telemetry {
             ("inter_commit_latency_seconds", "Between commits of one answer.", &self.inter_commit),
             ("e2e_request_latency_seconds", "From acceptance to the reply.", &self.end_to_end),
             ("request_queue_time_seconds", "From acceptance by the engine to the first forward.", &self.queue_time),
+            ("constraint_compile_seconds", "Compiling of a constraint.", &self.constraint_compiling),
         ];
         for (name, help, latency) in latencies {
             page.histogram(name, help, &latency.snapshot());

@@ -5,7 +5,9 @@
 use axum::http::StatusCode;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
+
+use crate::ordered_json::Json;
 
 /// Routes that a line may ask for: those that generate or embed.
 const URLS: [&str; 10] = [
@@ -30,7 +32,7 @@ pub(super) struct Job {
     pub(super) line: u64,
     pub(super) custom_id: String,
     pub(super) url: String,
-    pub(super) body: Value,
+    pub(super) body: Json,
 }
 
 /// A line that is not a request.
@@ -59,7 +61,7 @@ struct Line {
     #[serde(default = "post")]
     method: String,
     url: String,
-    body: Value,
+    body: Json,
 }
 
 fn post() -> String {
@@ -76,7 +78,7 @@ impl Job {
             Some(("invalid_method", format!("method must be \"POST\", got {method:?}")))
         } else if !URLS.contains(&url.as_str()) {
             Some(("invalid_url", format!("url must be one of {}, got {url:?}", URLS.join(", "))))
-        } else if body.get("stream").is_some_and(|stream| *stream == Value::Bool(true)) {
+        } else if body.get("stream") == Some(&Json::Flag(true)) {
             Some(("invalid_body", "body.stream must be false in a batch, got true".to_owned()))
         } else {
             None
@@ -89,11 +91,9 @@ impl Job {
 }
 
 /// The body with `stream` off where the route's default is to stream: a line has one answer.
-fn unstreamed(url: &str, mut body: Value) -> Value {
-    if url.starts_with("/api/")
-        && let Some(fields) = body.as_object_mut()
-    {
-        fields.insert("stream".to_owned(), Value::Bool(false));
+fn unstreamed(url: &str, mut body: Json) -> Json {
+    if url.starts_with("/api/") {
+        body.set("stream", Json::Flag(false));
     }
     body
 }
@@ -190,7 +190,10 @@ mod tests {
         assert_eq!(job.map(|job| (job.line, job.custom_id)), Ok((3, "a".to_owned())));
         assert!(read(r#"{"custom_id": "a", "url": "/v1/completions", "body": {"stream": false}}"#).is_ok());
         let job = read(r#"{"custom_id": "a", "url": "/api/chat", "body": {}}"#).expect("a request");
-        assert_eq!(job.body, json!({"stream": false}));
+        assert_eq!(job.body.to_string(), r#"{"stream":false}"#);
+        let schema = r#"{"b":{"z":1,"a":2},"a":[]}"#;
+        let job = read(&format!(r#"{{"custom_id": "a", "url": "/generate", "body": {schema}}}"#)).expect("a request");
+        assert_eq!(job.body.to_string(), schema);
         for (json, code) in [
             ("nothing", "invalid_line"),
             (r#"{"method": "POST", "url": "/generate", "body": {}}"#, "invalid_line"),

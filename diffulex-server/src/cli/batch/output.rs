@@ -144,7 +144,7 @@ mod tests {
     }
 
     fn job(line: u64) -> Job {
-        Job { line, custom_id: "c".to_owned(), url: String::new(), body: serde_json::Value::Null }
+        Job { line, custom_id: "c".to_owned(), url: String::new(), body: crate::ordered_json::Json::Null }
     }
 
     #[test]

@@ -92,7 +92,8 @@ impl Frontend {
             self.shared.register(&state, is_exclusive, generate, timeline.tokenised)?;
             submission.settle_id(state.public_id());
             let stream = EventStream::new(&self.shared, state, &client, permit);
-            streams.push(stream.of_prompt(n_given, kept).paced(submission.max_fps));
+            let stream = stream.of_prompt(n_given, kept).paced(submission.max_fps);
+            streams.push(stream.constrained_by(submission.constraint_field));
         }
         // Lets other submissions fill the outbox first: one flush then sends all, which wakes ZMQ's thread once.
         tokio::task::yield_now().await;

@@ -2,7 +2,7 @@
 //!
 //! Never here: requests, and their limits.
 
-use diffulex_engine::{ConversationEnd, Prompt, RequestError, ServingInput, TextModel};
+use diffulex_engine::{ChatMessage, ConversationEnd, Prompt, RequestError, ServingInput, TextModel};
 
 use crate::frontend::requests::submit_error::SubmitError;
 use crate::frontend::state::Frontend;
@@ -36,9 +36,9 @@ impl Frontend {
         let n_bytes: usize = match &input {
             ServingInput::Prompt { prompt: Prompt::Ids(_) } => 0,
             ServingInput::Prompt { prompt: Prompt::Text(text) } => text.len(),
-            ServingInput::Chat { messages } => {
-                messages.iter().map(|message| message.role.len() + message.content.len()).sum()
-            }
+            // Only tools of a few hundred bytes fit what is tokenised at once.
+            ServingInput::Chat { tools, .. } if !tools.is_empty() => usize::MAX,
+            ServingInput::Chat { messages, .. } => messages.iter().map(ChatMessage::n_bytes).sum(),
         };
         if n_bytes <= INLINE_BYTES {
             return Ok(tokenise(self.text(), field, input, max_tokens, how)?);
@@ -59,7 +59,7 @@ fn tokenise(
     let written = match input {
         ServingInput::Prompt { prompt: Prompt::Ids(ids) } => return Ok(ids),
         ServingInput::Prompt { prompt: Prompt::Text(prompt) } => prompt,
-        ServingInput::Chat { messages } => text.render_chat_until(&messages, how.conversation_end)?,
+        ServingInput::Chat { messages, tools } => text.render_chat_until(&messages, &tools, how.conversation_end)?,
     };
     let least = text.min_tokens(written.len());
     if let Some(most) = max_tokens.filter(|most| least > *most) {

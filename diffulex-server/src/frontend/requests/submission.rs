@@ -35,6 +35,8 @@ pub struct Submission {
     pub request_id: Option<String>,
     /// The field for which the streams keep the ids of the prompt, if one asks for that.
     pub keeps_prompt: Option<&'static str>,
+    /// The field that the client wrote the constraint in, which the engine knows by its name on the wire.
+    pub constraint_field: Option<&'static str>,
     /// Inputs of the client's request that were submitted before these.
     pub first_input: usize,
     /// Answers wanted to each input; each is a request of its own with the next seed.

@@ -15,6 +15,9 @@ use crate::frontend::running::recorders::ClientRequest;
 use crate::frontend::running::request_state::{RequestState, StreamEvent};
 use crate::frontend::state::FrontendState;
 
+/// The wire's name of a request's constraint.
+const CONSTRAINT: &str = "constraint";
+
 /// A place among the requests in flight, given back on drop.
 pub(in crate::frontend) struct Permit {
     shared: Arc<FrontendState>,
@@ -72,6 +75,8 @@ pub struct EventStream {
     /// The ids of the prompt, where they are kept.
     prompt: Option<Arc<[u32]>>,
     pace: Option<Pace>,
+    /// The field that the client wrote its constraint in.
+    constraint_field: Option<&'static str>,
     /// The reader has the end.
     has_end: bool,
     /// The use of the context that the request extends.
@@ -94,6 +99,7 @@ impl EventStream {
             n_given: 0,
             prompt: None,
             pace: None,
+            constraint_field: None,
             has_end: false,
             context: None,
             _permit: permit,
@@ -109,6 +115,12 @@ impl EventStream {
     /// The same, with at most so many snapshots a second.
     pub(in crate::frontend) fn paced(mut self, max_fps: Option<f32>) -> Self {
         self.pace = max_fps.map(Pace::new);
+        self
+    }
+
+    /// The same, with a constraint that the client wrote in `field`.
+    pub(in crate::frontend) fn constrained_by(mut self, field: Option<&'static str>) -> Self {
+        self.constraint_field = field;
         self
     }
 
@@ -155,7 +167,7 @@ impl EventStream {
             self.context = None;
             self.close(None);
         }
-        word
+        word.map_err(|error| in_clients_words(error, self.constraint_field))
     }
 
     /// [`Self::next_event`] for hand-written streams.
@@ -174,7 +186,10 @@ impl EventStream {
         if let Poll::Ready(Some(event)) = &polled {
             self.note(event);
         }
-        polled
+        polled.map(|event| match event {
+            Some(StreamEvent::Error(error)) => Some(StreamEvent::Error(in_clients_words(error, self.constraint_field))),
+            event => event,
+        })
     }
 
     /// The error that the reader got is the whole answer, with HTTP status `status`.
@@ -206,6 +221,18 @@ impl EventStream {
         self.shared.recorders.closed(&self.state.rid, &timeline);
         self.client.close(self.state.request().1, &timeline, reply);
     }
+}
+
+/// An error of the engine about the constraint, by the name of the field that the client wrote it in.
+fn in_clients_words(error: ServingError, field: Option<&'static str>) -> ServingError {
+    let is_of_constraint = error.param.as_deref() == Some(CONSTRAINT);
+    let Some(field) = field.filter(|_| is_of_constraint) else { return error };
+    let rest = error.message.strip_prefix(CONSTRAINT).filter(|rest| rest.starts_with([':', ' ', '.', '[']));
+    let message = match rest {
+        Some(rest) => format!("{field}{rest}"),
+        None => format!("{field}: {}", error.message),
+    };
+    ServingError { message, param: Some(field.to_owned()), ..error }
 }
 
 impl Stream for EventStream {

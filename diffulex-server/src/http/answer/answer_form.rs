@@ -5,6 +5,7 @@
 use crate::http::answer::denoise_frames::DenoiseForm;
 use crate::http::answer::prompt_report::PromptReport;
 use crate::http::answer::streamed_usage::UsageChunks;
+use crate::http::tools::calls::CallForm;
 
 /// The form of an answer.
 #[derive(Clone, Debug)]
@@ -25,4 +26,6 @@ pub(in crate::http) struct AnswerForm {
     pub(in crate::http) usage_chunks: UsageChunks,
     /// The parts of the prompt that the answer reports.
     pub(in crate::http) prompt: PromptReport,
+    /// How calls of tools are found in it; `None` where no tools are offered.
+    pub(in crate::http) calls: Option<CallForm>,
 }

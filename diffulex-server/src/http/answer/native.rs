@@ -80,7 +80,7 @@ impl NativeForm {
 
 /// Fields of a reply that answers report in `usage` and `diffulex`, where Diffulex's `ServingReply.to_dict` has none. Before them the
 /// request's id, which a chat's events have in their beginning.
-const REPORTED_APART: [&str; 10] = [
+const REPORTED_APART: [&str; 11] = [
     "rid",
     "prompt_tokens",
     "given_tokens",
@@ -91,6 +91,7 @@ const REPORTED_APART: [&str; 10] = [
     "seed",
     "preemptions",
     "context",
+    "constraint",
 ];
 
 /// Adds an answer: the reply's fields and those that OpenAI's clients would miss.

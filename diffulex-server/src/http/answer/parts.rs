@@ -10,7 +10,9 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use diffulex_engine::TextModel;
-use diffulex_protocol::{Alternatives, FinishReason, ServingBufferSnapshot, ServingDelta, ServingReply};
+use diffulex_protocol::{
+    Alternatives, ConstraintReport, FinishReason, ServingBufferSnapshot, ServingDelta, ServingReply,
+};
 use serde::Serialize;
 
 use crate::frontend::{EventStream, StreamEvent};
@@ -95,6 +97,9 @@ pub(in crate::http) struct DiffusionReport {
     pub(in crate::http) engine_decode_time_s: f64,
     /// Times the request lost its pages.
     pub(in crate::http) preemptions: u32,
+    /// What the constraint was and did; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::http) constraint: Option<ConstraintReport>,
 }
 
 impl DiffusionReport {
@@ -116,6 +121,7 @@ impl DiffusionReport {
             queue_time_s: reply.queue_time_s,
             engine_decode_time_s: reply.engine_decode_time_s,
             preemptions: reply.preemptions,
+            constraint: reply.constraint.clone(),
         }
     }
 }

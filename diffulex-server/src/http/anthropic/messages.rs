@@ -1,8 +1,9 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's messages, streamed as named events or not.
 //!
 //! Every event has a name, as Anthropic's clients drop those without. In mode `denoise`, events `diffulex_denoise` are between,
-//! which those clients ignore. Never here: tools.
+//! which those clients ignore.
 
+mod blocks;
 pub(in crate::http) mod input;
 
 use axum::extract::{Request, State};
@@ -19,6 +20,8 @@ use crate::http::app::App;
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::generation;
 use crate::http::request::interface::InterfaceBody;
+use crate::http::tools::calls::CallForm;
+use blocks::{Block, BlockWriter, Content};
 use input::MessagesFields;
 
 /// The beginning of a message's id, before the request's.
@@ -35,18 +38,19 @@ async fn create(app: App, request: Request) -> Result<Response, ApiError> {
     let Some(stream) = streams.first() else {
         return Err(diffulex_engine::RequestError::engine("the request was not accepted").into());
     };
-    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: form.model, stops };
+    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: form.model, stops, calls: form.calls };
     if form.is_stream {
         let framer = MessageFramer {
-            head,
             n_prompt_tokens: stream.prompt_tokens(),
             denoise: DenoiseFrames::new(form.denoise, false),
-            delta: EventHead::new("content_block_delta", |fields| fields.add("index", &0)),
+            blocks: BlockWriter::new(head.calls.as_ref()),
+            head,
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     let reply = only_reply(streams).await?;
-    Ok(parts::json(&head.finished(&reply)))
+    let content = Content::of(head.calls.as_ref(), &reply);
+    Ok(parts::json(&head.finished(&reply, &content)))
 }
 
 /// Tokens of a conversation.
@@ -66,6 +70,8 @@ struct Head {
     model: String,
     /// The request's stop sequences.
     stops: Vec<String>,
+    /// How calls of tools are found, where tools are offered.
+    calls: Option<CallForm>,
 }
 
 #[derive(Serialize)]
@@ -75,25 +81,12 @@ struct MessageObject<'a> {
     kind: &'static str,
     role: &'static str,
     model: &'a str,
-    content: Vec<TextBlock<'a>>,
+    content: Vec<Block<'a>>,
     stop_reason: Option<&'static str>,
     stop_sequence: Option<&'a str>,
     usage: MessageUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
     diffulex: Option<DiffusionReport>,
-}
-
-#[derive(Serialize)]
-struct TextBlock<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    text: &'a str,
-}
-
-impl<'a> TextBlock<'a> {
-    fn of(text: &'a str) -> Self {
-        Self { kind: "text", text }
-    }
 }
 
 /// Tokens as Anthropic counts them: those found in the cache are not among `input_tokens`.
@@ -126,13 +119,6 @@ struct Stop<'a> {
     stop_sequence: Option<&'a str>,
 }
 
-#[derive(Serialize)]
-struct TextDelta<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    text: &'a str,
-}
-
 /// The stop sequence that ended the answer: the one that the model wrote right after it. Of two that begin there, the shorter
 /// was complete first.
 fn matched_stop<'a>(reply: &ServingReply, stops: &'a [String]) -> Option<&'a str> {
@@ -145,25 +131,26 @@ fn matched_stop<'a>(reply: &ServingReply, stops: &'a [String]) -> Option<&'a str
 }
 
 impl Head {
-    fn stop<'a>(&'a self, reply: &ServingReply) -> Stop<'a> {
+    fn stop<'a>(&'a self, reply: &ServingReply, has_calls: bool) -> Stop<'a> {
         let stop_sequence = matched_stop(reply, &self.stops);
         let stop_reason = match reply.finish_reason {
             FinishReason::StopString if stop_sequence.is_some() => "stop_sequence",
             FinishReason::MaxModelLenReached => "model_context_window_exceeded",
             reason if reason.openai() == "length" => "max_tokens",
+            _ if has_calls => "tool_use",
             _ => "end_turn",
         };
         Stop { stop_reason, stop_sequence }
     }
 
-    fn finished<'a>(&'a self, reply: &'a ServingReply) -> MessageObject<'a> {
-        let Stop { stop_reason, stop_sequence } = self.stop(reply);
+    fn finished<'a>(&'a self, reply: &'a ServingReply, content: &'a Content<'a>) -> MessageObject<'a> {
+        let Stop { stop_reason, stop_sequence } = self.stop(reply, content.has_calls());
         MessageObject {
             id: &self.id,
             kind: "message",
             role: "assistant",
             model: &self.model,
-            content: vec![TextBlock::of(&reply.text)],
+            content: content.blocks(),
             stop_reason: Some(stop_reason),
             stop_sequence,
             usage: MessageUsage::of(reply),
@@ -176,28 +163,20 @@ struct MessageFramer {
     head: Head,
     n_prompt_tokens: u32,
     denoise: DenoiseFrames,
-    /// Of the events of which there are many.
-    delta: EventHead,
+    blocks: BlockWriter,
 }
 
 impl MessageFramer {
-    fn text(&self, text: &str, frames: &mut Frames) {
-        // Text held back (an incomplete character, a possible stop string) comes with a later event.
-        if !text.is_empty() {
-            frames.push_event(&self.delta, |fields| fields.add("delta", &TextDelta { kind: "text_delta", text }));
-        }
-    }
-
     fn snapshot(&mut self, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
-        self.text(&snapshot.committed_text, frames);
+        self.blocks.text(&snapshot.committed_text, frames);
         let head = EventHead::new("diffulex_denoise", |_| ());
         frames.push_event(&head, |fields| self.denoise.add(fields, snapshot));
     }
 
-    fn finish(&self, reply: &ServingReply, frames: &mut Frames) {
-        frames.push_event(&EventHead::new("content_block_stop", |_| ()), |fields| fields.add("index", &0));
+    fn finish(&mut self, reply: &ServingReply, frames: &mut Frames) {
+        let has_calls = self.blocks.finish(frames);
         frames.push_event(&EventHead::new("message_delta", |_| ()), |fields| {
-            fields.add("delta", &self.head.stop(reply));
+            fields.add("delta", &self.head.stop(reply, has_calls));
             fields.add("usage", &MessageUsage::of(reply));
             fields.add("diffulex", &DiffusionReport::of(reply));
         });
@@ -221,16 +200,13 @@ impl Framer for MessageFramer {
             diffulex: None,
         };
         frames.push_event(&EventHead::new("message_start", |_| ()), |fields| fields.add("message", &message));
-        frames.push_event(&EventHead::new("content_block_start", |_| ()), |fields| {
-            fields.add("index", &0);
-            fields.add("content_block", &TextBlock::of(""));
-        });
+        self.blocks.open(frames);
         frames.push_event(&EventHead::new("ping", |_| ()), |_| ());
     }
 
     fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
-            StreamEvent::Delta(delta) => self.text(&delta.text, frames),
+            StreamEvent::Delta(delta) => self.blocks.text(&delta.text, frames),
             StreamEvent::Snapshot(snapshot) => self.snapshot(snapshot, frames),
             StreamEvent::Reply(reply) => self.finish(&reply, frames),
             StreamEvent::Error(error) => return Err(error.into()),

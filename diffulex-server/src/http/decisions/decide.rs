@@ -239,9 +239,9 @@ fn render_around(text: &TextModel, mut messages: Vec<ChatMessage>) -> Result<(St
     let mark = format!("QUESTION-{:016x}", RandomState::new().hash_one(messages.len()));
     match messages.last_mut() {
         Some(last) if last.role == "user" => last.content = format!("{}\n\n{mark}", last.content),
-        Some(_) | None => messages.push(ChatMessage { role: "user".to_owned(), content: mark.clone() }),
+        Some(_) | None => messages.push(ChatMessage::new("user", mark.as_str())),
     }
-    let rendered = text.render_chat_until(&messages, ConversationEnd::GenerationPrompt)?;
+    let rendered = text.render_chat_until(&messages, &[], ConversationEnd::GenerationPrompt)?;
     let Some((head, tail)) = rendered.rsplit_once(&mark) else {
         let message = "input: the model's chat template leaves out the content of the last message";
         return Err(RequestError::invalid("input", message));

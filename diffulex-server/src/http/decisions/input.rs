@@ -64,7 +64,7 @@ pub(super) struct Item {
 /// The input as a conversation.
 pub(super) fn conversation(input: TextOr<Item>) -> Result<Vec<ChatMessage>, ApiError> {
     let items = match input {
-        TextOr::Text(text) => return Ok(vec![ChatMessage { role: "user".to_owned(), content: text }]),
+        TextOr::Text(text) => return Ok(vec![ChatMessage::new("user", text)]),
         TextOr::List(items) if items.is_empty() => {
             return Err(ApiError::invalid("input", "input must not be empty"));
         }
@@ -73,10 +73,10 @@ pub(super) fn conversation(input: TextOr<Item>) -> Result<Vec<ChatMessage>, ApiE
     let mut calls = BTreeSet::new();
     let mut messages: Vec<ChatMessage> = Vec::new();
     for (index, item) in items.into_iter().enumerate() {
-        let ChatMessage { role, content } = item.into_message(&format!("input[{index}]"), &mut calls)?;
+        let ChatMessage { role, content, .. } = item.into_message(&format!("input[{index}]"), &mut calls)?;
         match messages.last_mut() {
             Some(last) if last.role == role => last.content = format!("{}\n\n{content}", last.content),
-            Some(_) | None => messages.push(ChatMessage { role, content }),
+            Some(_) | None => messages.push(ChatMessage::new(role, content)),
         }
     }
     Ok(messages)
@@ -102,7 +102,7 @@ impl Item {
                 let content = content.ok_or_else(|| missing("content"))?;
                 // OpenAI's newer name of the same role; no template knows it.
                 let role = if role == "developer" { "system".to_owned() } else { role };
-                return Ok(ChatMessage { role, content: text_of(&format!("{field}.content"), content)? });
+                return Ok(ChatMessage::new(role, text_of(&format!("{field}.content"), content)?));
             }
             "function_call" | "custom_tool_call" => {
                 let id = call_id.ok_or_else(|| missing("call_id"))?;
@@ -130,7 +130,7 @@ impl Item {
                 return Err(ApiError::invalid(&place, format!("{place}: {kind:?} is unknown")));
             }
         };
-        Ok(ChatMessage { role: written.0.to_owned(), content: written.1 })
+        Ok(ChatMessage::new(written.0, written.1))
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
 
     fn read(input: Value) -> Result<Vec<(String, String)>, String> {
         let messages = conversation(serde_json::from_value(input).unwrap());
-        let pair = |ChatMessage { role, content }| (role, content);
+        let pair = |ChatMessage { role, content, .. }| (role, content);
         messages.map(|all| all.into_iter().map(pair).collect()).map_err(|error| error.message().to_owned())
     }
 

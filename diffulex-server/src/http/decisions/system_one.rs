@@ -165,7 +165,7 @@ fn ask(app: &App, body: SystemOneBody) -> Result<(Asked, Vec<String>), ApiError>
         }
         names.push(name);
     }
-    let input = vec![ChatMessage { role: "user".to_owned(), content }];
+    let input = vec![ChatMessage::new("user", content)];
     let asked = Asked { route: ROUTE, model, input, questions, permutations: 1, seed: 0, cache_salt: None };
     Ok((asked.check()?, names))
 }

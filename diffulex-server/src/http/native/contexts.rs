@@ -79,7 +79,7 @@ impl TextBody {
             (None, None, None) => Ok(None),
             (Some(text), None, None) => Ok(Some(ServingInput::text(text))),
             (None, Some(ids), None) => Ok(Some(ServingInput::ids(ids))),
-            (None, None, Some(messages)) => Ok(Some(ServingInput::Chat { messages: chat_messages(messages)? })),
+            (None, None, Some(messages)) => Ok(Some(ServingInput::chat(chat_messages(messages)?))),
             _ => {
                 Err(ApiError::invalid("text", "text, token_ids and messages are three forms of one; send one of them"))
             }

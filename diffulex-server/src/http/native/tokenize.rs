@@ -17,9 +17,12 @@ use crate::http::app::{App, asked_model};
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::conversation_end::conversation_end;
 use crate::http::request::fields::PromptField;
-use crate::http::request::generation::{one_prompt, prompts};
+use crate::http::request::fields::{one_prompt, prompts};
 use crate::http::request::message::{MessageField, chat_messages};
 use crate::http::request::other_fields::{OtherFields, Screened};
+use crate::http::tools::conversation;
+use crate::http::tools::fields::ToolField;
+use crate::http::tools::offer::GivenTools;
 
 /// The body of `/tokenize`, with vLLM's fields.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
@@ -37,6 +40,8 @@ pub(in crate::http) struct TokenizeBody {
     add_generation_prompt: Option<bool>,
     /// A conversation ends behind the content of its last message.
     continue_final_message: Option<bool>,
+    /// Functions that the model may call, with messages.
+    tools: Option<Vec<ToolField>>,
     /// The tokens as the vocabulary spells them are returned, too.
     return_token_strs: Option<bool>,
     /// Everything else.
@@ -80,7 +85,11 @@ fn wanted(app: &App, body: TokenizeBody) -> Result<Wanted, ApiError> {
     let has_messages = body.messages.is_some();
     let conversation_end = conversation_end(body.add_generation_prompt, body.continue_final_message, has_messages)?;
     let (field, input) = match body.messages {
-        Some(messages) => ("messages", ServingInput::Chat { messages: chat_messages(messages)? }),
+        Some(messages) => {
+            let given = GivenTools::of_chat(body.tools.unwrap_or_default(), None, None)?;
+            let offer = given.into_offer(app)?;
+            ("messages", conversation::input(app, chat_messages(messages)?, conversation_end, offer.as_ref())?)
+        }
         None => match one_prompt("prompt", prompts(body.prompt)?)? {
             Prompt::Text(text) => ("prompt", ServingInput::text(text)),
             Prompt::Ids(_) => return Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),

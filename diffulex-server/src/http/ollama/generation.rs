@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::calls::{CallObject, ID_PREFIX, StreamedCalls, answered};
 use super::names::untagged;
 use crate::frontend::{StreamEvent, Submission};
 use crate::http::answer::answer_form::AnswerForm;
@@ -27,6 +28,7 @@ use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::answer::timestamp::timestamp;
 use crate::http::app::{App, asked_model};
 use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::constraint::{self, GivenConstraint};
 use crate::http::request::field_lists::{foreign, is_empty};
 use crate::http::request::fields::{ContentField, PromptField};
 use crate::http::request::generation::GenerationBody;
@@ -34,6 +36,10 @@ use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::MessageField;
 use crate::http::request::numbers::whole;
 use crate::http::request::route_options::RouteOptions;
+use crate::http::tools::calls::Call;
+use crate::http::tools::fields::{CallField, ToolField};
+use crate::http::tools::offer::GivenTools;
+use crate::ordered_json::Json;
 
 const CHAT: RouteOptions = RouteOptions::of("/api/chat").of_messages();
 /// Prompts in the chat template.
@@ -50,12 +56,13 @@ const NAMES: [(&str, &str); 2] =
 #[serde(default, expecting = "a JSON object")]
 pub(super) struct OllamaFields {
     options: Option<InterfaceBody<OllamaOptions>>,
-    /// Not supported: a value that asks for something is a 400.
-    format: Option<Value>,
+    /// The form of the answer: json, or a schema of it.
+    #[schemars(schema_with = "constraint::any_schema")]
+    format: Option<Json>,
     /// Not supported: only false is accepted.
     think: Option<Value>,
-    /// Not supported: a value that asks for something is a 400.
-    tools: Option<Vec<Value>>,
+    /// Functions that the model may call, of `/api/chat`.
+    tools: Option<Vec<ToolField>>,
     /// Not supported: a value that asks for something is a 400.
     images: Option<Vec<Value>>,
     /// Log-probabilities of the tokens are reported.
@@ -99,7 +106,10 @@ struct OllamaMessage {
     role: String,
     content: Option<String>,
     images: Option<Vec<Value>>,
-    tool_calls: Option<Vec<Value>>,
+    tool_calls: Option<Vec<CallField>>,
+    /// The tool whose result a message of role `tool` is.
+    tool_name: Option<String>,
+    tool_call_id: Option<String>,
 }
 
 /// A request as it was asked.
@@ -131,7 +141,7 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
             app.frontend.check_ready()?;
             return Ok(parts::object(|fields| {
                 add_head(fields, &model);
-                shape.add_text(fields, "");
+                shape.add_text(fields, "", &[]);
                 fields.add("done", &true);
                 fields.add("done_reason", "load");
             }));
@@ -143,13 +153,15 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
         let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &form.model));
         let denoise = DenoiseFrames::new(form.denoise, false);
         let logprobs = StreamedLogprobs::new(&app.frontend, form.wants_logprobs);
-        let framer = LineFramer { head, shape, start, denoise, logprobs };
+        let calls = form.calls.as_ref().map(|calls| StreamedCalls::new(calls.reader(ID_PREFIX)));
+        let framer = LineFramer { head, shape, start, denoise, logprobs, calls };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     let reply = only_reply(streams).await?;
     Ok(parts::object(|fields| {
         add_head(fields, &form.model);
-        add_end(fields, shape, &reply.text, &reply, start.elapsed());
+        let (text, calls) = answered(form.calls.as_ref(), &reply.text);
+        add_end(fields, shape, (&text, &calls), &reply, start.elapsed());
         if form.wants_logprobs {
             fields.add("logprobs", &token_logprobs(app.frontend.text(), (&reply).into()));
         }
@@ -176,9 +188,13 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
     if let Some(n) = body.own.top_logprobs {
         body.set("top_logprobs", n);
     }
-    let (mut own, request) = body.into_request()?;
+    let (mut own, mut request) = body.into_request()?;
+    request.own_constraint = own.format.take().map_or(Ok(None), |format| GivenConstraint::of_ollama(&format))?;
     let filled = match shape {
-        Shape::Chat => fill_chat(own.messages.take().unwrap_or_default(), request)?,
+        Shape::Chat => {
+            request.given_tools = GivenTools::of_chat(own.tools.take().unwrap_or_default(), None, None)?;
+            fill_chat(own.messages.take().unwrap_or_default(), request)?
+        }
         Shape::Generate => fill_generate(own, request),
     };
     let Some((request, options)) = filled else {
@@ -191,15 +207,8 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
 
 /// Refuses what is known and not supported.
 fn check(fields: &OllamaFields) -> Result<(), ApiError> {
-    if fields.format.as_ref().is_some_and(|format| !is_empty(format)) {
-        return unsupported("format", "; answers are text");
-    }
     if fields.think.as_ref().is_some_and(|think| !is_empty(think)) {
         return unsupported("think", "; false is");
-    }
-    if let Some(tool) = fields.tools.iter().flatten().next() {
-        let name = tool.pointer("/function/name").and_then(Value::as_str).unwrap_or_default();
-        return unsupported("tools", &format!(" ({name:?})"));
     }
     if fields.images.as_ref().is_some_and(|images| !images.is_empty()) {
         return unsupported("images", "; this model takes text only");
@@ -223,7 +232,10 @@ fn check_shape(fields: &OllamaFields, shape: Shape) -> Result<(), ApiError> {
             ("system", is_text(&fields.system)),
             ("raw", fields.raw == Some(true)),
         ],
-        Shape::Generate => &[("messages", fields.messages.as_ref().is_some_and(|messages| !messages.is_empty()))],
+        Shape::Generate => &[
+            ("messages", fields.messages.as_ref().is_some_and(|messages| !messages.is_empty())),
+            ("tools", fields.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
+        ],
     };
     match foreign_ones.iter().find(|(_, is_set)| *is_set) {
         Some((name, _)) => Err(foreign(name)),
@@ -264,7 +276,8 @@ fn fill_chat(
         return Ok(None);
     }
     // As Ollama does: an answer that has begun is continued.
-    if messages.last().is_some_and(|last| last.role == "assistant") {
+    let has_calls = |message: &OllamaMessage| message.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
+    if messages.last().is_some_and(|last| last.role == "assistant" && !has_calls(last)) {
         request.continue_last_message();
     }
     let messages = messages.into_iter().enumerate().map(|(index, message)| message.into_message(index));
@@ -295,12 +308,10 @@ impl OllamaMessage {
         if self.images.is_some_and(|images| !images.is_empty()) {
             return unsupported(&format!("messages[{index}].images"), "; this model takes text only");
         }
-        if self.tool_calls.is_some_and(|calls| !calls.is_empty()) {
-            return unsupported(&format!("messages[{index}].tool_calls"), "");
-        }
         // The role is judged where chat's is.
         let content = Some(ContentField::Text(self.content.unwrap_or_default()));
-        Ok(MessageField { role: self.role, content, tool_calls: None })
+        let Self { role, tool_calls, tool_name: name, tool_call_id, .. } = self;
+        Ok(MessageField { role, content, tool_calls, tool_call_id, name })
     }
 }
 
@@ -315,12 +326,15 @@ enum Shape {
 struct Message<'a> {
     role: &'static str,
     content: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallObject<'a>>,
 }
 
 impl Shape {
-    fn add_text(self, fields: &mut Fields<'_>, text: &str) {
+    fn add_text(self, fields: &mut Fields<'_>, text: &str, calls: &[Call]) {
+        let tool_calls = calls.iter().map(CallObject::of).collect();
         match self {
-            Self::Chat => fields.add("message", &Message { role: "assistant", content: text }),
+            Self::Chat => fields.add("message", &Message { role: "assistant", content: text, tool_calls }),
             Self::Generate => fields.add("response", text),
         }
     }
@@ -332,11 +346,17 @@ fn add_head(fields: &mut Fields<'_>, model: &str) {
 }
 
 /// Adds what the last line has. Of the time, the steps that decode are the evaluation, and the rest but the wait is the prompt's.
-fn add_end(fields: &mut Fields<'_>, shape: Shape, text: &str, reply: &ServingReply, total: Duration) {
+fn add_end(
+    fields: &mut Fields<'_>,
+    shape: Shape,
+    (text, calls): (&str, &[Call]),
+    reply: &ServingReply,
+    total: Duration,
+) {
     let nanoseconds = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
     let total_s = total.as_secs_f64();
     let decode_s = reply.engine_decode_time_s.min(total_s);
-    shape.add_text(fields, text);
+    shape.add_text(fields, text, calls);
     fields.add("done", &true);
     fields.add("done_reason", reply.finish_reason.openai());
     fields.add("total_duration", &nanoseconds(total_s));
@@ -355,16 +375,24 @@ struct LineFramer {
     start: Instant,
     denoise: DenoiseFrames,
     logprobs: StreamedLogprobs,
+    /// Where tools are offered.
+    calls: Option<StreamedCalls>,
 }
 
 impl LineFramer {
-    fn text(&self, text: &str, logprobs: &[TokenLogprob], frames: &mut Frames) {
+    fn text(&mut self, text: &str, logprobs: &[TokenLogprob], frames: &mut Frames) {
+        let Some(reader) = &mut self.calls else { return self.line(text, &[], logprobs, frames) };
+        let (text, calls) = reader.push(text);
+        self.line(&text, &calls, logprobs, frames);
+    }
+
+    fn line(&self, text: &str, calls: &[Call], logprobs: &[TokenLogprob], frames: &mut Frames) {
         // Text held back (an incomplete character, a possible stop string) comes with a later line.
-        if text.is_empty() && logprobs.is_empty() {
+        if text.is_empty() && calls.is_empty() && logprobs.is_empty() {
             return;
         }
         frames.push_line(&self.head, |fields| {
-            self.shape.add_text(fields, text);
+            self.shape.add_text(fields, text, calls);
             fields.add("done", &false);
             if !logprobs.is_empty() {
                 fields.add("logprobs", logprobs);
@@ -376,7 +404,7 @@ impl LineFramer {
         let logprobs = self.logprobs.of_snapshot(&snapshot);
         self.text(&snapshot.committed_text, &logprobs, frames);
         frames.push_line(&self.head, |fields| {
-            self.shape.add_text(fields, "");
+            self.shape.add_text(fields, "", &[]);
             fields.add("done", &false);
             fields.add_object("diffulex", |fields| self.denoise.add(fields, snapshot));
         });
@@ -388,11 +416,18 @@ impl Framer for LineFramer {
 
     fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
-            StreamEvent::Delta(delta) => self.text(&delta.text, &self.logprobs.of_delta(&delta), frames),
+            StreamEvent::Delta(delta) => {
+                let logprobs = self.logprobs.of_delta(&delta);
+                self.text(&delta.text, &logprobs, frames);
+            }
             StreamEvent::Snapshot(snapshot) => self.snapshot(snapshot, frames),
-            StreamEvent::Reply(reply) => frames.push_line(&self.head, |fields| {
-                add_end(fields, self.shape, "", &reply, self.start.elapsed());
-            }),
+            StreamEvent::Reply(reply) => {
+                let (text, calls) = self.calls.as_mut().map(StreamedCalls::finish).unwrap_or_default();
+                self.line(&text, &calls, &[], frames);
+                frames.push_line(&self.head, |fields| {
+                    add_end(fields, self.shape, ("", &[]), &reply, self.start.elapsed());
+                });
+            }
             StreamEvent::Error(error) => return Err(error.into()),
         }
         Ok(())
@@ -406,7 +441,7 @@ impl Framer for LineFramer {
     fn keep_alive(&self) -> Bytes {
         let mut line = Vec::new();
         write_object(&mut line, Spacing::Compact, &self.head, |fields| {
-            self.shape.add_text(fields, "");
+            self.shape.add_text(fields, "", &[]);
             fields.add("done", &false);
         });
         line.push(b'\n');

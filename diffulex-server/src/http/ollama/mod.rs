@@ -2,6 +2,7 @@
 //!
 //! Streams are lines of JSON. Never here: the registry (`pull`, `create`, `copy`, `delete`, `push`), which is not implemented.
 
+mod calls;
 mod catalog;
 mod embedding;
 mod generation;

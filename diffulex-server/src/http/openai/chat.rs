@@ -1,7 +1,10 @@
 //! `POST /v1/chat/completions`: OpenAI's chat, streamed or not.
 //!
 //! Committed text arrives in `delta.content` in both stream modes. In mode `denoise` a chunk also carries the snapshot's
-//! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Never here: other routes.
+//! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Calls of tools are read from committed
+//! text, and come in chunks of their own. Never here: other routes.
+
+mod calls;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -25,6 +28,8 @@ use crate::http::app::App;
 use crate::http::request::body::Dialect;
 use crate::http::request::generation::{self, GenerationBody};
 use crate::http::request::route_options::RouteOptions;
+use crate::http::tools::calls::Piece;
+use calls::{Answered, CallObject, StreamedCalls, finish_reason};
 
 /// Rules of the route. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/chat/completions").of_messages().with_choices().with_event_forms();
@@ -37,7 +42,7 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
     if form.denoise.events == EventForm::Diffulex {
         return native::respond(app, streams, NativeForm::new(form).of_chat(id)).await;
     }
-    let AnswerForm { model, is_stream, wants_logprobs, denoise, usage_chunks, prompt, .. } = form;
+    let AnswerForm { model, is_stream, wants_logprobs, denoise, usage_chunks, prompt, calls, .. } = form;
     let head = Head { id, model, created: unix_seconds() };
     if is_stream {
         let framer = ChatFramer {
@@ -52,6 +57,7 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
                 .map(|_| ChoiceProgress {
                     logprobs: StreamedLogprobs::new(&app.frontend, wants_logprobs),
                     denoise: DenoiseFrames::new(denoise, false),
+                    calls: calls.as_ref().map(StreamedCalls::new),
                 })
                 .collect(),
             usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
@@ -64,7 +70,8 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
         let scores = replies.first().and_then(|reply| reply.prompt_scores.as_ref());
         ReportedPrompt { text: app.frontend.text(), ids: &ids, scores }.listed(n)
     });
-    let completion = completion(&head, &replies, wants_logprobs, &app.frontend);
+    let answers: Vec<Answered<'_>> = replies.iter().map(|reply| Answered::of(calls.as_ref(), reply)).collect();
+    let completion = completion(&head, (&replies, &answers), wants_logprobs, &app.frontend);
     Ok(parts::json(&Completion { prompt_logprobs, ..completion }))
 }
 
@@ -101,8 +108,10 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    content: &'a str,
+    content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallObject<'a>>,
 }
 
 #[derive(Serialize)]
@@ -113,20 +122,21 @@ struct Logprobs {
 
 fn completion<'a>(
     head: &'a Head,
-    replies: &'a [ServingReply],
+    (replies, answers): (&'a [ServingReply], &'a [Answered<'a>]),
     wants_logprobs: bool,
     frontend: &Frontend,
 ) -> Completion<'a> {
     let mut usage = Usage::default();
     let has_several = replies.len() > 1;
-    let choices = replies.iter().enumerate().map(|(index, reply)| {
+    let choices = replies.iter().zip(answers).enumerate().map(|(index, (reply, answer))| {
         usage.add_choice(Usage::of(reply));
+        let (content, tool_calls) = (answer.content(), answer.call_objects());
         Choice {
             index,
-            message: Message { role: "assistant", content: &reply.text, refusal: None },
+            message: Message { role: "assistant", content, refusal: None, tool_calls },
             logprobs: wants_logprobs
                 .then(|| Logprobs { content: token_logprobs(frontend.text(), reply.into()), refusal: None }),
-            finish_reason: reply.finish_reason.openai(),
+            finish_reason: finish_reason(reply, !answer.calls.is_empty()),
             diffulex: has_several.then(|| DiffusionReport::of(reply)),
         }
     });
@@ -165,12 +175,16 @@ struct ChunkDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[CallObject<'a>; 1]>,
 }
 
 /// Progress of a streamed choice.
 struct ChoiceProgress {
     logprobs: StreamedLogprobs,
     denoise: DenoiseFrames,
+    /// Where tools are offered.
+    calls: Option<StreamedCalls>,
 }
 
 struct ChatFramer {
@@ -183,13 +197,17 @@ struct ChatFramer {
 impl ChatFramer {
     fn delta(&mut self, index: usize, delta: &ServingDelta, frames: &mut Frames) {
         self.usage.note(index, delta.token_offset + delta.token_ids.len() as u32);
-        let Some(progress) = self.choices.get(index) else { return };
+        let Some(progress) = self.choices.get_mut(index) else { return };
         let logprobs = Logprobs::of(progress.logprobs.of_delta(delta));
+        if let Some(calls) = &mut progress.calls {
+            let pieces = calls.push(&delta.text);
+            return self.pieces(index, &pieces, logprobs, frames);
+        }
         // Text held back (an incomplete character, a possible stop string) comes with a later chunk.
         if delta.text.is_empty() && logprobs.is_none() {
             return;
         }
-        let delta = ChunkDelta { role: None, content: Some(&delta.text) };
+        let delta = ChunkDelta { content: Some(&delta.text), ..ChunkDelta::default() };
         let choices = [ChunkChoice { index, delta, logprobs, finish_reason: None }];
         frames.push_object(&self.head, |fields| {
             fields.add("choices", &choices);
@@ -199,24 +217,56 @@ impl ChatFramer {
 
     fn snapshot(&mut self, index: usize, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
         self.usage.note(index, snapshot.committed_len);
+        let calls = self.choices.get_mut(index).and_then(|progress| progress.calls.as_mut());
+        let is_read = calls.is_some();
+        if let Some(calls) = calls {
+            let pieces = calls.push(&snapshot.committed_text);
+            self.pieces(index, &pieces, None, frames);
+        }
         let Some(progress) = self.choices.get_mut(index) else { return };
         let logprobs = Logprobs::of(progress.logprobs.of_snapshot(&snapshot));
         frames.push_object(&self.head, |fields| {
-            let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty());
-            let delta = ChunkDelta { role: None, content };
+            let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty() && !is_read);
+            let delta = ChunkDelta { content, ..ChunkDelta::default() };
             fields.add("choices", &[ChunkChoice { index, delta, logprobs, finish_reason: None }]);
             progress.denoise.add(fields, snapshot);
             self.usage.add_to_progress(fields);
         });
     }
 
+    /// Writes a chunk for each piece; `logprobs` are of all of them.
+    fn pieces(&mut self, index: usize, pieces: &[Piece], mut logprobs: Option<Logprobs>, frames: &mut Frames) {
+        let Some(calls) = self.choices.get_mut(index).and_then(|progress| progress.calls.as_mut()) else { return };
+        let deltas = pieces.iter().filter_map(|piece| match piece {
+            Piece::Text(text) => Some(ChunkDelta { content: Some(text), ..ChunkDelta::default() }),
+            piece => calls.object(piece).map(|call| ChunkDelta { tool_calls: Some([call]), ..ChunkDelta::default() }),
+        });
+        let mut deltas: Vec<ChunkDelta<'_>> = deltas.collect();
+        if deltas.is_empty() && logprobs.is_some() {
+            deltas.push(ChunkDelta::default());
+        }
+        for delta in deltas {
+            let choices = [ChunkChoice { index, delta, logprobs: logprobs.take(), finish_reason: None }];
+            frames.push_object(&self.head, |fields| {
+                fields.add("choices", &choices);
+                self.usage.add_to_progress(fields);
+            });
+        }
+    }
+
     fn finish(&mut self, index: usize, reply: &ServingReply, frames: &mut Frames) {
+        let mut has_calls = false;
+        if let Some(calls) = self.choices.get_mut(index).and_then(|progress| progress.calls.as_mut()) {
+            let pieces = calls.finish();
+            has_calls = calls.has_calls();
+            self.pieces(index, &pieces, None, frames);
+        }
         self.usage.finish(index, reply);
         let choices = [ChunkChoice {
             index,
             delta: ChunkDelta::default(),
             logprobs: None,
-            finish_reason: Some(reply.finish_reason.openai()),
+            finish_reason: Some(finish_reason(reply, has_calls)),
         }];
         frames.push_object(&self.head, |fields| {
             fields.add("choices", &choices);
@@ -229,7 +279,7 @@ impl ChatFramer {
 impl Framer for ChatFramer {
     fn open(&mut self, frames: &mut Frames) {
         for index in 0..self.choices.len() {
-            let delta = ChunkDelta { role: Some("assistant"), content: Some("") };
+            let delta = ChunkDelta { role: Some("assistant"), content: Some(""), tool_calls: None };
             let choices = [ChunkChoice { index, delta, logprobs: None, finish_reason: None }];
             frames.push_object(&self.head, |fields| fields.add("choices", &choices));
         }

@@ -1,14 +1,17 @@
 //! `POST /v1/responses`: OpenAI's responses, streamed as typed events or not.
 //!
-//! The events of a response are in a fixed order, numbered from 0, and name the response and its one item by ids that never
+//! The events of a response are in a fixed order, numbered from 0, and name the response and its items by ids that never
 //! change. In mode `denoise`, a delta also carries the snapshot in `diffulex`, and its text may be empty: the npm client's
 //! helper throws at an event of a type that it does not know. Never here: storage.
 
+mod head;
 pub(in crate::http) mod input;
+mod items;
+mod numbered;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
-use diffulex_protocol::ServingReply;
+use diffulex_protocol::{ServingBufferSnapshot, ServingReply};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -16,15 +19,20 @@ use crate::frontend::{Frontend, StreamEvent};
 use crate::http::answer::denoise_frames::{DenoiseForm, DenoiseFrames};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::{
-    self, DiffusionReport, Fields, Spacing, TokenLogprob, only_reply, token_logprobs, unix_seconds,
+    self, DiffusionReport, Spacing, TokenLogprob, only_reply, token_logprobs, unix_seconds,
 };
-use crate::http::answer::sse::{self, EventHead, Framer, Frames, StreamForm};
+use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
 use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::app::App;
 use crate::http::request::body::Dialect;
 use crate::http::request::generation;
 use crate::http::request::interface::InterfaceBody;
+use crate::http::tools::fields::FlatToolField;
+use crate::ordered_json::Json;
+use head::Head;
 use input::{ResponsesFields, Settings};
+use items::{Item, ItemObject, Items};
+use numbered::Numbered;
 
 /// The route.
 pub(in crate::http) async fn responses(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
@@ -37,7 +45,8 @@ async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     let rid = streams.first().map_or("none", |stream| stream.rid());
     let head = Head {
         id: format!("resp_{rid}"),
-        item_id: format!("msg_{rid}"),
+        rid: rid.to_owned(),
+        calls: form.calls,
         created_at: unix_seconds(),
         model: form.model,
         wants_logprobs: form.wants_logprobs,
@@ -54,17 +63,8 @@ async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     }
     let reply = only_reply(streams).await?;
     let logprobs = head.logprobs(&reply, &app.frontend);
-    Ok(parts::json(&head.finished(&reply, &logprobs)))
-}
-
-/// The parts of a response that do not change.
-struct Head {
-    id: String,
-    item_id: String,
-    created_at: u64,
-    model: String,
-    wants_logprobs: bool,
-    settings: Settings,
+    let items = items::of_reply(&head, &reply);
+    Ok(parts::json(&head.finished(&reply, &items, &logprobs)))
 }
 
 /// A response; official clients miss fields that are left out.
@@ -81,15 +81,15 @@ struct ResponseObject<'a> {
     instructions: Option<&'a str>,
     max_output_tokens: Option<u32>,
     model: &'a str,
-    output: Vec<OutputItem<'a>>,
+    output: Vec<ItemObject<'a>>,
     parallel_tool_calls: bool,
     previous_response_id: Option<()>,
     reasoning: ReasoningReport<'a>,
     store: bool,
     temperature: f32,
-    text: TextReport,
-    tool_choice: &'static str,
-    tools: [(); 0],
+    text: TextReport<'a>,
+    tool_choice: &'a Value,
+    tools: &'a [FlatToolField],
     top_logprobs: u32,
     top_p: f32,
     truncation: &'static str,
@@ -117,40 +117,8 @@ struct ReasoningReport<'a> {
 }
 
 #[derive(Serialize)]
-struct TextReport {
-    format: FormatReport,
-}
-
-#[derive(Serialize)]
-struct FormatReport {
-    #[serde(rename = "type")]
-    kind: &'static str,
-}
-
-/// The one item of an answer: a message.
-#[derive(Serialize)]
-struct OutputItem<'a> {
-    id: &'a str,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    status: &'static str,
-    role: &'static str,
-    content: Vec<Part<'a>>,
-}
-
-#[derive(Serialize)]
-struct Part<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    text: &'a str,
-    annotations: [(); 0],
-    logprobs: &'a [TokenLogprob],
-}
-
-impl<'a> Part<'a> {
-    fn of(text: &'a str, logprobs: &'a [TokenLogprob]) -> Self {
-        Self { kind: "output_text", text, annotations: [], logprobs }
-    }
+struct TextReport<'a> {
+    format: &'a Json,
 }
 
 #[derive(Serialize)]
@@ -196,9 +164,18 @@ fn status_of(reply: &ServingReply) -> &'static str {
 }
 
 impl Head {
-    fn object<'a>(&'a self, status: &'static str, output: Vec<OutputItem<'a>>) -> ResponseObject<'a> {
-        let Settings { instructions, max_output_tokens, metadata, temperature, top_p, top_logprobs, effort } =
-            &self.settings;
+    fn object<'a>(&'a self, status: &'static str, output: Vec<ItemObject<'a>>) -> ResponseObject<'a> {
+        let Settings {
+            instructions,
+            max_output_tokens,
+            metadata,
+            temperature,
+            top_p,
+            top_logprobs,
+            effort,
+            format,
+            ..
+        } = &self.settings;
         ResponseObject {
             id: &self.id,
             object: "response",
@@ -212,14 +189,14 @@ impl Head {
             max_output_tokens: *max_output_tokens,
             model: &self.model,
             output,
-            parallel_tool_calls: true,
+            parallel_tool_calls: self.settings.parallel_tool_calls,
             previous_response_id: None,
             reasoning: ReasoningReport { effort: effort.as_deref(), summary: None },
             store: false,
             temperature: *temperature,
-            text: TextReport { format: FormatReport { kind: "text" } },
-            tool_choice: "auto",
-            tools: [],
+            text: TextReport { format },
+            tool_choice: &self.settings.tool_choice,
+            tools: &self.settings.tools,
             top_logprobs: *top_logprobs,
             top_p: *top_p,
             truncation: "disabled",
@@ -229,100 +206,83 @@ impl Head {
         }
     }
 
-    fn item<'a>(&'a self, status: &'static str, content: Vec<Part<'a>>) -> OutputItem<'a> {
-        OutputItem { id: &self.item_id, kind: "message", status, role: "assistant", content }
-    }
-
     /// The log-probabilities of an answer, where they are wanted.
     fn logprobs(&self, reply: &ServingReply, frontend: &Frontend) -> Vec<TokenLogprob> {
         if self.wants_logprobs { token_logprobs(frontend.text(), reply.into()) } else { Vec::new() }
     }
 
-    fn finished<'a>(&'a self, reply: &'a ServingReply, logprobs: &'a [TokenLogprob]) -> ResponseObject<'a> {
+    fn finished<'a>(
+        &'a self,
+        reply: &'a ServingReply,
+        items: &'a [Item],
+        logprobs: &'a [TokenLogprob],
+    ) -> ResponseObject<'a> {
         let status = status_of(reply);
-        let item = self.item(status, vec![Part::of(&reply.text, logprobs)]);
+        // Probabilities are those of all tokens, of calls, too.
+        let logprobs = if items.len() == 1 { logprobs } else { &[] };
+        let last = items.len().saturating_sub(1);
+        // Only the last can be cut.
+        let object =
+            |(index, item): (usize, &'a Item)| item.object(if index == last { status } else { "completed" }, logprobs);
         ResponseObject {
             completed_at: (status == "completed").then(unix_seconds),
             incomplete_details: (status == "incomplete").then_some(Incomplete { reason: "max_output_tokens" }),
             usage: Some(ResponseUsage::of(reply)),
             diffulex: Some(DiffusionReport::of(reply)),
-            ..self.object(status, vec![item])
+            ..self.object(status, items.iter().enumerate().map(object).collect())
         }
     }
 }
 
 struct ResponseFramer {
     head: Head,
-    /// Of the events of which there are many.
-    delta: EventHead,
+    items: Items,
     denoise: DenoiseFrames,
     frontend: Frontend,
     logprobs: StreamedLogprobs,
-    sequence_number: u64,
+    events: Numbered,
 }
 
 impl ResponseFramer {
     fn new(head: Head, denoise: DenoiseForm, frontend: &Frontend) -> Self {
-        let delta = EventHead::new("response.output_text.delta", |fields| {
-            fields.add("item_id", &head.item_id);
-            fields.add("output_index", &0);
-            fields.add("content_index", &0);
-        });
         Self {
-            delta,
+            items: Items::new(&head),
             denoise: DenoiseFrames::new(denoise, false),
             logprobs: StreamedLogprobs::new(frontend, head.wants_logprobs),
             frontend: frontend.clone(),
-            sequence_number: 0,
+            events: Numbered::default(),
             head,
         }
     }
 
-    fn delta(
-        &mut self,
-        text: &str,
-        logprobs: &[TokenLogprob],
-        frames: &mut Frames,
-        write: impl FnOnce(&mut Fields<'_>),
-    ) {
-        frames.push_event(&self.delta, |fields| {
-            fields.add("sequence_number", &self.sequence_number);
-            fields.add("delta", text);
-            fields.add("logprobs", logprobs);
-            write(fields);
-        });
-        self.sequence_number += 1;
-    }
-
-    fn push(&mut self, name: &'static str, frames: &mut Frames, write: impl FnOnce(&Head, &mut Fields<'_>)) {
-        let head = EventHead::new(name, |fields| fields.add("sequence_number", &self.sequence_number));
-        frames.push_event(&head, |fields| write(&self.head, fields));
-        self.sequence_number += 1;
+    fn snapshot(&mut self, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
+        let logprobs = self.logprobs.of_snapshot(&snapshot);
+        let Self { head, items, denoise, events, .. } = self;
+        // Frames of changes need the text, too.
+        let text = items.before_snapshot(&snapshot.committed_text, &mut (events, frames)).to_owned();
+        match items.delta_head() {
+            Some((delta, is_text)) => events.push_delta(delta, frames, |fields| {
+                fields.add("delta", &text);
+                if is_text {
+                    fields.add("logprobs", &logprobs);
+                }
+                fields.add_object("diffulex", |fields| denoise.add(fields, snapshot));
+            }),
+            // No item is open.
+            None => events.push("response.in_progress", frames, |fields| {
+                fields.add("response", &head.object("in_progress", Vec::new()));
+                fields.add_object("diffulex", |fields| denoise.add(fields, snapshot));
+            }),
+        }
     }
 
     fn finish(&mut self, reply: &ServingReply, frames: &mut Frames) {
         let logprobs = self.head.logprobs(reply, &self.frontend);
-        let part = || Part::of(&reply.text, &logprobs);
         let status = status_of(reply);
-        self.push("response.output_text.done", frames, |head, fields| {
-            fields.add("item_id", &head.item_id);
-            fields.add("output_index", &0);
-            fields.add("content_index", &0);
-            fields.add("text", &reply.text);
-            fields.add("logprobs", &logprobs);
-        });
-        self.push("response.content_part.done", frames, |head, fields| {
-            fields.add("item_id", &head.item_id);
-            fields.add("output_index", &0);
-            fields.add("content_index", &0);
-            fields.add("part", &part());
-        });
-        self.push("response.output_item.done", frames, |head, fields| {
-            fields.add("output_index", &0);
-            fields.add("item", &head.item(status, vec![part()]));
-        });
+        let Self { head, items, events, .. } = self;
+        items.finish(reply, status, &logprobs, &mut (events, frames));
         let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
-        self.push(name, frames, |head, fields| fields.add("response", &head.finished(reply, &logprobs)));
+        events.push(name, frames, |fields| fields.add("response", &head.finished(reply, items.all(), &logprobs)));
     }
 }
 
@@ -330,40 +290,20 @@ impl Framer for ResponseFramer {
     const FORM: StreamForm = StreamForm::Events;
 
     fn open(&mut self, frames: &mut Frames) {
+        let Self { head, items, events, .. } = self;
         for name in ["response.created", "response.in_progress"] {
-            self.push(name, frames, |head, fields| fields.add("response", &head.object("in_progress", Vec::new())));
+            events.push(name, frames, |fields| fields.add("response", &head.object("in_progress", Vec::new())));
         }
-        self.push("response.output_item.added", frames, |head, fields| {
-            fields.add("output_index", &0);
-            fields.add("item", &head.item("in_progress", Vec::new()));
-        });
-        self.push("response.content_part.added", frames, |head, fields| {
-            fields.add("item_id", &head.item_id);
-            fields.add("output_index", &0);
-            fields.add("content_index", &0);
-            fields.add("part", &Part::of("", &[]));
-        });
+        items.open(&mut (events, frames));
     }
 
     fn event(&mut self, _choice_idx: usize, event: StreamEvent, frames: &mut Frames) -> Result<(), ApiError> {
         match event {
             StreamEvent::Delta(delta) => {
                 let logprobs = self.logprobs.of_delta(&delta);
-                // Text held back (an incomplete character, a possible stop string) comes with a later event.
-                if !delta.text.is_empty() || !logprobs.is_empty() {
-                    self.delta(&delta.text, &logprobs, frames, |_| ());
-                }
+                self.items.text(&delta.text, &logprobs, &mut (&mut self.events, frames));
             }
-            StreamEvent::Snapshot(snapshot) => {
-                let logprobs = self.logprobs.of_snapshot(&snapshot);
-                // Frames of changes need the text, too.
-                let text = snapshot.committed_text.clone();
-                let mut denoise = std::mem::take(&mut self.denoise);
-                self.delta(&text, &logprobs, frames, |fields| {
-                    fields.add_object("diffulex", |fields| denoise.add(fields, snapshot));
-                });
-                self.denoise = denoise;
-            }
+            StreamEvent::Snapshot(snapshot) => self.snapshot(snapshot, frames),
             StreamEvent::Reply(reply) => self.finish(&reply, frames),
             StreamEvent::Error(error) => return Err(error.into()),
         }
@@ -372,7 +312,8 @@ impl Framer for ResponseFramer {
 
     fn fail(&mut self, error: &ApiError, frames: &mut Frames) {
         let failure = Failure { code: error.code(), message: error.message() };
-        self.push("response.failed", frames, |head, fields| {
+        let Self { head, events, .. } = self;
+        events.push("response.failed", frames, |fields| {
             fields.add("response", &ResponseObject { error: Some(failure), ..head.object("failed", Vec::new()) });
         });
     }

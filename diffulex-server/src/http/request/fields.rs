@@ -13,6 +13,8 @@ use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use crate::http::answer::error::ApiError;
+
 /// A prompt as text or as ids.
 #[derive(Debug)]
 pub(in crate::http) enum PromptField {
@@ -226,4 +228,19 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrVisitor<T> {
 pub(in crate::http) enum StopField {
     One(String),
     Many(Vec<String>),
+}
+
+/// The prompts of `field`; an error when there is none.
+pub(in crate::http) fn prompts(field: Option<PromptField>) -> Result<Vec<Prompt>, ApiError> {
+    let missing = || ApiError::invalid("prompt", "prompt is required: a string or a list of token ids");
+    field.map(PromptField::into_prompts).ok_or_else(missing)
+}
+
+/// The only one of `prompts`.
+pub(in crate::http) fn one_prompt(field: &str, prompts: Vec<Prompt>) -> Result<Prompt, ApiError> {
+    let prompts = <[Prompt; 1]>::try_from(prompts);
+    let [prompt] = prompts.map_err(|prompts| {
+        ApiError::invalid(field, format!("{field}: expected one per request, got {}", prompts.len()))
+    })?;
+    Ok(prompt)
 }

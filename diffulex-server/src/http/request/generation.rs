@@ -22,15 +22,20 @@ use crate::http::answer::prompt_report::PromptReport;
 use crate::http::answer::streamed_usage::StreamOptions;
 use crate::http::app::{App, asked_model};
 use crate::http::request::body::{self, Dialect, ParsedBody};
+use crate::http::request::constraint::{self, Forms, GivenConstraint};
 use crate::http::request::conversation_end::conversation_end;
 use crate::http::request::field_lists::foreign;
-use crate::http::request::fields::{PromptField, StopField, by_name};
+use crate::http::request::fields::{PromptField, StopField, by_name, one_prompt, prompts};
 use crate::http::request::message::{MessageField, chat_messages};
-use crate::http::request::numbers::{LogprobsField, SeedField, length, whole};
+use crate::http::request::numbers::{LogprobsField, SeedField, length, repetition_penalty, top_k, whole};
 use crate::http::request::other_fields::{IgnoredFieldLog, OtherFields, Screened};
 use crate::http::request::route_options::RouteOptions;
 use crate::http::request::schemas;
 use crate::http::request::stages::{StageParams, StageSampling};
+use crate::http::tools::conversation;
+use crate::http::tools::fields::ToolField;
+use crate::http::tools::offer::{self, GivenTools, Offer};
+use crate::ordered_json::Json;
 
 /// Most choices of one request. Chosen by us: each is a whole request to the engine.
 const MAX_CHOICES: u32 = 8;
@@ -45,20 +50,33 @@ pub(in crate::http) const NO_REASONING: [&str; 2] = ["none", "minimal"];
 pub(in crate::http) const DEFAULT_EFFORT: &str = "medium";
 
 /// Fields that the other interfaces do not take over from chat: they have names of their own for them, or no place in their answers.
-const CHAT_ONLY: [&str; 14] = [
+const CHAT_ONLY: [&str; 27] = [
     "add_generation_prompt",
     "continue_final_message",
+    "ebnf",
     "echo",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "json_schema",
     "logprobs",
     "max_completion_tokens",
     "max_tokens",
     "messages",
     "n",
+    "parallel_tool_calls",
     "prompt",
     "prompt_logprobs",
     "reasoning_effort",
+    "regex",
+    "response_format",
     "stream_options",
+    "structured_outputs",
     "suffix",
+    "tool_choice",
+    "tools",
     "top_logprobs",
 ];
 
@@ -182,6 +200,44 @@ pub(in crate::http) struct GenerationBody {
     #[schemars(with = "Option<BTreeMap<String, Value>>")]
     decoding: Option<DecodingSettings>,
 
+    /// The form of the answer: text, JSON or JSON of a schema.
+    #[schemars(schema_with = "constraint::format_schema")]
+    pub(in crate::http) response_format: Option<Json>,
+    /// vLLM's field: one of json, regex, choice, grammar and json_object, which the answer belongs to.
+    #[schemars(schema_with = "constraint::structured_outputs_schema")]
+    pub(in crate::http) structured_outputs: Option<Json>,
+    /// An earlier name of structured_outputs.json.
+    #[schemars(schema_with = "constraint::any_schema")]
+    pub(in crate::http) guided_json: Option<Json>,
+    /// An earlier name of structured_outputs.regex.
+    pub(in crate::http) guided_regex: Option<String>,
+    /// An earlier name of structured_outputs.choice.
+    pub(in crate::http) guided_choice: Option<Vec<String>>,
+    /// An earlier name of structured_outputs.grammar.
+    pub(in crate::http) guided_grammar: Option<String>,
+    /// SGLang's regular expression that the whole answer matches.
+    pub(in crate::http) regex: Option<String>,
+    /// SGLang's and llama.cpp's schema of the answer.
+    #[schemars(schema_with = "constraint::any_schema")]
+    pub(in crate::http) json_schema: Option<Json>,
+    /// SGLang's grammar of the answer.
+    pub(in crate::http) ebnf: Option<String>,
+    /// llama.cpp's grammar of the answer, or TGI's object.
+    #[schemars(schema_with = "constraint::any_schema")]
+    pub(in crate::http) grammar: Option<Json>,
+    /// The constraint in a field of the interface's own.
+    #[serde(skip)]
+    pub(in crate::http) own_constraint: Option<GivenConstraint>,
+
+    /// Functions that the model may call (chat).
+    tools: Option<Vec<ToolField>>,
+    /// `auto`, `none`, `required`, or the name of a function (chat).
+    tool_choice: Option<Value>,
+    /// Several calls in one answer (chat).
+    parallel_tool_calls: Option<bool>,
+    /// Tools of another interface, in its own fields.
+    #[serde(skip)]
+    pub(in crate::http) given_tools: GivenTools,
     /// Everything else.
     #[serde(skip)]
     pub(in crate::http) others: OtherFields,
@@ -240,8 +296,16 @@ impl GenerationBody {
         let conversation_end = self.conversation_end(options.is_chat)?;
         let sampling_params = self.sampling_params(&app.options.sampling_defaults)?;
         self.check_input(options)?;
+        let given = self.take_constraint()?;
+        let offer = self.take_offer(app, options)?;
+        let given = match &offer {
+            Some(offer) => offer.constrain(given)?,
+            None => given,
+        };
+        given.iter().try_for_each(|given| given.check(&sampling_params))?;
+        let (constraint_field, constraint) = given.map(|given| (given.field, given.constraint)).unzip();
         let (inputs, suffix) = if options.is_chat {
-            (vec![ServingInput::Chat { messages: self.take_messages()? }], None)
+            (vec![conversation::input(app, self.take_messages()?, conversation_end, offer.as_ref())?], None)
         } else {
             let prompts = prompts(self.prompt.take())?;
             let prompts = if options.takes_choices { prompts } else { vec![one_prompt("prompt", prompts)?] };
@@ -258,7 +322,10 @@ impl GenerationBody {
             usage_chunks: self.stream_options.map(|options| options.chunks()).unwrap_or_default(),
             prompt,
             model,
+            calls: None,
         };
+        let calls = offer.map(|offer| offer.calls(denoise.events)).transpose()?;
+        let form = AnswerForm { calls, ..form };
         let generate = ServingGenerate {
             sampling_params,
             stream: form.is_stream,
@@ -267,6 +334,7 @@ impl GenerationBody {
             adapter: app.options.adapter_of(&form.model),
             user: self.user.take(),
             cache_salt: self.take_cache_salt()?,
+            constraint,
             ..ServingGenerate::default()
         };
         let submission = Submission {
@@ -279,11 +347,22 @@ impl GenerationBody {
             request_id: self.take_request_id()?,
             truncation: self.truncation()?,
             keeps_prompt: prompt.field(),
+            constraint_field,
             ..Submission::of_inputs(options.route, inputs)
         };
         prompt.check_stream(form.is_stream, form.wants_logprobs)?;
         denoise.events.check(options.takes_event_forms, &submission, form.usage_chunks)?;
         Ok((submission, form))
+    }
+
+    /// The tools that the model sees.
+    fn take_offer(&mut self, app: &App, options: &RouteOptions) -> Result<Option<Offer>, ApiError> {
+        let (tools, choice) = (self.tools.take().unwrap_or_default(), self.tool_choice.take());
+        if !options.is_chat {
+            return offer::refuse(&tools, choice.as_ref()).map(|()| None);
+        }
+        let own = GivenTools::of_chat(tools, choice.as_ref(), self.parallel_tool_calls)?;
+        own.or(std::mem::take(&mut self.given_tools)).into_offer(app)
     }
 
     /// Sampling and limits, every range checked; `defaults` are of what the request does not name.
@@ -298,7 +377,8 @@ impl GenerationBody {
             min_tokens: self.min_tokens.unwrap_or(defaults.min_tokens),
             presence_penalty: self.presence_penalty.unwrap_or(defaults.presence_penalty),
             frequency_penalty: self.frequency_penalty.unwrap_or(defaults.frequency_penalty),
-            repetition_penalty: self.one_repetition_penalty()?.or(defaults.repetition_penalty),
+            repetition_penalty: repetition_penalty(self.repetition_penalty, self.repeat_penalty)?
+                .or(defaults.repetition_penalty),
             logit_bias: self.logit_bias.take().unwrap_or_default().into_iter().collect(),
             top_p: self.top_p.or(defaults.top_p),
             top_k: self.top_k.map_or(Ok(defaults.top_k), top_k)?,
@@ -330,16 +410,22 @@ impl GenerationBody {
         Ok(params)
     }
 
-    /// The repetition penalty by either name; an error where they differ.
-    fn one_repetition_penalty(&self) -> Result<Option<f32>, ApiError> {
-        match (self.repetition_penalty, self.repeat_penalty) {
-            (Some(penalty), Some(other)) if penalty != other => {
-                let message =
-                    format!("repeat_penalty is repetition_penalty by another name; got {other} and {penalty}");
-                Err(ApiError::invalid("repeat_penalty", message))
-            }
-            (penalty, other) => Ok(penalty.or(other)),
-        }
+    /// The constraint of the answer, in whichever form it is given; an error where there are two.
+    pub(in crate::http) fn take_constraint(&mut self) -> Result<Option<GivenConstraint>, ApiError> {
+        let forms = Forms {
+            own: self.own_constraint.take(),
+            response_format: self.response_format.take(),
+            structured_outputs: self.structured_outputs.take(),
+            guided_json: self.guided_json.take(),
+            guided_regex: self.guided_regex.take(),
+            guided_choice: self.guided_choice.take(),
+            guided_grammar: self.guided_grammar.take(),
+            regex: self.regex.take(),
+            json_schema: self.json_schema.take(),
+            ebnf: self.ebnf.take(),
+            grammar: self.grammar.take(),
+        };
+        forms.one()
     }
 
     /// Refuses the input of other routes.
@@ -499,32 +585,6 @@ impl GenerationBody {
             }
             Some(_) | None => Ok(()),
         }
-    }
-}
-
-/// The prompts of `field`; an error when there is none.
-pub(in crate::http) fn prompts(field: Option<PromptField>) -> Result<Vec<Prompt>, ApiError> {
-    let missing = || ApiError::invalid("prompt", "prompt is required: a string or a list of token ids");
-    field.map(PromptField::into_prompts).ok_or_else(missing)
-}
-
-/// The only one of `prompts`.
-pub(in crate::http) fn one_prompt(field: &str, prompts: Vec<Prompt>) -> Result<Prompt, ApiError> {
-    let prompts = <[Prompt; 1]>::try_from(prompts);
-    let [prompt] = prompts.map_err(|prompts| {
-        ApiError::invalid(field, format!("{field}: expected one per request, got {}", prompts.len()))
-    })?;
-    Ok(prompt)
-}
-
-/// vLLM and sglang write -1 (and vLLM 0) for "all".
-fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
-    match value {
-        -1 | 0 => Ok(None),
-        value => u32::try_from(value).map(Some).map_err(|_| {
-            let message = format!("top_k must be between 1 and {}, or -1 for all, got {value}", u32::MAX);
-            ApiError::invalid("top_k", message)
-        }),
     }
 }
 

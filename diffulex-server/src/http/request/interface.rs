@@ -88,7 +88,7 @@ impl<T> InterfaceBody<T> {
 
 /// A message of the internal request.
 pub(in crate::http) fn message(role: &str, text: String) -> MessageField {
-    MessageField { role: role.to_owned(), content: Some(ContentField::Text(text)), tool_calls: None }
+    MessageField { role: role.to_owned(), content: Some(ContentField::Text(text)), ..MessageField::default() }
 }
 
 /// Refuses a field that is known and not supported.

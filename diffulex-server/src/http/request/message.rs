@@ -5,27 +5,33 @@
 use diffulex_engine::ChatMessage;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::http::answer::error::ApiError;
-use crate::http::request::field_lists::is_empty;
 use crate::http::request::fields::{ContentField, ContentPart};
+use crate::http::tools::fields::CallField;
 
 /// One message as clients write it.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::http) struct MessageField {
     pub(in crate::http) role: String,
     #[serde(default)]
     pub(in crate::http) content: Option<ContentField>,
+    /// Calls of tools that the assistant made.
     #[serde(default)]
-    pub(in crate::http) tool_calls: Option<Value>,
+    pub(in crate::http) tool_calls: Option<Vec<CallField>>,
+    /// The call whose result a message of role `tool` is.
+    #[serde(default)]
+    pub(in crate::http) tool_call_id: Option<String>,
+    /// The tool whose result a message of role `tool` is; of other roles it is ignored.
+    #[serde(default)]
+    pub(in crate::http) name: Option<String>,
 }
 
 /// Kinds of parts that are text.
 const TEXT_PARTS: [&str; 2] = ["text", "input_text"];
 
 /// Who may speak. A template takes any text for a role, and would write it beside its own markup.
-const ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 impl MessageField {
     /// Its content is a text that ends with whitespace.
@@ -38,16 +44,19 @@ impl MessageField {
         if !ROLES.contains(&self.role.as_str()) {
             let param = format!("messages[{index}].role");
             let what = match self.role.as_str() {
-                "tool" | "function" => "is a role of tools, which are not supported",
+                "function" => "is the older name of \"tool\"",
                 _ => "is unknown",
             };
             let message = format!("{param}: {:?} {what}; roles are {}", self.role, ROLES.join(", "));
             return Err(ApiError::invalid(&param, message));
         }
-        if self.tool_calls.is_some_and(|calls| !is_empty(&calls)) {
+        let calls = self.tool_calls.unwrap_or_default();
+        if !calls.is_empty() && self.role != "assistant" {
             let param = format!("messages[{index}].tool_calls");
-            return Err(ApiError::invalid(&param, format!("{param} is not supported by this server")));
+            return Err(ApiError::invalid(&param, format!("{param}: role {:?} makes no calls of tools", self.role)));
         }
+        let call = |(nth, call): (usize, CallField)| call.into_call(&format!("messages[{index}].tool_calls[{nth}]"));
+        let tool_calls = calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?;
         let content = match self.content {
             Some(content) => text_of(&format!("messages[{index}].content"), content, &TEXT_PARTS)?,
             None if self.role == "assistant" => String::new(),
@@ -58,7 +67,10 @@ impl MessageField {
         };
         // OpenAI's newer name of the same role; no template knows it.
         let role = if self.role == "developer" { "system".to_owned() } else { self.role };
-        Ok(ChatMessage { role, content })
+        let is_result = role == "tool";
+        let of_result = |field: Option<String>| field.filter(|_| is_result);
+        let (tool_call_id, name) = (of_result(self.tool_call_id), of_result(self.name));
+        Ok(ChatMessage { role, content, tool_calls, tool_call_id, name })
     }
 }
 

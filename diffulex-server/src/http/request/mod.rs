@@ -4,6 +4,7 @@
 
 pub(in crate::http) mod body;
 pub(in crate::http) mod budget;
+pub(in crate::http) mod constraint;
 pub(in crate::http) mod conversation_end;
 pub(in crate::http) mod field_lists;
 pub(in crate::http) mod fields;

@@ -1,6 +1,6 @@
 //! Whole numbers in bodies: 20.0 is 20, as clients of languages with one kind of number write it.
 //!
-//! Never here: the ranges that a field takes.
+//! Never here: the ranges that a field takes, but for two numbers that clients write in several ways.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -8,6 +8,8 @@ use std::marker::PhantomData;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
+
+use crate::http::answer::error::ApiError;
 
 /// A type whose values are whole numbers.
 pub(in crate::http) trait Whole: TryFrom<i128> {
@@ -178,6 +180,28 @@ impl JsonSchema for LogprobsField {
 impl<'de> Deserialize<'de> for LogprobsField {
     fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Self, D::Error> {
         whole(input)?.ok_or_else(|| D::Error::invalid_type(Unexpected::Unit, &Self::VALUES))
+    }
+}
+
+/// vLLM and sglang write -1 (and vLLM 0) for "all".
+pub(in crate::http) fn top_k(value: i64) -> Result<Option<u32>, ApiError> {
+    match value {
+        -1 | 0 => Ok(None),
+        value => u32::try_from(value).map(Some).map_err(|_| {
+            let message = format!("top_k must be between 1 and {}, or -1 for all, got {value}", u32::MAX);
+            ApiError::invalid("top_k", message)
+        }),
+    }
+}
+
+/// The repetition penalty by either name; an error where they differ.
+pub(in crate::http) fn repetition_penalty(penalty: Option<f32>, other: Option<f32>) -> Result<Option<f32>, ApiError> {
+    match (penalty, other) {
+        (Some(penalty), Some(other)) if penalty != other => {
+            let message = format!("repeat_penalty is repetition_penalty by another name; got {other} and {penalty}");
+            Err(ApiError::invalid("repeat_penalty", message))
+        }
+        (penalty, other) => Ok(penalty.or(other)),
     }
 }
 

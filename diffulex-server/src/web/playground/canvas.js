@@ -8,7 +8,7 @@ import { blankCell } from "./recording.js";
 const BANDS = [0, 0.5, 0.7, 0.9, 0.99];
 
 export class Canvas {
-  /** @type {{node: HTMLElement, cell: ?Cell, fresh: boolean, lineBreak: ?HTMLElement}[]} */
+  /** @type {{node: HTMLElement, cell: ?Cell, fresh: boolean, forced: boolean, lineBreak: ?HTMLElement}[]} */
   #slots = [];
   #blocks = [];
   #picked = null;
@@ -27,11 +27,14 @@ export class Canvas {
   draw(recording, index) {
     const frame = recording.frames[index];
     const { cells } = frame;
+    // Known at the end of the answer.
+    const forcedPositions = new Set(recording.summary?.constraint?.forced);
     for (let position = 0; position < cells.length; position += 1) {
       const slot = this.#slots[position] ?? this.#addSlot(position, recording.opensBlock(position));
       const cell = cells[position] ?? (cells[position] = blankCell());
       const fresh = cell.kind !== "masked" && cell.step === index;
-      if (slot.cell !== cell) this.#fill(slot, cell);
+      const forced = cell.kind === "token" && forcedPositions.has(position);
+      if (slot.cell !== cell || slot.forced !== forced) this.#fill(slot, cell, forced);
       if (slot.fresh !== fresh) {
         slot.fresh = fresh;
         slot.node.toggleAttribute("data-fresh", fresh);
@@ -73,21 +76,23 @@ export class Canvas {
     node.className = "cell";
     node.dataset.position = position;
     block.node.append(node);
-    const slot = { node, cell: null, fresh: false, lineBreak: null };
+    const slot = { node, cell: null, fresh: false, forced: false, lineBreak: null };
     block.slots.push(slot);
     this.#slots.push(slot);
     return slot;
   }
 
-  #fill(slot, cell) {
+  #fill(slot, cell, forced) {
     const { node } = slot;
     slot.cell = cell;
+    slot.forced = forced;
+    node.toggleAttribute("data-forced", forced);
     node.hidden = false;
     node.dataset.kind = cell.kind;
     if (cell.kind === "token") node.dataset.band = bandOf(cell.confidence);
     else delete node.dataset.band;
     node.replaceChildren(...glyphs(cell));
-    node.title = describe(cell, Number(node.dataset.position));
+    node.title = describe(cell, Number(node.dataset.position)) + (forced ? ", the only one that the schema left" : "");
     const breaks = cell.kind === "token" && (cell.piece?.includes("\n") ?? false);
     if (breaks && !slot.lineBreak) {
       slot.lineBreak = document.createElement("br");

@@ -82,6 +82,16 @@ export class Settings {
     return this.field("system").value.trim();
   }
 
+  /** The schema that the answer must fit, or null: where none is typed, or what is typed is no JSON object. */
+  get schema() {
+    try {
+      const schema = JSON.parse(this.field("schema").value);
+      return schema instanceof Object && !Array.isArray(schema) ? schema : null;
+    } catch {
+      return null;
+    }
+  }
+
   get maxTokens() {
     return this.field("maxTokens").valueAsNumber;
   }
@@ -108,6 +118,8 @@ export class Settings {
     if (Number.isFinite(number("topP"))) fields.top_p = number("topP");
     const stop = this.field("stop").value.split("\n").filter(Boolean);
     if (stop.length) fields.stop = stop;
+    const { schema } = this;
+    if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "answer", schema } };
     // Drawn here rather than by the server, so that the request copied is the request answered.
     const { seed } = this;
     if (seed !== null) fields.seed = seed;
@@ -141,6 +153,8 @@ export class Settings {
     if (seed.value.trim() && this.seed === null) {
       this.#tellProblem(seed, `A seed is a whole number of up to ${SEED_DIGITS} digits. Until then one is drawn.`);
     }
+    const schema = this.field("schema");
+    if (schema.value.trim() && !this.schema) this.#tellProblem(schema, "A schema is a JSON object. Until then none is sent.");
   }
 
   #tellProblem(input, message) {
@@ -189,6 +203,7 @@ export class Settings {
     element("pace-value").textContent = this.pace === Infinity ? "instant" : `${this.pace} steps/s`;
     this.field("pace").setAttribute("aria-valuetext", element("pace-value").textContent);
     element("rule-help").textContent = RULE_HELP[name] ?? "";
+    element("forced-legend").hidden = !this.schema;
     const hasThreshold = settings.includes("accept_threshold");
     element("threshold-control").setAttribute("aria-disabled", String(!hasThreshold));
     this.field("threshold").disabled = !hasThreshold;

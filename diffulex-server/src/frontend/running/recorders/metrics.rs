@@ -2,7 +2,7 @@
 //!
 //! Never here: names and pages of metrics, and counts that are not of a request.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use diffulex_protocol::ServingReply;
 
@@ -35,4 +35,12 @@ pub(super) fn answered(telemetry: &Telemetry, timeline: &Timeline, reply: &Servi
     }
     telemetry.end_to_end.observe(now.saturating_duration_since(timeline.accepted));
     telemetry.queue_time.observe(queue_time(reply));
+    if let Some(constraint) = &reply.constraint {
+        telemetry.constrained.add(1);
+        // One that was compiled before took no time.
+        if constraint.compile_ms > 0.0 {
+            let compiling = Duration::try_from_secs_f64(constraint.compile_ms / 1e3).unwrap_or_default();
+            telemetry.constraint_compiling.observe(compiling);
+        }
+    }
 }

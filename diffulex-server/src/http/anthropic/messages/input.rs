@@ -2,6 +2,8 @@
 //!
 //! Never here: the answer.
 
+mod blocks;
+
 use diffulex_engine::{ConversationEnd, ServingInput};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -11,13 +13,20 @@ use crate::frontend::Submission;
 use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
 use crate::http::app::{App, asked_model};
-use crate::http::request::field_lists::{checked_choice, is_empty};
-use crate::http::request::fields::ContentField;
+use crate::http::request::constraint::{self, GivenConstraint};
+use crate::http::request::field_lists::is_empty;
+use crate::http::request::fields::{ContentField, TextOr};
 use crate::http::request::generation::GenerationBody;
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
 use crate::http::request::route_options::RouteOptions;
+use crate::http::tools::choice::{ChoiceField, ToolChoice};
+use crate::http::tools::conversation;
+use crate::http::tools::fields::InputToolField;
+use crate::http::tools::offer::GivenTools;
+use crate::ordered_json::Json;
+use blocks::Block;
 
 /// Rules of the route.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/messages").of_messages();
@@ -40,14 +49,16 @@ pub(in crate::http) struct MessagesFields {
     stop_sequences: Option<Vec<String>>,
     /// Not supported: only the type disabled is accepted.
     thinking: Option<Thinking>,
-    /// Not supported: a value that asks for something is a 400.
-    tools: Option<Vec<Value>>,
-    /// Not supported: a value that asks for something is a 400.
-    tool_choice: Option<Value>,
-    /// Not supported: a value that asks for something is a 400.
-    output_config: Option<Value>,
-    /// Not supported: a value that asks for something is a 400.
-    output_format: Option<Value>,
+    /// Functions that the model may call.
+    tools: Option<Vec<InputToolField>>,
+    /// Which of them it calls.
+    tool_choice: Option<ChoiceField>,
+    /// The form of the answer is in format: JSON of a schema.
+    #[schemars(schema_with = "constraint::any_schema")]
+    output_config: Option<Json>,
+    /// An earlier name of output_config.format.
+    #[schemars(schema_with = "constraint::any_schema")]
+    output_format: Option<Json>,
     /// Not supported: a value that asks for something is a 400.
     mcp_servers: Option<Value>,
     /// Not supported: a value that asks for something is a 400.
@@ -65,7 +76,7 @@ struct Thinking {
 #[derive(Deserialize, JsonSchema)]
 struct Turn {
     role: String,
-    content: Option<ContentField>,
+    content: Option<TextOr<Block>>,
 }
 
 /// The request that `body` is, the form of its answer, and its stop sequences.
@@ -92,7 +103,9 @@ pub(super) fn conversation(
     asked_model(app, request.model.take())?;
     request.check_others(&app.ignored_fields)?;
     let end = request.conversation_end(true)?;
-    Ok((ServingInput::Chat { messages: request.take_messages()? }, end))
+    let offer = std::mem::take(&mut request.given_tools).into_offer(app)?;
+    let input = conversation::input(app, request.take_messages()?, end, offer.as_ref())?;
+    Ok((input, end))
 }
 
 fn request(mut body: InterfaceBody<MessagesFields>) -> Result<GenerationBody, ApiError> {
@@ -110,9 +123,10 @@ fn request(mut body: InterfaceBody<MessagesFields>) -> Result<GenerationBody, Ap
     }
     let n_turns = turns.len();
     for (index, turn) in turns.into_iter().enumerate() {
-        messages.push(turn.into_message(index)?);
+        turn.add_to(&mut messages, index)?;
     }
-    let continues = messages.last().is_some_and(|last| last.role == "assistant");
+    // A turn with calls is followed by their results, or by nothing.
+    let continues = messages.last().is_some_and(|last| last.role == "assistant" && last.tool_calls.is_none());
     // As Anthropic refuses it: the space is nearly always a part of the next token.
     if continues && messages.last().is_some_and(MessageField::ends_with_space) {
         let field = format!("messages[{}].content", n_turns - 1);
@@ -124,12 +138,26 @@ fn request(mut body: InterfaceBody<MessagesFields>) -> Result<GenerationBody, Ap
     if let Some(stops) = body.own.stop_sequences.take() {
         body.set("stop", stops);
     }
-    let (_, mut request) = body.into_request()?;
+    let given_tools = given_tools(&mut body.own)?;
+    let (own, mut request) = body.into_request()?;
+    request.given_tools = given_tools;
     request.messages = Some(messages);
+    request.own_constraint = GivenConstraint::of_message(own.output_config.as_ref(), own.output_format.as_ref())?;
     if continues {
         request.continue_last_message();
     }
     Ok(request)
+}
+
+/// The tools of `fields`, and the choice among them.
+fn given_tools(fields: &mut MessagesFields) -> Result<GivenTools, ApiError> {
+    let choice = fields.tool_choice.take();
+    let are_parallel = choice.as_ref().and_then(|choice| choice.disable_parallel_tool_use).map(|is_off| !is_off);
+    let choice = choice.as_ref().map_or(Ok(ToolChoice::Auto), ToolChoice::of_anthropic)?;
+    // What is not seen is not judged.
+    let tools = fields.tools.take().filter(|_| choice != ToolChoice::Never).unwrap_or_default();
+    let tools = tools.into_iter().enumerate().map(|(index, tool)| tool.into_tool(index));
+    Ok(GivenTools { tools: tools.collect::<Result<_, _>>()?, choice, are_parallel })
 }
 
 /// Refuses what is known and not supported.
@@ -137,14 +165,7 @@ fn check(fields: &MessagesFields) -> Result<(), ApiError> {
     if let Some(thinking) = fields.thinking.as_ref().filter(|thinking| thinking.kind != "disabled") {
         return unsupported("thinking", &format!(": type {:?}; \"disabled\" is", thinking.kind));
     }
-    let is_without_calls = checked_choice(fields.tool_choice.as_ref())?;
-    if let Some(tool) = fields.tools.iter().flatten().next().filter(|_| !is_without_calls) {
-        let name = tool.get("name").and_then(Value::as_str).unwrap_or_default();
-        return unsupported("tools[0]", &format!(" ({name:?})"));
-    }
     let others = [
-        ("output_config", &fields.output_config),
-        ("output_format", &fields.output_format),
         ("mcp_servers", &fields.mcp_servers),
         ("container", &fields.container),
         ("context_management", &fields.context_management),
@@ -156,16 +177,21 @@ fn check(fields: &MessagesFields) -> Result<(), ApiError> {
 }
 
 impl Turn {
-    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
+    /// Adds the messages that it is.
+    fn add_to(self, messages: &mut Vec<MessageField>, index: usize) -> Result<(), ApiError> {
         if !["user", "assistant", "system"].contains(&self.role.as_str()) {
             let field = format!("messages[{index}].role");
             let message = format!("{field}: {:?} is unknown; roles are user, assistant and system", self.role);
             return Err(ApiError::invalid(&field, message));
         }
         let field = format!("messages[{index}].content");
-        let Some(content) = self.content else {
-            return Err(ApiError::invalid(&field, format!("{field} is required")));
-        };
-        Ok(message(&self.role, text_of(&field, content, &["text"])?))
+        match self.content {
+            None => Err(ApiError::invalid(&field, format!("{field} is required"))),
+            Some(TextOr::Text(text)) => {
+                messages.push(message(&self.role, text));
+                Ok(())
+            }
+            Some(TextOr::List(blocks)) => blocks::add(messages, &field, &self.role, blocks),
+        }
     }
 }

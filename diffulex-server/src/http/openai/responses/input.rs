@@ -11,13 +11,18 @@ use crate::frontend::Submission;
 use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
 use crate::http::app::App;
-use crate::http::request::field_lists::{checked_choice, is_empty};
+use crate::http::request::constraint::{self, GivenConstraint};
+use crate::http::request::field_lists::is_empty;
 use crate::http::request::fields::{ContentField, TextOr};
 use crate::http::request::generation::{DEFAULT_EFFORT, NO_REASONING};
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
 use crate::http::request::route_options::RouteOptions;
+use crate::http::tools::choice::ToolChoice;
+use crate::http::tools::fields::{CallField, FlatToolField};
+use crate::http::tools::offer::GivenTools;
+use crate::ordered_json::Json;
 
 /// Rules of the route.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/responses").of_messages();
@@ -42,6 +47,11 @@ pub(super) struct Settings {
     pub(super) top_p: f32,
     pub(super) top_logprobs: u32,
     pub(super) effort: Option<String>,
+    /// As the client wrote it.
+    pub(super) format: Json,
+    pub(super) tools: Vec<FlatToolField>,
+    pub(super) tool_choice: Value,
+    pub(super) parallel_tool_calls: bool,
 }
 
 /// The interface's own fields.
@@ -55,7 +65,7 @@ pub(in crate::http) struct ResponsesFields {
     /// Tokens of the answer at most.
     #[serde(deserialize_with = "whole")]
     max_output_tokens: Option<u32>,
-    /// Form of the text: only plain text is supported.
+    /// Form of the text: plain text, JSON or JSON of a schema.
     text: Option<TextSettings>,
     /// Returned with the answer.
     metadata: Option<Map<String, Value>>,
@@ -70,10 +80,12 @@ pub(in crate::http) struct ResponsesFields {
     previous_response_id: Option<String>,
     /// Not supported: nothing is stored.
     conversation: Option<Value>,
-    /// Not supported: a value that asks for something is a 400.
-    tools: Option<Vec<Value>>,
-    /// Not supported: a value that asks for something is a 400.
+    /// Functions that the model may call.
+    tools: Option<Vec<FlatToolField>>,
+    /// `auto`, `none`, `required`, or the name of a function.
     tool_choice: Option<Value>,
+    /// Several calls in one answer.
+    parallel_tool_calls: Option<bool>,
     /// Not supported: only disabled is accepted.
     truncation: Option<String>,
     /// With log-probabilities in `include`: alternatives per token.
@@ -94,14 +106,10 @@ impl ResponsesFields {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "an object")]
 struct TextSettings {
-    format: Option<TextFormat>,
+    /// Plain text, JSON or JSON of a schema.
+    #[schemars(schema_with = "constraint::response_format_schema")]
+    format: Option<Json>,
     verbosity: Option<String>,
-}
-
-#[derive(Deserialize, JsonSchema)]
-struct TextFormat {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 #[derive(Default, Deserialize, JsonSchema)]
@@ -117,6 +125,14 @@ struct Item {
     kind: Option<String>,
     role: Option<String>,
     content: Option<ContentField>,
+    /// The call of a `function_call` or a `function_call_output`.
+    call_id: Option<String>,
+    /// The function of a `function_call`.
+    name: Option<String>,
+    /// JSON of its arguments.
+    arguments: Option<String>,
+    /// The result of a `function_call_output`.
+    output: Option<ContentField>,
 }
 
 /// The request that `body` is, the form of its answer, and the settings that the answer repeats.
@@ -137,7 +153,7 @@ pub(super) fn parse(
         }
         Some(TextOr::List(items)) => {
             for (index, item) in items.into_iter().enumerate() {
-                messages.push(item.into_message(index)?);
+                item.add_to(&mut messages, index)?;
             }
         }
     }
@@ -149,8 +165,14 @@ pub(super) fn parse(
         body.set("logprobs", true);
         body.set("top_logprobs", top_logprobs);
     }
+    let choice = ToolChoice::of_openai(body.own.tool_choice.as_ref())?;
+    let given_tools = given_tools(&body.own, choice)?;
     let (own, mut request) = body.into_request()?;
+    request.given_tools = given_tools;
     request.messages = Some(messages);
+    let format = own.text.and_then(|text| text.format);
+    request.own_constraint = format.as_ref().map_or(Ok(None), GivenConstraint::of_response)?;
+    let format = format.filter(|_| request.own_constraint.is_some());
     let (submission, form) = request.into_submission(app, &OPTIONS)?;
     let params = &submission.generate.sampling_params;
     let settings = Settings {
@@ -161,8 +183,20 @@ pub(super) fn parse(
         top_p: params.top_p.unwrap_or(1.0),
         top_logprobs,
         effort: own.reasoning.and_then(|reasoning| reasoning.effort),
+        format: format.unwrap_or_else(|| Json::Object(vec![("type".to_owned(), Json::Text("text".to_owned()))])),
+        tools: own.tools.unwrap_or_default(),
+        tool_choice: own.tool_choice.filter(|choice| !choice.is_null()).unwrap_or_else(|| "auto".into()),
+        parallel_tool_calls: own.parallel_tool_calls.unwrap_or(true),
     };
     Ok((submission, (form, settings)))
+}
+
+/// The tools of `fields`, and the `choice` among them.
+fn given_tools(fields: &ResponsesFields, choice: ToolChoice) -> Result<GivenTools, ApiError> {
+    // What is not seen is not judged.
+    let tools = fields.tools.iter().flatten().filter(|_| choice != ToolChoice::Never).cloned();
+    let tools = tools.enumerate().map(|(index, tool)| tool.into_tool(index)).collect::<Result<_, _>>()?;
+    Ok(GivenTools { tools, choice, are_parallel: fields.parallel_tool_calls })
 }
 
 /// Refuses what is known and not supported.
@@ -175,16 +209,6 @@ fn check(fields: &ResponsesFields) -> Result<(), ApiError> {
         let message = format!("previous_response_id: there is no response {id:?}; this server stores none");
         let error = ApiError::new(StatusCode::NOT_FOUND, "previous_response_not_found", message);
         return Err(error.with_param("previous_response_id"));
-    }
-    let is_without_calls = checked_choice(fields.tool_choice.as_ref())?;
-    if let Some(tool) = fields.tools.iter().flatten().next().filter(|_| !is_without_calls) {
-        let kind = tool.get("type").and_then(Value::as_str).unwrap_or_default();
-        return unsupported("tools[0]", &format!(" (type {kind:?})"));
-    }
-    if let Some(format) =
-        fields.text.as_ref().and_then(|text| text.format.as_ref()).filter(|format| format.kind != "text")
-    {
-        return unsupported("text.format", &format!(": type {:?}; it writes type \"text\"", format.kind));
     }
     if let Some(verbosity) = fields.text.as_ref().and_then(|text| text.verbosity.as_ref()).filter(|v| *v != "medium") {
         return unsupported("text.verbosity", &format!(": {verbosity:?}"));
@@ -210,11 +234,46 @@ fn check(fields: &ResponsesFields) -> Result<(), ApiError> {
 }
 
 impl Item {
-    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
-        if let Some(kind) = self.kind.filter(|kind| kind != "message") {
-            let field = format!("input[{index}].type");
-            return unsupported(&field, &format!(": {kind:?}; items are messages"));
+    /// Adds the message that it is, or the call that it is to the assistant's message before it.
+    fn add_to(self, messages: &mut Vec<MessageField>, index: usize) -> Result<(), ApiError> {
+        let missing = |name: &str| {
+            let field = format!("input[{index}].{name}");
+            ApiError::invalid(&field, format!("{field} is required"))
+        };
+        match self.kind.as_deref() {
+            None | Some("message") => {
+                messages.push(self.into_message(index)?);
+            }
+            Some("function_call") => {
+                let id = self.call_id.ok_or_else(|| missing("call_id"))?;
+                let name = self.name.ok_or_else(|| missing("name"))?;
+                let arguments = self.arguments.ok_or_else(|| missing("arguments"))?;
+                let field = format!("input[{index}].arguments");
+                let call = CallField::of_text(id, name, (&field, arguments))?;
+                match messages.last_mut().filter(|last| last.role == "assistant") {
+                    Some(last) => last.tool_calls.get_or_insert_default().push(call),
+                    None => {
+                        let calls = Some(vec![call]);
+                        messages.push(MessageField { tool_calls: calls, ..message("assistant", String::new()) });
+                    }
+                }
+            }
+            Some("function_call_output") => {
+                let id = self.call_id.ok_or_else(|| missing("call_id"))?;
+                let output = self.output.ok_or_else(|| missing("output"))?;
+                let text = text_of(&format!("input[{index}].output"), output, &TEXT_PARTS)?;
+                messages.push(MessageField { tool_call_id: Some(id), ..message("tool", text) });
+            }
+            Some(kind) => {
+                let field = format!("input[{index}].type");
+                let why = format!(": {kind:?}; items are messages, function calls and their outputs");
+                return unsupported(&field, &why);
+            }
         }
+        Ok(())
+    }
+
+    fn into_message(self, index: usize) -> Result<MessageField, ApiError> {
         let field = format!("input[{index}].role");
         let Some(role) = self.role else { return Err(ApiError::invalid(&field, format!("{field} is required"))) };
         if !ROLES.contains(&role.as_str()) {

@@ -35,7 +35,7 @@ fn max_completion_tokens_wins() {
 fn unsupported_fields_are_named() {
     for (json, param) in [
         (r#"{"logit_bias": {"5": 101}}"#, "logit_bias"),
-        (r#"{"grammar": "root ::= x"}"#, "grammar"),
+        (r#"{"structural_tag": {"a": 1}}"#, "structural_tag"),
         (r#"{"talker_temperature": 0.5}"#, "talker_temperature"),
         (r#"{"reasoning_effort": "high"}"#, "reasoning_effort"),
         (r#"{"stage_sampling": {"talker": {}}}"#, "stage_sampling.talker"),
@@ -53,9 +53,9 @@ fn unsupported_fields_are_named() {
             r#"{"stage_params": {"detokenize": {"spaces_between_special_tokens": false}}}"#,
             "stage_params.detokenize.spaces_between_special_tokens",
         ),
-        (r#"{"tools": [{"type": "function"}]}"#, "tools"),
+        (r#"{"functions": [{"name": "f"}]}"#, "functions"),
         (r#"{"presence_penalty": 2.5}"#, "presence_penalty"),
-        (r#"{"response_format": {"type": "json_object"}}"#, "response_format"),
+        (r#"{"guided_whitespace_pattern": " "}"#, "guided_whitespace_pattern"),
         (r#"{"modalities": ["text", "audio"]}"#, "modalities"),
         (r#"{"top_logprobs": 3}"#, "top_logprobs"),
         (r#"{"logprobs": 21}"#, "logprobs"),

@@ -1,0 +1,223 @@
+//! Calls of tools in an answer: each with an id, as all interfaces have them.
+//!
+//! Never here: how an interface writes them.
+
+use std::hash::{BuildHasher, RandomState};
+
+use serde_json::Map;
+
+use super::forms::Form;
+use super::reader::{Event, Reader};
+
+/// Letters and digits of an id that is made here: as many as in OpenAI's.
+const ID_LENGTH: usize = 24;
+
+/// Those of an id for templates that take short ones only (Mistral's).
+const SHORT_ID_LENGTH: usize = 9;
+
+/// How calls are found in the answers of a request.
+#[derive(Clone, Debug)]
+pub(in crate::http) struct CallForm {
+    pub(super) form: &'static Form,
+    /// Tools that may be called.
+    pub(super) names: Vec<String>,
+    /// Those whose calls the constraint of the answer keeps whole.
+    pub(super) kept: Vec<String>,
+    /// Calls after the first are left out.
+    pub(super) is_single: bool,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(in crate::http) struct Call {
+    /// Unique.
+    pub(in crate::http) id: String,
+    /// The tool.
+    pub(in crate::http) name: String,
+    /// JSON of the arguments: an object, unless the answer was cut inside of it.
+    pub(in crate::http) arguments: String,
+    /// It was not cut.
+    pub(in crate::http) is_whole: bool,
+}
+
+impl Call {
+    /// The arguments as an object; empty where the answer was cut.
+    pub(in crate::http) fn object(&self) -> Map<String, serde_json::Value> {
+        serde_json::from_str(&self.arguments).unwrap_or_default()
+    }
+}
+
+/// A piece of an answer, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::http) enum Piece {
+    /// Text outside of calls.
+    Text(String),
+    /// A call begins; its arguments are empty.
+    Begin(Call),
+    /// Arguments of the call that was begun last.
+    Arguments(String),
+    /// That call is complete. Missing where the answer was cut inside of it.
+    End,
+}
+
+/// Reads calls as an answer is committed.
+#[derive(Debug)]
+pub(in crate::http) struct CallReader {
+    reader: Reader,
+    ids: Ids,
+    is_single: bool,
+    n_calls: usize,
+}
+
+/// Ids of calls.
+#[derive(Debug)]
+struct Ids {
+    prefix: &'static str,
+    length: usize,
+}
+
+/// The parts of an answer that is complete, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::http) enum Part {
+    /// Text outside of calls.
+    Text(String),
+    Call(Call),
+}
+
+impl CallForm {
+    /// A reader of one answer, whose ids begin with `prefix`.
+    pub(in crate::http) fn reader(&self, prefix: &'static str) -> CallReader {
+        let ids = if self.form.has_short_ids {
+            Ids { prefix: "", length: SHORT_ID_LENGTH }
+        } else {
+            Ids { prefix, length: ID_LENGTH }
+        };
+        let reader = Reader::new(self.form, self.names.clone(), self.kept.clone());
+        CallReader { reader, ids, is_single: self.is_single, n_calls: 0 }
+    }
+
+    /// The parts of a whole answer: no two texts in a row.
+    pub(in crate::http) fn parts(&self, text: &str, prefix: &'static str) -> Vec<Part> {
+        let mut reader = self.reader(prefix);
+        let mut parts = Vec::new();
+        for piece in reader.push(text).into_iter().chain(reader.finish()) {
+            match (piece, parts.last_mut()) {
+                (Piece::Text(text), Some(Part::Text(last))) => last.push_str(&text),
+                (Piece::Text(text), _) => parts.push(Part::Text(text)),
+                (Piece::Begin(call), _) => parts.push(Part::Call(call)),
+                (Piece::Arguments(more), Some(Part::Call(call))) => call.arguments.push_str(&more),
+                (Piece::End, Some(Part::Call(call))) => call.is_whole = true,
+                (Piece::Arguments(_) | Piece::End, _) => {}
+            }
+        }
+        parts
+    }
+
+    /// The text of a whole answer, and its calls.
+    pub(in crate::http) fn apart(&self, text: &str, prefix: &'static str) -> (String, Vec<Call>) {
+        let (mut text_alone, mut calls) = (String::new(), Vec::new());
+        for part in self.parts(text, prefix) {
+            match part {
+                Part::Text(more) => text_alone.push_str(&more),
+                Part::Call(call) => calls.push(call),
+            }
+        }
+        (text_alone, calls)
+    }
+}
+
+impl CallReader {
+    /// Reads on in committed text.
+    pub(in crate::http) fn push(&mut self, text: &str) -> Vec<Piece> {
+        let events = self.reader.push(text);
+        self.pieces(events)
+    }
+
+    /// What was held back: the answer is over.
+    pub(in crate::http) fn finish(&mut self) -> Vec<Piece> {
+        let events = self.reader.finish();
+        self.pieces(events)
+    }
+
+    /// There was a call.
+    pub(in crate::http) fn has_calls(&self) -> bool {
+        self.n_calls > 0
+    }
+
+    fn pieces(&mut self, events: Vec<Event>) -> Vec<Piece> {
+        events.into_iter().filter_map(|event| self.piece(event)).collect()
+    }
+
+    fn piece(&mut self, event: Event) -> Option<Piece> {
+        let is_left_out = |n_calls: usize| self.is_single && n_calls > 1;
+        match event {
+            Event::Text(text) => Some(Piece::Text(text)),
+            Event::Start { name } => {
+                self.n_calls += 1;
+                let begin = || Piece::Begin(Call { id: self.ids.draw(), name, ..Call::default() });
+                (!is_left_out(self.n_calls)).then(begin)
+            }
+            Event::Arguments(text) => (!is_left_out(self.n_calls)).then_some(Piece::Arguments(text)),
+            Event::End => (!is_left_out(self.n_calls)).then_some(Piece::End),
+        }
+    }
+}
+
+impl Ids {
+    /// An id that no other call has, as the process draws it.
+    fn draw(&self) -> String {
+        const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+        let n_digits = DIGITS.len() as u64;
+        let mut id = self.prefix.to_owned();
+        let mut bits = 0;
+        for nth in 0..self.length {
+            // Twelve digits to a word.
+            if nth.is_multiple_of(12) {
+                bits = RandomState::new().hash_one(nth);
+            }
+            id.push(char::from(DIGITS[(bits % n_digits) as usize]));
+            bits /= n_digits;
+        }
+        id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn form(parser: super::super::forms::ToolCallParser, is_single: bool) -> CallForm {
+        let form = Form::of(Some(parser), "");
+        CallForm { form, names: vec!["f".to_owned()], kept: Vec::new(), is_single }
+    }
+
+    #[test]
+    fn every_call_has_an_id_of_its_own() {
+        use super::super::forms::ToolCallParser::{Hermes, Mistral};
+        let call = "<tool_call>{\"name\": \"f\"}</tool_call>";
+        let ids: BTreeSet<String> = (0..50)
+            .flat_map(|_| form(Hermes, false).parts(&call.repeat(20), "call_"))
+            .map(|part| match part {
+                Part::Call(call) => call.id,
+                Part::Text(text) => panic!("{text}"),
+            })
+            .collect();
+        assert_eq!(ids.len(), 1000);
+        assert!(ids.iter().all(|id| id.len() == 29 && id.starts_with("call_")));
+        let Part::Call(call) = &form(Mistral, false).parts("[{\"name\": \"f\"}]", "call_")[0] else { panic!() };
+        assert!(call.id.len() == 9 && call.id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{}", call.id);
+    }
+
+    #[test]
+    fn a_request_for_one_call_at_a_time_gets_the_first() {
+        use super::super::forms::ToolCallParser::Hermes;
+        let text = "a <tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}</tool_call>\n\
+                    <tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 2}}</tool_call> b";
+        let parts = form(Hermes, true).parts(text, "call_");
+        let [Part::Text(before), Part::Call(call), Part::Text(after)] = &parts[..] else { panic!("{parts:?}") };
+        assert_eq!((before.as_str(), call.arguments.as_str(), after.as_str()), ("a", "{\"n\": 1}", " b"));
+        assert_eq!(form(Hermes, false).parts(text, "call_").len(), 4);
+    }
+}

@@ -1,0 +1,86 @@
+//! Written forms of calls: what a model writes to call a tool.
+//!
+//! In every form a call is a JSON object with the tool's name and its arguments; forms differ in what is around it. Each file has one
+//! form and its source. Never here: how text is read ([`super::reader`]).
+
+mod form;
+mod hermes;
+mod llama3_json;
+mod mistral;
+
+use serde::{Deserialize, Serialize};
+
+pub(super) use form::ARGUMENTS;
+pub(in crate::http) use form::Form;
+
+/// The form in which the model writes calls of tools, by vLLM's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum ToolCallParser {
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen, SDAR, Dream, Ling.
+    Hermes,
+    /// `{"name": ..., "parameters": {...}}`: Llama 3.
+    Llama3Json,
+    /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`: Mistral.
+    Mistral,
+}
+
+impl Form {
+    /// The form that `chosen` names, or else that of the calls in a chat `template`.
+    pub(in crate::http) fn of(chosen: Option<ToolCallParser>, template: &str) -> &'static Self {
+        let named = || {
+            let marks = [
+                (hermes::MARK, ToolCallParser::Hermes),
+                (mistral::MARK, ToolCallParser::Mistral),
+                (llama3_json::MARK, ToolCallParser::Llama3Json),
+            ];
+            marks.into_iter().find(|(mark, _)| template.contains(mark)).map(|(_, form)| form)
+        };
+        match chosen.or_else(named).unwrap_or(ToolCallParser::Hermes) {
+            ToolCallParser::Hermes => &hermes::FORM,
+            ToolCallParser::Llama3Json => &llama3_json::FORM,
+            ToolCallParser::Mistral => &mistral::FORM,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use diffulex_engine::ToolCall;
+    use diffulex_protocol::Tag;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_template_names_its_form_unless_one_is_chosen() {
+        let cases = [
+            ("{{ '<tool_call>' }}", &hermes::FORM),
+            ("{{ '[TOOL_CALLS]' }}", &mistral::FORM),
+            ("{{ '<|python_tag|>' }}", &llama3_json::FORM),
+            ("{{ messages }}", &hermes::FORM),
+        ];
+        for (template, form) in cases {
+            assert_eq!(Form::of(None, template), form, "{template}");
+            assert_eq!(Form::of(Some(ToolCallParser::Mistral), template), &mistral::FORM);
+        }
+    }
+
+    #[test]
+    fn a_tag_and_a_written_call_are_of_the_same_text() {
+        let arguments = json!({"b": 1, "a": "x"}).as_object().unwrap().clone();
+        let call = ToolCall { id: "1".to_owned(), name: "look_up".to_owned(), arguments };
+        for form in [&hermes::FORM, &llama3_json::FORM, &mistral::FORM] {
+            let Tag { begin, schema, end } = form.tag("look_up", "{}".to_owned());
+            assert_eq!(schema, "{}");
+            let without_space = |text: &str| text.replace(' ', "");
+            let tagged = without_space(&format!("{begin}{{\"b\":1,\"a\":\"x\"}}{end}"));
+            assert_eq!(without_space(&form.written(std::slice::from_ref(&call))), tagged);
+        }
+        let tag = hermes::FORM.tag("f", String::new());
+        assert_eq!(tag.begin, "<tool_call>\n{\"name\": \"f\", \"arguments\": ");
+        assert_eq!(tag.end, "}\n</tool_call>");
+        assert_eq!(mistral::FORM.tag("f", String::new()).end, "}]");
+    }
+}

@@ -1,0 +1,483 @@
+//! Calls in a text that comes in pieces.
+//!
+//! In: committed text, cut anywhere. Out: events, whose joined texts and arguments do not depend on the cuts. Text is held back while it may
+//! belong to a call. What turns out not to be one is text again, byte for byte; white space and separators around calls are left out.
+//! Never here: ids of calls.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::forms::{ARGUMENTS, Form};
+
+/// Something read.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Event {
+    /// Text outside of calls.
+    Text(String),
+    /// A call begins.
+    Start {
+        /// The tool.
+        name: String,
+    },
+    /// A part of the JSON of its arguments.
+    Arguments(String),
+    /// It is complete. Missing where the text ends inside of it.
+    End,
+}
+
+/// Reads calls of one answer.
+#[derive(Debug)]
+pub(super) struct Reader {
+    form: &'static Form,
+    /// Tools that are called. Other names are no calls.
+    names: Vec<String>,
+    /// Those whose arguments are given while they are written, because nothing but a call can follow its beginning.
+    kept: Vec<String>,
+    /// Text that is not decided.
+    held: String,
+    state: State,
+    /// Nothing but white space and separators came after a call.
+    follows_call: bool,
+    /// Where an object in `held` begins, and how far it is read.
+    object: Option<(usize, Extent)>,
+}
+
+/// Place in the text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    /// Outside of calls.
+    Text,
+    /// After an item of a list.
+    List,
+    /// In the arguments of a call that has been begun.
+    Arguments(Extent),
+    /// After its arguments.
+    Rest,
+}
+
+/// What a text is at some place.
+enum Match<T> {
+    Yes(T),
+    No,
+    /// More text decides.
+    Open,
+}
+
+/// A call at the beginning of a text.
+enum Found {
+    /// All of it, with its arguments and its end.
+    Whole(Written, usize),
+    /// Its beginning, up to its arguments.
+    Begun(String, usize),
+}
+
+struct Written {
+    name: String,
+    arguments: String,
+}
+
+impl Reader {
+    pub(super) fn new(form: &'static Form, names: Vec<String>, kept: Vec<String>) -> Self {
+        Self { form, names, kept, held: String::new(), state: State::Text, follows_call: false, object: None }
+    }
+
+    /// Reads on.
+    pub(super) fn push(&mut self, text: &str) -> Vec<Event> {
+        self.held.push_str(text);
+        let mut events = Vec::new();
+        while self.step(false, &mut events) {}
+        events
+    }
+
+    /// Decides what is held back: the text is over.
+    pub(super) fn finish(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        while !self.held.is_empty() && self.step(true, &mut events) {}
+        events
+    }
+
+    /// Reads one part. False if nothing can be decided before more text comes.
+    fn step(&mut self, is_end: bool, events: &mut Vec<Event>) -> bool {
+        match self.state {
+            State::Text => self.text(is_end, events),
+            State::List => self.list(is_end, events),
+            State::Arguments(extent) => self.arguments(extent, events),
+            State::Rest => self.rest(is_end),
+        }
+    }
+
+    fn text(&mut self, is_end: bool, events: &mut Vec<Event>) -> bool {
+        let candidate = self.candidate();
+        let n_sure = self.text_before(candidate.unwrap_or(self.held.len()));
+        if n_sure > 0 {
+            self.give_text(n_sure, events);
+        }
+        let Some(at) = candidate.map(|at| at - n_sure) else {
+            if !is_end || self.held.is_empty() {
+                return false;
+            }
+            if self.follows_call && self.held.trim().is_empty() {
+                self.drop_held(self.held.len());
+            } else {
+                self.give_text(self.held.len(), events);
+            }
+            return true;
+        };
+        match self.call(at, is_end) {
+            Match::Yes(found) => self.give_call(found, events),
+            Match::Open => return false,
+            Match::No => {
+                let first = self.held[at..].chars().next().map_or(0, char::len_utf8);
+                self.give_text(at + first, events);
+            }
+        }
+        true
+    }
+
+    /// After an item of a list: the next, or the end.
+    fn list(&mut self, is_end: bool, events: &mut Vec<Event>) -> bool {
+        let mut cursor = Cursor { text: &self.held, at: 0, is_end };
+        cursor.skip_space();
+        match cursor.literal("]") {
+            Match::Yes(()) => {
+                let end = cursor.at;
+                self.drop_held(end);
+                self.state = State::Text;
+                return true;
+            }
+            Match::Open => return false,
+            Match::No => {}
+        }
+        let next = match cursor.literal(",") {
+            Match::Yes(()) => {
+                cursor.skip_space();
+                let at = cursor.at;
+                self.item(at, is_end)
+            }
+            Match::Open => return false,
+            Match::No => Match::No,
+        };
+        match next {
+            Match::Yes(found) => self.give_call(found, events),
+            Match::Open => return false,
+            // Something else has begun in the place of an item.
+            Match::No => self.state = State::Text,
+        }
+        true
+    }
+
+    fn arguments(&mut self, mut extent: Extent, events: &mut Vec<Event>) -> bool {
+        let end = extent.read(self.held.as_bytes());
+        let n_bytes = end.unwrap_or(self.held.len());
+        if n_bytes == 0 {
+            return false;
+        }
+        events.push(Event::Arguments(self.held[..n_bytes].to_owned()));
+        self.drop_held(n_bytes);
+        self.state = State::Arguments(extent.from(0));
+        if end.is_some() {
+            events.push(Event::End);
+            self.state = State::Rest;
+        }
+        true
+    }
+
+    /// After arguments that were given: the end of the object, and of the form.
+    fn rest(&mut self, is_end: bool) -> bool {
+        let mut cursor = Cursor { text: &self.held, at: 0, is_end };
+        let mut end = || {
+            cursor.skip_space();
+            // White space before nothing is text.
+            let has_closing = !self.form.is_list && !self.form.closing.is_empty();
+            let closing = |cursor: &mut Cursor<'_>| cursor.token(self.form.closing);
+            cursor.literal("}").and(|| if has_closing { closing(&mut cursor) } else { Match::Yes(()) })
+        };
+        match end() {
+            Match::Open => return false,
+            Match::Yes(()) => {
+                let end = cursor.at;
+                self.state = if self.form.is_list { State::List } else { State::Text };
+                self.drop_held(end);
+            }
+            // An answer that was cut, or one that is not as it was promised.
+            Match::No => {
+                self.state = State::Text;
+                let is_cut = is_end && format!("}}{}", self.form.closing).starts_with(&without_space(&self.held));
+                if is_cut {
+                    self.drop_held(self.held.len());
+                }
+            }
+        }
+        true
+    }
+
+    /// Where the next call may begin.
+    fn candidate(&self) -> Option<usize> {
+        let Form { opening, opening_may_miss, is_list, .. } = *self.form;
+        let bare = if is_list { '[' } else { '{' };
+        let may_begin = |(at, character): &(usize, char)| {
+            let rest = &self.held[*at..];
+            opening_may_miss && *character == bare || rest.starts_with(opening) || opening.starts_with(rest)
+        };
+        self.held.char_indices().find(may_begin).map(|(at, _)| at)
+    }
+
+    /// Bytes before `end` that are text whatever follows: all but white space at the end, and the separator right after a call.
+    fn text_before(&self, end: usize) -> usize {
+        let before = &self.held[..end];
+        let separator = self.form.separator.trim();
+        let is_between = self.follows_call && [separator, ""].contains(&before.trim());
+        if is_between { 0 } else { before.trim_end().len() }
+    }
+
+    /// The call that begins at `at` of what is held.
+    fn call(&mut self, at: usize, is_end: bool) -> Match<Found> {
+        let form = self.form;
+        let mut cursor = Cursor { text: &self.held, at, is_end };
+        match cursor.literal(form.opening) {
+            Match::Yes(()) => cursor.skip_space(),
+            Match::No if form.opening_may_miss => {}
+            Match::No => return Match::No,
+            Match::Open => return Match::Open,
+        }
+        if form.is_list {
+            match cursor.literal("[") {
+                Match::Yes(()) => cursor.skip_space(),
+                Match::No => return Match::No,
+                Match::Open => return Match::Open,
+            }
+        }
+        let at = cursor.at;
+        self.item(at, is_end)
+    }
+
+    /// The call whose object begins at `at`.
+    fn item(&mut self, at: usize, is_end: bool) -> Match<Found> {
+        let mut cursor = Cursor { text: &self.held, at, is_end };
+        let head = match cursor.name() {
+            Match::Yes(name) if !self.names.contains(&name) => Match::No,
+            Match::Yes(name) if self.kept.contains(&name) => match cursor.key() {
+                Match::Yes(()) => return Match::Yes(Found::Begun(name, cursor.at)),
+                Match::No => Match::Yes(()),
+                Match::Open => Match::Open,
+            },
+            Match::Yes(_) => Match::Yes(()),
+            // What has no opening is a call by its first key; other objects may have another order.
+            Match::No if self.form.opening_may_miss => Match::No,
+            Match::No => Match::Yes(()),
+            Match::Open => Match::Open,
+        };
+        match head {
+            Match::Yes(()) => {}
+            Match::No => return Match::No,
+            Match::Open => return Match::Open,
+        }
+        let n_held = self.held.len();
+        let (start, mut extent) = self.object.filter(|(start, _)| *start == at).unwrap_or((at, Extent::default()));
+        if !self.held[start..].starts_with('{') {
+            return if start < n_held || is_end { Match::No } else { Match::Open };
+        }
+        let Some(length) = extent.read(&self.held.as_bytes()[start..]) else {
+            self.object = Some((start, extent));
+            return if is_end { Match::No } else { Match::Open };
+        };
+        let Some(written) = Written::of(&self.held[start..start + length], &self.names) else { return Match::No };
+        let mut cursor = Cursor { text: &self.held, at: start + length, is_end };
+        if self.form.is_list {
+            return Match::Yes(Found::Whole(written, cursor.at));
+        }
+        if !self.form.closing.is_empty() {
+            cursor.skip_space();
+        }
+        match cursor.literal(self.form.closing) {
+            Match::Open => Match::Open,
+            Match::No if !(is_end && self.form.closing.starts_with(&self.held[cursor.at..])) => Match::No,
+            // The end of the answer ends the call, too.
+            Match::No => Match::Yes(Found::Whole(written, n_held)),
+            Match::Yes(()) => Match::Yes(Found::Whole(written, cursor.at)),
+        }
+    }
+
+    fn give_call(&mut self, found: Found, events: &mut Vec<Event>) {
+        self.follows_call = true;
+        match found {
+            Found::Begun(name, end) => {
+                events.push(Event::Start { name });
+                self.drop_held(end);
+                self.state = State::Arguments(Extent::default());
+            }
+            Found::Whole(Written { name, arguments }, end) => {
+                events.extend([Event::Start { name }, Event::Arguments(arguments), Event::End]);
+                self.drop_held(end);
+                self.state = if self.form.is_list { State::List } else { State::Text };
+            }
+        }
+    }
+
+    fn give_text(&mut self, n_bytes: usize, events: &mut Vec<Event>) {
+        let text = &self.held[..n_bytes];
+        match events.last_mut() {
+            Some(Event::Text(last)) => last.push_str(text),
+            Some(_) | None => events.push(Event::Text(text.to_owned())),
+        }
+        self.drop_held(n_bytes);
+        self.follows_call = false;
+    }
+
+    fn drop_held(&mut self, n_bytes: usize) {
+        self.held.drain(..n_bytes);
+        self.object = None;
+    }
+}
+
+impl<T> Match<T> {
+    fn and<U>(self, next: impl FnOnce() -> Match<U>) -> Match<U> {
+        match self {
+            Self::Yes(_) => next(),
+            Self::No => Match::No,
+            Self::Open => Match::Open,
+        }
+    }
+}
+
+impl Written {
+    /// The call that `object` is, of one of the tools `names`.
+    fn of(object: &str, names: &[String]) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Object<'a> {
+            name: String,
+            #[serde(borrow, alias = "parameters")]
+            arguments: Option<&'a RawValue>,
+        }
+        let Object { name, arguments } = serde_json::from_str(object).ok()?;
+        let arguments = match arguments.map(RawValue::get) {
+            None | Some("null") => "{}".to_owned(),
+            Some(json) if json.starts_with('{') => json.to_owned(),
+            // JSON in a string, as OpenAI's clients have it.
+            Some(json) => {
+                let json: String = serde_json::from_str(json).ok()?;
+                serde_json::from_str::<serde_json::Map<_, _>>(&json).ok()?;
+                json
+            }
+        };
+        names.contains(&name).then_some(Self { name, arguments })
+    }
+}
+
+/// How far a JSON object is read. Only its end is looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Extent {
+    /// Bytes that are read.
+    n_bytes: usize,
+    /// Objects and lists that are open.
+    depth: usize,
+    is_in_string: bool,
+    is_escaped: bool,
+}
+
+impl Extent {
+    /// Reads the bytes of `text` that are not read yet. Where the object ends.
+    fn read(&mut self, text: &[u8]) -> Option<usize> {
+        for byte in &text[self.n_bytes..] {
+            self.n_bytes += 1;
+            match byte {
+                _ if self.is_escaped => self.is_escaped = false,
+                b'\\' if self.is_in_string => self.is_escaped = true,
+                b'"' => self.is_in_string = !self.is_in_string,
+                _ if self.is_in_string => {}
+                b'{' | b'[' => self.depth += 1,
+                b'}' | b']' => {
+                    self.depth = self.depth.saturating_sub(1);
+                    if self.depth == 0 {
+                        return Some(self.n_bytes);
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+
+    /// The same with `n_bytes` read of a text.
+    fn from(self, n_bytes: usize) -> Self {
+        Self { n_bytes, ..self }
+    }
+}
+
+/// A place in a text, of which more may come.
+struct Cursor<'a> {
+    text: &'a str,
+    at: usize,
+    is_end: bool,
+}
+
+impl Cursor<'_> {
+    fn rest(&self) -> &str {
+        &self.text[self.at..]
+    }
+
+    fn skip_space(&mut self) {
+        self.at = self.text.len() - self.rest().trim_start().len();
+    }
+
+    /// Passes `literal`, if it comes next.
+    fn literal(&mut self, literal: &str) -> Match<()> {
+        if self.rest().starts_with(literal) {
+            self.at += literal.len();
+            return Match::Yes(());
+        }
+        if !self.is_end && literal.starts_with(self.rest()) { Match::Open } else { Match::No }
+    }
+
+    /// Passes `literal` and the white space before it.
+    fn token(&mut self, literal: &str) -> Match<()> {
+        self.skip_space();
+        self.literal(literal)
+    }
+
+    /// Passes the first key of an object, which has the name of its tool, and the name.
+    fn name(&mut self) -> Match<String> {
+        for literal in ["{", "\"name\"", ":", "\""] {
+            match self.token(literal) {
+                Match::Yes(()) => {}
+                Match::No => return Match::No,
+                Match::Open => return Match::Open,
+            }
+        }
+        let Some(length) = self.rest().find('"') else { return if self.is_end { Match::No } else { Match::Open } };
+        let name = self.rest()[..length].to_owned();
+        self.at += length + 1;
+        Match::Yes(name)
+    }
+
+    /// Passes the key of the arguments, up to them.
+    fn key(&mut self) -> Match<()> {
+        match self.token(",") {
+            Match::Yes(()) => self.skip_space(),
+            Match::No => return Match::No,
+            Match::Open => return Match::Open,
+        }
+        let start = self.at;
+        for key in ARGUMENTS {
+            self.at = start;
+            let key = format!("\"{key}\"");
+            match self.literal(&key).and(|| self.token(":")).and(|| self.token("{")) {
+                // The brace belongs to the arguments.
+                Match::Yes(()) => {
+                    self.at -= 1;
+                    return Match::Yes(());
+                }
+                Match::No => {}
+                Match::Open => return Match::Open,
+            }
+        }
+        Match::No
+    }
+}
+
+fn without_space(text: &str) -> String {
+    text.chars().filter(|character| !character.is_whitespace()).collect()
+}
+
+#[cfg(test)]
+mod tests;
