@@ -56,6 +56,7 @@ GAP = {"prompt": [1, 2], "stream": True, "snapshot": "full", "stop": ["a"], "see
 PRIMITIVE = {"session_id": 0, "task_id": 3, "context_id": 7, "parent_context_id": -1, "end_flag": False}
 SAMPLING = {"temperature": 0.0, "top_p": 1.0, "max_gen_length": 4, "ignore_tokenizer_eos": True, "stop_token_ids": [], "stop_str": None,
             "presence_penalty": 0.0, "frequency_penalty": 0.0, "n": 1, "best_of": 1, "logit_bias": None, "repetition_penalty": 0.0}
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"enum": ["x", None]}}, "required": ["b"]}
 OPS = {"stream": True, "stream_mode": "denoise", "snapshot": "ops", "denoise": {"max_fps": 30, "detail": "ids"}}
 BODIES = {
     "generate": ("/generate", {"prompt": "hi", "max_tokens": 8, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1}),
@@ -72,6 +73,11 @@ BODIES = {
     "completions": (
         "/v1/completions",
         {"prompt": [[1, 500]], "logprobs": 1, "stop_token_ids": [7], "response_format": {"type": "text"}},
+    ),
+    "completions_choice": ("/v1/completions", {"prompt": "a", "structured_outputs": {"choice": ["yes", "no"], "disable_fallback": True}}),
+    "chat_schema": (
+        "/v1/chat/completions",
+        {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
     ),
     "completions_stream": (
         "/v1/completions",
@@ -114,10 +120,26 @@ BODIES = {
         "/api/chat",
         {"model": "fuzz", "messages": USER, "options": {"num_predict": 8, "repeat_penalty": 1.1}, "keep_alive": "5m"},
     ),
+    "ollama_format": ("/api/chat", {"model": "fuzz", "messages": USER, "format": SCHEMA}),
+    "messages_format": ("/v1/messages", {"messages": USER, "max_tokens": 8, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}),
     "ollama_generate": ("/api/generate", {"model": "fuzz:latest", "prompt": "a", "system": "s", "stream": False, "raw": True}),
     "ollama_show": ("/api/show", {"model": "fuzz"}),
     "ollama_embed": ("/api/embed", {"model": "fuzz", "input": ["a", "b"], "truncate": True, "dimensions": 4}),
     "ollama_embeddings": ("/api/embeddings", {"model": "fuzz", "prompt": "a"}),
+    "decisions": (
+        "/v1/decisions",
+        {
+            "input": [{"type": "message", "role": "user", "content": [{"type": "input_json", "data": {"a": [1]}}]}],
+            "questions": [
+                {"type": "predicate", "name": "p", "instructions": "a"},
+                {"type": "choice", "instructions": "b", "choices": [{"value": "x"}, {"value": True, "description": "y"}]},
+                {"type": "score", "instructions": "c", "levels": [{"label": "low"}, {"label": "high"}], "labels": ["0", "1"]},
+            ],
+            "permutations": 2,
+            "seed": 1,
+        },
+    ),
+    "systemone": ("/v1/systemone", {"state": "a", "questions": {"p": {"type": "noul", "instructions": "b"}}}),
     "embeddings": (
         "/v1/embeddings",
         {

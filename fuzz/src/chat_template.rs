@@ -36,7 +36,7 @@ fn render(input: &[u8]) {
     let of = |part: Option<&[u8]>| part.map(|part| String::from_utf8_lossy(part).into_owned());
     let messages: Vec<ChatMessage> = messages
         .chunks(2)
-        .filter_map(|message| Some(ChatMessage { role: of(message[0])?, content: of(message[1])? }))
+        .filter_map(|message| Some(ChatMessage::new(of(message[0])?, of(message[1])?)))
         .collect();
     match template {
         None | Some([]) => {

@@ -13,7 +13,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{Method, Request, StatusCode, Uri, header};
 use diffulex_engine::{ModelFiles, TextModel};
 use diffulex_protocol::{
-    ErrorCode, EventBatch, FinishReason, HeldContext, ModelCard, PROTOCOL_VERSION, Ready, SamplingParams,
+    ErrorCode, EventBatch, FinishReason, HeldContext, LabelScores, ModelCard, PROTOCOL_VERSION, Ready, SamplingParams,
     ServingBufferSnapshot, ServingCommand, ServingDelta, ServingError, ServingEvent, ServingGenerate, ServingReply,
     StreamMode,
 };
@@ -28,7 +28,7 @@ use diffulex_server::observe::telemetry::Telemetry;
 use serde_json::Value;
 
 /// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
-const POST: [&str; 34] = [
+const POST: [&str; 36] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
@@ -63,6 +63,8 @@ const POST: [&str; 34] = [
     "/ping_engine",
     "/register_engine",
     "/engine_heartbeat",
+    "/v1/decisions",
+    "/v1/systemone",
 ];
 
 /// The context that is there when a request comes. Whatever else an input makes is freed after it.
@@ -274,6 +276,7 @@ impl Stage {
             is_exposed: false,
             body: BodyLimits { max_bytes: 1 << 20, timeout: Duration::from_secs(60) },
             speech_upstream: None,
+            tool_call_parser: None,
             traces: None,
         };
         let service = service(frontend.clone(), telemetry, options).expect("the options are right");
@@ -394,6 +397,12 @@ impl CommandSender for ScriptedLink {
     }
 }
 
+/// Falling probabilities that are less than 1 together.
+fn label_scores(labels: &[u32]) -> Option<LabelScores> {
+    let log_probabilities: Vec<f32> = (1_u16..).zip(labels).map(|(n, _)| f32::from(n) * -0.75).collect();
+    (!labels.is_empty()).then_some(LabelScores { log_probabilities, likeliest_is_label: true })
+}
+
 /// The outcome of a request.
 fn answer(request: &ServingGenerate, answer: u8) -> Vec<ServingEvent> {
     let rid = request.rid.clone();
@@ -415,6 +424,7 @@ fn answer(request: &ServingGenerate, answer: u8) -> Vec<ServingEvent> {
         nfe: 4,
         prompt_tokens: 4,
         embedding: if request.embed.is_some() { vec![0.5; WIDTH] } else { Vec::new() },
+        label_scores: label_scores(&request.labels),
         seed: request.sampling_params.seed,
         context: request.context.map(|_| HeldContext { held: 3, grows: answer & 0x20 == 0 }),
         ..ServingReply::new(rid, reasons[usize::from(answer) % reasons.len()])
