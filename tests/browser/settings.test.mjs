@@ -66,7 +66,7 @@ test("a system prompt, top p and stop strings are sent when they are set", async
   const sent = requests(page);
   await settled(await ask(page, "Hello"));
   assert.ok(!("top_p" in sent[0]) && !("stop" in sent[0]) && sent[0].messages.length === 1);
-  await page.getByText("System prompt, top p, stop").click();
+  await page.getByText("System prompt, schema, top p, stop").click();
   await page.fill("#system", "Be brief.");
   await page.fill("#top-p", "0.9");
   await page.fill("#stop-strings", "!\nthe end");
@@ -74,6 +74,25 @@ test("a system prompt, top p and stop strings are sent when they are set", async
   assert.deepEqual(sent[1].messages[0], { role: "system", content: "Be brief." });
   assert.equal(sent[1].top_p, 0.9);
   assert.deepEqual(sent[1].stop, ["!", "the end"]);
+  await close();
+});
+
+test("a schema is sent as the format of the answer, and text that is none is not", async () => {
+  const { page, close } = await open("laptop");
+  await setRange(page, "pace", INSTANT);
+  const sent = requests(page);
+  await page.getByText("System prompt, schema, top p, stop").click();
+  await page.fill("#schema", "{");
+  await settled(await ask(page, "Hello"));
+  assert.ok(!("response_format" in sent[0]));
+  assert.match(await page.locator("#schema-problem").textContent(), /JSON object/);
+  assert.equal(await page.locator("#forced-legend").isVisible(), false);
+  const schema = { enum: ["b", "a"] };
+  await page.fill("#schema", JSON.stringify(schema));
+  assert.equal(await page.locator("#schema-problem").isVisible(), false);
+  await settled(await ask(page, "Hello"));
+  assert.deepEqual(sent[1].response_format, { type: "json_schema", json_schema: { name: "answer", schema } });
+  assert.equal(await page.locator("#forced-legend").isVisible(), true);
   await close();
 });
 

@@ -4,6 +4,7 @@ import unittest
 
 import anthropic
 from contract import QUESTION, AsyncCalls, Calls, Contract
+from structured import Structured, Sum
 
 
 class Messages(Calls):
@@ -65,6 +66,18 @@ class MessagesContract(Contract, unittest.TestCase):
             message = stream.get_final_message()
         self.assertEqual((message.content[0].text, message.stop_reason), (self.one.text(QUESTION), "end_turn"))
         self.assertGreater(message.usage.output_tokens, 0)
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    def test_a_schema_is_the_format_of_a_message(self):
+        schema = {"type": "json_schema", "schema": Sum.model_json_schema()}
+        # Earlier versions have no parameter for it.
+        extra = {"output_config": {"format": schema}}
+        body = {"model": self.server.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
+        with anthropic.Anthropic(base_url=self.server.url, api_key="none", max_retries=0) as client:
+            self.check_text(client.messages.create(**body, extra_body=extra).content[0].text)
+            with client.messages.stream(**body, extra_body=extra) as stream:
+                self.check_text("".join(stream.text_stream))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Instructor without a response model, as tools and structured output are not served. Run by `scripts/client_matrix`."""
+"""Instructor without a response model, and with one in its mode JSON_SCHEMA. Run by `scripts/client_matrix`."""
 
 import unittest
 
 import instructor
 import openai
 from contract import AsyncCalls, Calls, Contract
+from structured import QUESTION, Structured, Sum
 
 
 class Chat(Calls):
@@ -51,6 +52,17 @@ class ChatContract(Contract, unittest.TestCase):
 
 class AsyncChatContract(Contract, unittest.TestCase):
     calls = AsyncChat
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    def test_a_response_model_is_a_schema(self):
+        with openai.OpenAI(base_url=self.api, api_key="none", max_retries=0) as library:
+            client = instructor.from_openai(library, mode=instructor.Mode.JSON_SCHEMA)
+            messages = [{"role": "user", "content": QUESTION}]
+            body = {"model": self.server.model, "messages": messages, "max_tokens": 64, "max_retries": 0}
+            self.check(client.chat.completions.create(response_model=Sum, **body))
+            *_, last = client.chat.completions.create_partial(response_model=Sum, **body)
+            self.check(Sum.model_validate(last.model_dump()))
 
 
 if __name__ == "__main__":

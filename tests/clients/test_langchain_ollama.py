@@ -14,6 +14,7 @@ from contract import (
     StreamContract,
 )
 from langchain_text import text_of
+from structured import QUESTION, Structured, Sum
 
 
 class LangChainOllama:
@@ -80,6 +81,15 @@ class ChatContract(Chats, unittest.TestCase):
 
 class AsyncChatContract(Chats, unittest.TestCase):
     calls = AsyncChat
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    def test_a_model_has_structured_output(self):
+        model = langchain_ollama.ChatOllama(base_url=self.server.url, model=self.server.model, num_predict=64)
+        model = model.with_structured_output(Sum, method="json_schema")
+        self.check(model.invoke(QUESTION))
+        *_, last = model.stream(QUESTION)
+        self.check(last)
 
 
 if __name__ == "__main__":

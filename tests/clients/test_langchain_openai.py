@@ -6,6 +6,7 @@ from importlib.metadata import version
 import langchain_openai
 from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract
 from langchain_text import text_of
+from structured import QUESTION, Structured, Sum
 
 
 class Chat(Calls):
@@ -99,6 +100,15 @@ if int(version("langchain-openai").split(".")[0]) >= 1 or version("langchain-ope
 
     class AsyncResponsesContract(Contract, unittest.TestCase):
         calls = AsyncResponses
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    def test_a_model_has_structured_output(self):
+        options = {"base_url": self.api, "api_key": "none", "model": self.server.model, "max_tokens": 64, "max_retries": 0}
+        model = langchain_openai.ChatOpenAI(**options).with_structured_output(Sum, method="json_schema")
+        self.check(model.invoke(QUESTION))
+        *_, last = model.stream(QUESTION)
+        self.check(last)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from contract import (
     CuttingEmbeddingContract,
     EmbeddingCalls,
 )
+from structured import Structured, Sum
 
 
 class Ollama:
@@ -152,6 +153,16 @@ class ChatContract(Contract, unittest.TestCase):
 
 class GenerateContract(Contract, unittest.TestCase):
     calls = Generate
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    def test_a_schema_is_a_format(self):
+        client = ollama.Client(host=self.server.url)
+        body = {"model": self.server.model, "format": Sum.model_json_schema(), "options": {"num_predict": 64}}
+        message = {"role": "user", "content": QUESTION}
+        self.check_text(client.chat(messages=[message], **body).message.content)
+        self.check_text("".join(part.message.content for part in client.chat(messages=[message], stream=True, **body)))
+        self.check_text(client.generate(prompt=QUESTION, **body).response)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import urllib.request
 import openai
 from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract
 from server import shared
+from structured import QUESTION, Structured, Sum
 
 
 class OpenAI:
@@ -306,6 +307,45 @@ class OpenAIClient(unittest.TestCase):
             card = json.load(response)["data"][0]
         self.assertEqual(card["diffulex"]["strategy"], "multi_bd")
         self.assertGreater(card["diffulex"]["parameters"], 1_000_000)
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.client = openai.OpenAI(base_url=cls.api, api_key="none", max_retries=0)
+        # Earlier versions have it under `beta` alone.
+        completions = cls.client.chat.completions
+        cls.completions = completions if hasattr(completions, "parse") else cls.client.beta.chat.completions
+        cls.chat = {"model": cls.server.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
+        cls.response = {"model": cls.server.model, "input": QUESTION, "max_output_tokens": 64}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.client.close()
+
+    def test_a_chat_is_parsed(self):
+        message = self.completions.parse(**self.chat, response_format=Sum).choices[0].message
+        self.check(message.parsed)
+        self.assertEqual(message.content, message.parsed.model_dump_json())
+
+    def test_a_streamed_chat_is_parsed(self):
+        with self.completions.stream(**self.chat, response_format=Sum) as stream:
+            stream.until_done()
+            self.check(stream.get_final_completion().choices[0].message.parsed)
+
+    def test_a_response_is_parsed(self):
+        self.check(self.client.responses.parse(**self.response, text_format=Sum).output_parsed)
+
+    def test_a_streamed_response_is_parsed(self):
+        with self.client.responses.stream(**self.response, text_format=Sum) as stream:
+            stream.until_done()
+            self.check(stream.get_final_response().output_parsed)
+
+    def test_choices_and_expressions_are_fields_of_vllm(self):
+        for form, pattern in [({"choice": ["even", "odd"]}, "even|odd"), ({"regex": "[0-9]{2,3}"}, "[0-9]{2,3}")]:
+            reply = self.client.chat.completions.create(**self.chat, extra_body={"structured_outputs": form})
+            self.assertRegex(reply.choices[0].message.content, f"^({pattern})$")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 import unittest
 
 from contract import AsyncCalls, Calls, Contract
-from pydantic_ai import Agent
+from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+from structured import QUESTION, Structured, Sum
 
 
 class Chat(Calls):
@@ -68,6 +69,14 @@ class AsyncResponsesContract(Contract, unittest.TestCase):
 
 class AsyncMessagesContract(Contract, unittest.TestCase):
     calls = AsyncMessages
+
+
+class StructuredOutput(Structured, unittest.TestCase):
+    def test_native_output_is_a_schema(self):
+        for model in (OpenAIChatModel, OpenAIResponsesModel):
+            backend = model(self.server.model, provider=OpenAIProvider(base_url=self.api, api_key="none"))
+            agent = Agent(backend, output_type=NativeOutput(Sum), retries=0, model_settings={"max_tokens": 64})
+            self.check(agent.run_sync(QUESTION).output)
 
 
 if __name__ == "__main__":
