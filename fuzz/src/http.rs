@@ -422,7 +422,7 @@ fn answer(request: &ServingGenerate, answer: u8) -> Vec<ServingEvent> {
         full_token_ids: token_ids.clone(),
         token_ids,
         nfe: 4,
-        prompt_tokens: 4,
+        prompt_tokens: request.prompt.len() as u32,
         embedding: if request.embed.is_some() { vec![0.5; WIDTH] } else { Vec::new() },
         label_scores: label_scores(&request.labels),
         seed: request.sampling_params.seed,

@@ -122,7 +122,7 @@ impl Asked {
         let cached_by = |nth: usize| replies.get(nth).map_or(0, |reply: &ServingReply| reply.cached_tokens.min(n_head));
         let cached_tokens = cached_by(0);
         let cost = Cost {
-            input_tokens: n_head + replies.iter().map(|reply| reply.prompt_tokens - n_head).sum::<u32>(),
+            input_tokens: n_head + replies.iter().map(|reply| reply.prompt_tokens.saturating_sub(n_head)).sum::<u32>(),
             cached_tokens,
             written_tokens: cached_by(1).saturating_sub(cached_tokens),
             nfe: replies.iter().map(|reply| reply.nfe).sum(),
