@@ -34,10 +34,8 @@ pub fn run(input: &[u8]) {
 fn render(input: &[u8]) {
     let [template, messages @ ..] = parts::<7>(input);
     let of = |part: Option<&[u8]>| part.map(|part| String::from_utf8_lossy(part).into_owned());
-    let messages: Vec<ChatMessage> = messages
-        .chunks(2)
-        .filter_map(|message| Some(ChatMessage::new(of(message[0])?, of(message[1])?)))
-        .collect();
+    let messages: Vec<ChatMessage> =
+        messages.chunks(2).filter_map(|message| Some(ChatMessage::new(of(message[0])?, of(message[1])?))).collect();
     match template {
         None | Some([]) => {
             // Whatever the messages are, a real template takes them, and the tokenizer what it writes.
