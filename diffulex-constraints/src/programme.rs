@@ -122,6 +122,10 @@ impl<'a> Chain<'a> {
     /// The likeliest token of each class but that of the path's token, with its probability: at most `n` that are possible, the
     /// likeliest first.
     pub fn runners_up(&self, path: &Path, row: usize, n: usize) -> Vec<(u32, f32)> {
+        // Asked for at every candidate of every step, and most often for none: a row's weights are an exponential for each class.
+        if n == 0 {
+            return Vec::new();
+        }
         let mut weights = Weights::new(self.automaton);
         weights.load(&self.rows[row]);
         let own = self.automaton.class(path.tokens[row]);
