@@ -134,7 +134,6 @@ pub(crate) fn keep_to_constraint(
         drafts: drafts.tokens.clone(),
         confidences: (0..rows.len()).map(|row| confidence(drafts, row)).collect(),
         is_forced: drafts.is_forced.clone(),
-        tokens: written.tokens,
     }))
 }
 

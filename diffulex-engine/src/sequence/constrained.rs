@@ -24,9 +24,7 @@ pub struct Constrained {
 pub struct Path {
     /// The first position.
     pub start: usize,
-    /// Tokens that may be written, one per position.
-    pub tokens: Vec<u32>,
-    /// Tokens that drafts are rewritten to.
+    /// Tokens that drafts are rewritten to, one per position.
     pub drafts: Vec<u32>,
     /// Probability of each draft's token.
     pub confidences: Vec<f32>,
@@ -37,7 +35,7 @@ pub struct Path {
 impl Path {
     /// Its positions.
     pub fn positions(&self) -> Range<usize> {
-        self.start..self.start + self.tokens.len()
+        self.start..self.start + self.drafts.len()
     }
 }
 
