@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::{ErrorCode, EventBatch, ServingCommand, ServingError, ServingEvent};
 
 /// Changes when an old and a new side can no longer talk.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// The keys of a batch.
 pub(crate) const INCARNATION: &str = "incarnation";

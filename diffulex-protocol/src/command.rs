@@ -147,6 +147,12 @@ pub struct ServingGenerate {
     /// The language that the answer must belong to; `None` is any text. No effect with `embed` and `labels`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub constraint: Option<Constraint>,
+    /// Tokens of the answer that are decided beforehand. No two may take the same position.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pins: Vec<Pin>,
+    /// Parts of the answer that must each belong to a language of their own. They may not overlap, and `constraint` must be `None`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub holes: Vec<Hole>,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,
@@ -161,10 +167,37 @@ impl ServingGenerate {
         Self { rid: rid.into(), prompt, ..Self::default() }
     }
 
-    /// Tokens that the client gave: the prompt without its masks, and the suffix.
-    pub fn given_tokens(&self) -> usize {
-        self.prompt.len() - self.masked.len() + self.suffix.len()
+    /// The languages that the answer must belong to: of the whole, then of its holes.
+    pub fn constraints(&self) -> impl Iterator<Item = &Constraint> {
+        self.constraint.iter().chain(self.holes.iter().map(|hole| &hole.constraint))
     }
+
+    /// Tokens that the client gave: the prompt without its masks, the suffix, and the pins.
+    pub fn given_tokens(&self) -> usize {
+        let pinned: usize = self.pins.iter().map(|pin| pin.ids.len()).sum();
+        self.prompt.len() - self.masked.len() + self.suffix.len() + pinned
+    }
+}
+
+/// Tokens of an answer that are decided beforehand.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    /// Position of the first, from the beginning of the answer.
+    pub position: u32,
+    /// The tokens.
+    pub ids: Vec<u32>,
+}
+
+/// A part of an answer that must belong to a language of its own. Positions that its text does not need hold end tokens, which
+/// do not end the answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hole {
+    /// Its first position, from the beginning of the answer.
+    pub position: u32,
+    /// Its positions.
+    pub len: u32,
+    /// The language of its text.
+    pub constraint: Constraint,
 }
 
 /// The use that a request makes of a context: a text whose whole pages of K/V stay in the cache after the request.

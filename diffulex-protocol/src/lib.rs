@@ -20,7 +20,8 @@ mod settings;
 
 pub use codec::{CodecError, PROTOCOL_VERSION};
 pub use command::{
-    AdapterSource, ContextUse, Pooling, ProfileStart, ServingCommand, ServingGenerate, SnapshotSpan, StreamMode,
+    AdapterSource, ContextUse, Hole, Pin, Pooling, ProfileStart, ServingCommand, ServingGenerate, SnapshotSpan,
+    StreamMode,
 };
 pub use constraint::{Constraint, Tag, Tags};
 pub use event::{

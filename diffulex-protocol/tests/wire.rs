@@ -156,6 +156,8 @@ fn full_commands() -> Vec<ServingCommand> {
         embed: Some(Pooling::Last),
         labels: vec![3, 4],
         constraint: Some(tags()),
+        pins: vec![Pin { position: 3, ids: vec![5] }],
+        holes: vec![Hole { position: 1, len: 2, constraint: Constraint::JsonObject }],
         user: Some("u".to_owned()),
         created_time: 1.5,
     };

@@ -49,14 +49,50 @@ struct Kept {
     used: u64,
 }
 
-/// A request with its constraint.
+/// A request with its constraints.
 pub(crate) struct Settled {
     /// The request.
     pub(crate) request: ServingGenerate,
-    /// Its constraint, or why it is refused.
-    pub(crate) compiled: Result<Arc<Compiled>, RequestError>,
-    /// Time that compiling took for this request; 0 if it was compiled before.
-    pub(crate) took: Duration,
+    /// Its constraints, each with the time that compiling took for this request, which is 0 if it was compiled before; or why it is
+    /// refused.
+    pub(crate) compiled: Result<Vec<(Arc<Compiled>, Duration)>, RequestError>,
+}
+
+/// A request some of whose constraints are not compiled.
+struct Waiting {
+    request: ServingGenerate,
+    /// Outcomes of its constraints, in order, with the time that each took for this request.
+    outcomes: Vec<Option<(Outcome, Duration)>>,
+}
+
+impl Waiting {
+    /// The first constraint without an outcome.
+    fn next(&self) -> Option<&Constraint> {
+        let missing = self.request.constraints().zip(&self.outcomes).find(|(_, outcome)| outcome.is_none());
+        missing.map(|(constraint, _)| constraint)
+    }
+
+    /// Notes `outcome` wherever `constraint` is waited for. True if it is.
+    fn note(&mut self, constraint: &Constraint, outcome: &Outcome, took: Duration) -> bool {
+        let mut took = Some(took);
+        for (wanted, place) in self.request.constraints().zip(&mut self.outcomes) {
+            if wanted == constraint && place.is_none() {
+                *place = Some((outcome.clone(), took.take().unwrap_or_default()));
+            }
+        }
+        took.is_none()
+    }
+
+    /// The request, if nothing is missing.
+    fn settled(self) -> Result<Settled, Self> {
+        if self.next().is_some() {
+            return Err(self);
+        }
+        let of = |(outcome, took): (Outcome, Duration)| outcome.map(|compiled| (compiled, took));
+        let compiled: Result<_, ConstraintError> = self.outcomes.into_iter().flatten().map(of).collect();
+        let compiled = compiled.map_err(|error| RequestError::invalid(PARAM, error.message));
+        Ok(Settled { request: self.request, compiled })
+    }
 }
 
 /// Compiled constraints, and the requests that wait for theirs.
@@ -64,7 +100,7 @@ pub(crate) struct Constraints {
     kept: HashMap<Constraint, Kept>,
     kept_bytes: usize,
     n_uses: u64,
-    waiting: VecDeque<ServingGenerate>,
+    waiting: VecDeque<Waiting>,
     /// Whether the thread compiles one of them.
     is_compiling: bool,
     orders: Sender<Constraint>,
@@ -90,12 +126,13 @@ impl Constraints {
         })
     }
 
-    /// `request` with its constraint if that is compiled; otherwise the request waits.
-    pub(crate) fn take(&mut self, request: ServingGenerate, constraint: &Constraint) -> Option<Settled> {
-        match self.find(constraint) {
-            Some(outcome) => Some(settled(request, outcome, false)),
-            None => {
-                self.waiting.push_back(request);
+    /// `request` with its constraints if all are compiled; otherwise the request waits.
+    pub(crate) fn take(&mut self, request: ServingGenerate) -> Option<Settled> {
+        let outcomes = request.constraints().map(|constraint| Some((self.find(constraint)?, Duration::ZERO))).collect();
+        match (Waiting { request, outcomes }).settled() {
+            Ok(settled) => Some(settled),
+            Err(waiting) => {
+                self.waiting.push_back(waiting);
                 self.order_next();
                 None
             }
@@ -114,24 +151,24 @@ impl Constraints {
                 Err(RecvTimeoutError::Disconnected) => {
                     let gone = || RequestError::engine("the thread that compiles constraints has ended");
                     let waiting = self.waiting.drain(..);
-                    all.extend(waiting.map(|request| Settled { request, compiled: Err(gone()), took: Duration::ZERO }));
+                    all.extend(waiting.map(|Waiting { request, .. }| Settled { request, compiled: Err(gone()) }));
                     self.is_compiling = false;
                     break;
                 }
             };
             wait = Duration::ZERO;
             self.is_compiling = false;
-            let (theirs, others): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.waiting)
-                .into_iter()
-                .partition(|request| request.constraint.as_ref() == Some(&constraint));
-            self.waiting = others;
-            let first_is_fresh = std::iter::once(true).chain(std::iter::repeat(false));
-            all.extend(
-                theirs
-                    .into_iter()
-                    .zip(first_is_fresh)
-                    .map(|(request, is_fresh)| settled(request, outcome.clone(), is_fresh)),
-            );
+            // The time counts for the first that asked.
+            let mut took = outcome.as_ref().map_or(Duration::ZERO, |compiled| compiled.took);
+            for mut waiting in std::mem::take(&mut self.waiting) {
+                if waiting.note(&constraint, &outcome, took) {
+                    took = Duration::ZERO;
+                }
+                match waiting.settled() {
+                    Ok(settled) => all.push(settled),
+                    Err(waiting) => self.waiting.push_back(waiting),
+                }
+            }
             self.keep(constraint, outcome);
             self.order_next();
         }
@@ -145,26 +182,26 @@ impl Constraints {
 
     /// Whether `rid` waits.
     pub(crate) fn has(&self, rid: &str) -> bool {
-        self.waiting.iter().any(|request| request.rid == rid)
+        self.waiting.iter().any(|waiting| waiting.request.rid == rid)
     }
 
     /// Removes the waiting request `rid`.
     pub(crate) fn remove(&mut self, rid: &str) -> Option<ServingGenerate> {
-        let place = self.waiting.iter().position(|request| request.rid == rid)?;
-        self.waiting.remove(place)
+        let place = self.waiting.iter().position(|waiting| waiting.request.rid == rid)?;
+        self.waiting.remove(place).map(|waiting| waiting.request)
     }
 
     /// Removes all waiting requests.
     pub(crate) fn remove_all(&mut self) -> Vec<ServingGenerate> {
-        self.waiting.drain(..).collect()
+        self.waiting.drain(..).map(|waiting| waiting.request).collect()
     }
 
-    /// Orders the constraint of the oldest request that waits, unless one is compiled already.
+    /// Orders a constraint of the oldest request that waits, unless one is compiled already.
     fn order_next(&mut self) {
         if self.is_compiling {
             return;
         }
-        if let Some(constraint) = self.waiting.front().and_then(|request| request.constraint.clone()) {
+        if let Some(constraint) = self.waiting.front().and_then(|waiting| waiting.next().cloned()) {
             // Without the thread, `settled` finds its channel closed.
             let _ = self.orders.send(constraint);
             self.is_compiling = true;
@@ -196,12 +233,6 @@ impl Constraints {
             self.kept_bytes -= kept.n_bytes;
         }
     }
-}
-
-fn settled(request: ServingGenerate, outcome: Outcome, is_fresh: bool) -> Settled {
-    let took = outcome.as_ref().ok().filter(|_| is_fresh).map_or(Duration::ZERO, |compiled| compiled.took);
-    let compiled = outcome.map_err(|error| RequestError::invalid(PARAM, error.message));
-    Settled { request, compiled, took }
 }
 
 /// Bytes of a constraint as the client wrote it.

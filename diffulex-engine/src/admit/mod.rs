@@ -5,10 +5,14 @@
 pub(crate) mod adapters;
 pub(crate) mod constraints;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
 
-use diffulex_protocol::{ErrorCode, FinishReason, SamplingParams, ServingGenerate, SettingValue};
+use diffulex_constraints::Automaton;
+use diffulex_protocol::{ErrorCode, FinishReason, Hole, Pin, SamplingParams, ServingGenerate, SettingValue};
 use diffulex_strategies::AnyStrategy;
 use diffulex_strategies::accept::DENOISING_STEPS;
 
@@ -16,7 +20,7 @@ use crate::AdapterId;
 use crate::admit::adapters::{AdapterTable, LoadedAdapter};
 use crate::config::EngineConfig;
 use crate::error::RequestError;
-use crate::sequence::{Constrained, ContextGrowth, Geometry, Labels, LayoutRules, Limits, PositionState, Sequence};
+use crate::sequence::{Constrained, ContextGrowth, Geometry, Labels, LayoutRules, Limits, Sequence};
 
 /// The place of an answer between the tokens of its sequence.
 struct Place {
@@ -24,8 +28,8 @@ struct Place {
     prompt: Vec<u32>,
     /// Limits of the answer.
     limits: Limits,
-    /// Tokens of the answer that the client gave, one entry per position; empty if it gave none.
-    given: Vec<Option<u32>>,
+    /// Tokens of the answer that the client gave, by position.
+    given: BTreeMap<usize, u32>,
     /// Tokens after it.
     suffix: Vec<u32>,
 }
@@ -99,14 +103,19 @@ fn check_constraint(sequence: &Sequence, constraint: &Constrained) -> Result<(),
         let message = "ignore_eos writes on behind the end of an answer, which a constraint forbids";
         return Err(RequestError::invalid("ignore_eos", message));
     }
-    let (start, end) = (answer.prompt_len(), answer.limits().end);
-    let given = |position: usize| match answer.states().get(position) {
-        Some(PositionState::Prompt) => Some(answer.tokens()[position]),
-        _ => None,
-    };
-    let rows: Vec<Option<u32>> = (start..end).map(given).collect();
-    if automaton.fits(&rows, answer.stops_from() - start) {
+    let Range { start, end } = constraint.positions();
+    let rows: Vec<Option<u32>> = (start..end).map(|position| answer.given(position)).collect();
+    if automaton.fits(&rows, constraint.ends_from(answer) - start) {
         return Ok(());
+    }
+    if constraint.positions() != answer.range() {
+        let message = format!(
+            "no text of up to {} tokens fits the constraint of the hole at position {}, whose shortest text has {}",
+            end - start,
+            start - answer.prompt_len(),
+            automaton.shortest()
+        );
+        return Err(RequestError::invalid("holes", message));
     }
     let (param, limit) = match answer.limits().reason {
         FinishReason::MaxModelLenReached => ("prompt", "the prompt leaves"),
@@ -118,24 +127,71 @@ fn check_constraint(sequence: &Sequence, constraint: &Constrained) -> Result<(),
         format!("{limit} {n_tokens}; the shortest answer that fits the constraint has {shortest} tokens")
     } else {
         format!(
-            "no answer of up to {n_tokens} tokens fits the constraint together with what else the request gives: min_tokens, and tokens between its masks"
+            "no answer of up to {n_tokens} tokens fits the constraint together with what else the request gives: min_tokens, and tokens of the answer"
         )
     };
     Err(RequestError::invalid(param, why))
 }
 
+/// The constraints of `request`, each on its part of the answer of `sequence`.
+fn constraints(
+    sequence: &Sequence,
+    request: &ServingGenerate,
+    compiled: &[(Arc<Automaton>, Duration)],
+) -> Result<Vec<Constrained>, RequestError> {
+    let answer = sequence.answer().range();
+    let whole = request.constraint.iter().map(|_| answer.clone());
+    let mut parts = Vec::new();
+    for Hole { position, len, .. } in &request.holes {
+        let start = answer.start + *position as usize;
+        let part = start..start + *len as usize;
+        if part.end > answer.end {
+            let n_tokens = answer.len();
+            let end = part.end - answer.start;
+            let message = format!("a hole ends at position {end} of the answer, which has {n_tokens}");
+            return Err(RequestError::invalid("holes", message));
+        }
+        parts.push(part);
+    }
+    check_apart("holes", &mut parts.clone())?;
+    if request.constraint.is_some() && !parts.is_empty() {
+        return Err(RequestError::invalid("holes", "an answer has either a constraint or holes with constraints"));
+    }
+    let mut all = Vec::new();
+    for (positions, (automaton, took)) in whole.chain(parts).zip(compiled) {
+        let constraint = Constrained::new(Arc::clone(automaton), *took, positions);
+        check_constraint(sequence, &constraint)?;
+        all.push(constraint);
+    }
+    Ok(all)
+}
+
+/// Refuses, for `param`, parts of an answer that overlap.
+fn check_apart(param: &'static str, parts: &mut [Range<usize>]) -> Result<(), RequestError> {
+    parts.sort_unstable_by_key(|part| part.start);
+    match parts.windows(2).find(|pair| pair[1].start < pair[0].end) {
+        Some(_) => Err(RequestError::invalid(param, format!("two {param} take the same position of the answer"))),
+        None => Ok(()),
+    }
+}
+
 impl Admission<'_> {
-    /// Sets the seed of `request` and makes its sequence.
+    /// Sets the seed of `request` and makes its sequence. `compiled` are its constraints, in the order of
+    /// [`ServingGenerate::constraints`], with the time that compiling each took.
     pub(crate) fn admit(
         &self,
         request: &mut ServingGenerate,
-        constraint: Option<Constrained>,
+        compiled: &[(Arc<Automaton>, Duration)],
     ) -> Result<Admitted, RequestError> {
         if !request.labels.is_empty() {
             check_ids("labels", &request.labels, self.vocab_size)?;
             request.sampling_params = Labels::params();
             request.masked.clear();
             request.suffix.clear();
+        }
+        if !request.labels.is_empty() || request.embed.is_some() {
+            request.pins.clear();
+            request.holes.clear();
         }
         // Drawn here if the client gives none, so that the reply can name it.
         let seed = request.sampling_params.seed_or(|| RandomState::new().hash_one(&request.rid));
@@ -177,6 +233,7 @@ impl Admission<'_> {
             self.check_room(&strategy, &place)?;
         }
         let scoring = params.prompt_logprobs.map(|n| self.scoring(&strategy, &place, n)).transpose()?.flatten();
+        let place = if is_prompt_only { place } else { self.pinned(place, request)? };
         let Place { prompt, limits, given, suffix } = &place;
         let sequence = Sequence::new(
             prompt,
@@ -192,13 +249,8 @@ impl Admission<'_> {
         .with_suffix(suffix);
         let sequence = if is_prompt_only { sequence.prompt_only() } else { sequence };
         let sequence = if request.labels.is_empty() { sequence } else { sequence.choosing(&request.labels) };
-        let sequence = match constraint.filter(|_| !is_prompt_only) {
-            Some(constraint) => {
-                check_constraint(&sequence, &constraint)?;
-                sequence.constrained(constraint)
-            }
-            None => sequence,
-        };
+        let constraints = if is_prompt_only { Vec::new() } else { constraints(&sequence, request, compiled)? };
+        let sequence = sequence.constrained(constraints);
         Ok(Admitted { sequence, adapter: adapter.map(|adapter| adapter.id), scoring })
     }
 
@@ -265,7 +317,7 @@ impl Admission<'_> {
         } else {
             Limits { end: max_model_len, reason: FinishReason::MaxModelLenReached }
         };
-        Ok(Place { prompt: prompt.to_vec(), limits, given: Vec::new(), suffix: suffix.to_vec() })
+        Ok(Place { prompt: prompt.to_vec(), limits, given: BTreeMap::new(), suffix: suffix.to_vec() })
     }
 
     /// An answer from the first mask of `prompt` to the last. The rest of the prompt is its suffix.
@@ -302,9 +354,37 @@ impl Admission<'_> {
         Ok(Place {
             prompt: prompt[..first].to_vec(),
             limits: Limits { end, reason: FinishReason::MaxNewTokensReached },
-            given: (first..end).map(|position| (!masked.contains(&position)).then_some(prompt[position])).collect(),
+            given: (first..end).filter(|position| !masked.contains(position)).map(|at| (at, prompt[at])).collect(),
             suffix: prompt[end..].to_vec(),
         })
+    }
+
+    /// `place` with the pins of `request` in its answer.
+    fn pinned(&self, mut place: Place, request: &ServingGenerate) -> Result<Place, RequestError> {
+        let ServingGenerate { pins, masked, .. } = request;
+        if pins.is_empty() {
+            return Ok(place);
+        }
+        if !masked.is_empty() {
+            return Err(RequestError::invalid(
+                "pins",
+                "a prompt with masks takes no pins: tokens between its masks are given",
+            ));
+        }
+        let (start, limit) = (place.prompt.len(), place.limits.end - place.prompt.len());
+        let mut parts = Vec::new();
+        for Pin { position, ids } in pins {
+            check_ids("pins", ids, self.vocab_size)?;
+            let part = *position as usize..*position as usize + ids.len();
+            if part.end > limit {
+                let message = format!("a pin ends at position {} of the answer, which has at most {limit}", part.end);
+                return Err(RequestError::invalid("pins", message));
+            }
+            place.given.extend((start + part.start..).zip(ids.iter().copied()));
+            parts.push(part);
+        }
+        check_apart("pins", &mut parts)?;
+        Ok(place)
     }
 
     /// Refuses a request that can never be planned.

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use diffulex_constraints::Automaton;
 use diffulex_protocol::{
     AdapterSource, ErrorCode, FinishReason, ServingCommand, ServingEvent, ServingGenerate, ServingReply,
 };
 
 use super::requests::Output;
 use super::state::Engine;
-use crate::admit::constraints::Settled;
+use crate::admit::constraints::{Compiled, Settled};
 use crate::admit::{Admission, Admitted};
 use crate::error::RequestError;
 use crate::plan::scheduler::{RequestKey, Scheduled};
 use crate::report::emit::Emitter;
-use crate::sequence::Constrained;
 
 /// Longest wait of a tick for a constraint when there is nothing else to do: commands are looked at as often. Chosen by us.
 const CONSTRAINT_WAIT: Duration = Duration::from_millis(5);
@@ -61,13 +61,10 @@ impl Engine {
         }
         // What is read instead of written has no language.
         let is_answered = request.labels.is_empty() && request.embed.is_none();
-        match request.constraint.clone().filter(|_| is_answered) {
-            None => self.admit_or_fail(request, None, events),
-            Some(constraint) => {
-                if let Some(settled) = self.constraints.take(request, &constraint) {
-                    self.admit_compiled(settled, events);
-                }
-            }
+        if !is_answered {
+            self.admit_or_fail(request, &[], events);
+        } else if let Some(settled) = self.constraints.take(request) {
+            self.admit_compiled(settled, events);
         }
     }
 
@@ -80,12 +77,15 @@ impl Engine {
     }
 
     fn admit_compiled(&mut self, settled: Settled, events: &mut Vec<ServingEvent>) {
-        let Settled { request, compiled, took } = settled;
+        let Settled { request, compiled } = settled;
         match compiled {
             Ok(compiled) => {
-                self.classes.note(&compiled.automaton, &compiled.classes);
-                let constraint = Constrained::new(Arc::clone(&compiled.automaton), took);
-                self.admit_or_fail(request, Some(constraint), events);
+                for (compiled, _) in &compiled {
+                    self.classes.note(&compiled.automaton, &compiled.classes);
+                }
+                let automaton = |(compiled, took): &(Arc<Compiled>, Duration)| (Arc::clone(&compiled.automaton), *took);
+                let automata: Vec<_> = compiled.iter().map(automaton).collect();
+                self.admit_or_fail(request, &automata, events);
             }
             Err(error) => events.push(ServingEvent::Error(error.into_event(request.rid))),
         }
@@ -94,11 +94,11 @@ impl Engine {
     fn admit_or_fail(
         &mut self,
         request: ServingGenerate,
-        constraint: Option<Constrained>,
+        constraints: &[(Arc<Automaton>, Duration)],
         events: &mut Vec<ServingEvent>,
     ) {
         let rid = request.rid.clone();
-        match self.admit(request, constraint) {
+        match self.admit(request, constraints) {
             // An answer without tokens is whole from the start.
             Ok(key) => _ = self.finish_if_whole(key, events),
             Err(error) => events.push(ServingEvent::Error(error.into_event(rid))),
@@ -108,11 +108,11 @@ impl Engine {
     fn admit(
         &mut self,
         mut request: ServingGenerate,
-        constraint: Option<Constrained>,
+        constraints: &[(Arc<Automaton>, Duration)],
     ) -> Result<RequestKey, RequestError> {
         let admission = Admission { config: &self.config, adapters: &self.adapters, vocab_size: self.card.vocab_size };
-        let Admitted { sequence, adapter, scoring } = admission.admit(&mut request, constraint)?;
-        self.counters.count_prompt(sequence.answer().n_given(0..sequence.answer().states().len()));
+        let Admitted { sequence, adapter, scoring } = admission.admit(&mut request, constraints)?;
+        self.counters.count_prompt(sequence.answer().n_given_in_all());
         let emitter = Emitter::new(&request, sequence.answer().prompt_len());
         let context = request.context.map(|context| context.id);
         let (sequence, answer) = match scoring {

@@ -29,13 +29,14 @@ impl Engine {
         events.extend(ended);
     }
 
-    /// Ends a request if it is finished. True if it was.
+    /// Ends a request if it is finished before its first forward: nothing is to be written, or the client gave all of it. True if
+    /// it was.
     pub(super) fn finish_if_whole(&mut self, key: RequestKey, events: &mut Vec<ServingEvent>) -> bool {
-        let reason = self.requests.scheduled.get(&key).and_then(|request| request.sequence.finished());
-        if let Some(reason) = reason {
-            self.finish(key, reason, events);
-        }
-        reason.is_some()
+        let Some((request, output)) = self.requests.get_mut(key) else { return false };
+        let Some(reason) = request.sequence.finished() else { return false };
+        let found_stop = output.emitter.absorb(request.sequence.answer(), &self.text);
+        self.finish(key, if found_stop { FinishReason::StopString } else { reason }, events);
+        true
     }
 
     /// Ends a request with an error.

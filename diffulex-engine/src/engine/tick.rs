@@ -14,7 +14,7 @@ use crate::kernels::SampleableTokens;
 use crate::models::Outputs;
 use crate::plan::scheduler::{RequestKey, Scheduled, Span};
 use crate::recipe::batch::{BatchEnv, Forward, lay_out};
-use crate::recipe::constrained::{class_rows, keep_to_constraint};
+use crate::recipe::constrained::{class_rows, keep_to_constraints};
 use crate::recipe::randomness::DrawKey;
 use crate::recipe::recipes::{candidates, label_scores};
 use crate::sequence::{ForwardKind, Path};
@@ -120,13 +120,13 @@ impl Engine {
         for span in plan {
             let kept = candidates.remove(&span.key).unwrap_or(Ok(Vec::new())).and_then(|mut candidates| {
                 let request = self.requests.scheduled.get(&span.key).zip(classes.get(&span.key));
-                let path = request.map_or(Ok(None), |(Scheduled { sequence, .. }, classes)| {
-                    keep_to_constraint(sequence, classes, &mut candidates, &*self.randomness)
+                let paths = request.map_or(Ok(Vec::new()), |(Scheduled { sequence, .. }, classes)| {
+                    keep_to_constraints(sequence, classes, &mut candidates, &*self.randomness)
                 })?;
-                Ok((candidates, path))
+                Ok((candidates, paths))
             });
             match kept {
-                Ok((candidates, path)) => self.commit(&span, &candidates, path.as_ref(), started, events),
+                Ok((candidates, paths)) => self.commit(&span, &candidates, &paths, started, events),
                 Err(error) => self.fail(span.key, error, events),
             }
         }
@@ -176,12 +176,12 @@ impl Engine {
         &mut self,
         span: &Span,
         candidates: &[BlockCandidates],
-        path: Option<&Path>,
+        paths: &[Path],
         started: Instant,
         events: &mut Vec<ServingEvent>,
     ) {
         let Some((request, output)) = self.requests.get_mut(span.key) else { return };
-        let change = match request.sequence.advance_along(span.blocks.clone(), candidates, path) {
+        let change = match request.sequence.advance_along(span.blocks.clone(), candidates, paths) {
             Ok(change) => change,
             Err(error) => return self.fail(span.key, error, events),
         };

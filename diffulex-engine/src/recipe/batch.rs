@@ -78,8 +78,12 @@ pub fn lay_out(plan: &[Span], requests: &BTreeMap<RequestKey, Scheduled>, env: B
                 recipe.conditions = Some(first_condition + recipe.row - rows.start);
             }
             if sequence.blocks()[canvas].steps > 0 {
-                batch.conditioning.extend(first_condition..first_condition + rows.len() as u32);
-                batch.conditioned.extend(rows);
+                // Rows of tokens that the client gave are never scored, so there is nothing to condition them with.
+                let canvas = sequence.geometry().block_range(canvas);
+                let is_scored = |position: &usize| !sequence.answer().states()[*position].is_decided();
+                let scored = || canvas.clone().filter(is_scored).map(|position| (position - canvas.start) as u32);
+                batch.conditioning.extend(scored().map(|row| first_condition + row));
+                batch.conditioned.extend(scored().map(|row| rows.start + row));
             }
         }
     }
@@ -129,7 +133,6 @@ fn add_rows(
     // The rows without the prompt follow those with it, in the same order.
     let unguided = decoding.requirements().guidance.map(|scale| (scale, positions.len()));
     let denoised = if is_unguided { 0..0 } else { sequence.denoised(&blocks) };
-    let classes = env.classes.of(sequence);
     let changes = (!denoised.is_empty()).then(|| LogitChanges::of(sequence, env.vocabulary));
     for (block, changes) in denoised.flat_map(|block| Some((block, changes.as_ref()?))) {
         let start = sequence.geometry().block_start(block);
@@ -138,7 +141,7 @@ fn add_rows(
             let guidance = unguided.map(|(scale, n_rows)| Guidance { unguided_row: (row + n_rows) as u32, scale });
             scored_positions.push(ScoredPosition { key, block, row: position - start });
             let recipe = recipes::recipe(sequence, position, row as u32, changes, env.vocabulary, env.randomness);
-            batch.specs.push(ScoreSpec { guidance, classes: classes.clone(), ..recipe });
+            batch.specs.push(ScoreSpec { guidance, classes: env.classes.at(sequence, position), ..recipe });
         }
     }
     let rows = first_row..batch.ids.len();

@@ -18,7 +18,7 @@ use crate::kernels::{ClassScore, Classes, Draw, RowScore};
 use crate::plan::scheduler::{RequestKey, Scheduled};
 use crate::recipe::randomness::Randomness;
 use crate::recipe::recipes::{ScoredPosition, draw_key};
-use crate::sequence::{Path, PositionState, Sequence};
+use crate::sequence::{Constrained, Path, PositionState, Sequence};
 
 /// Subtracted from the scores of tokens that top-k, top-p or min-p cut, in nats: they are written only where nothing that is kept can be.
 /// Chosen by us, far above the scores of whole answers and small enough for their fractions to survive in 32 bits.
@@ -41,9 +41,9 @@ impl ClassTables {
         }
     }
 
-    /// The classes by which rows of `sequence` are scored; `None` without a constraint.
-    pub(crate) fn of(&self, sequence: &Sequence) -> Option<Arc<Classes>> {
-        let automaton = Arc::as_ptr(sequence.decoding().constraint()?.automaton());
+    /// The classes by which the row that predicts `position` is scored; `None` without a constraint there.
+    pub(crate) fn at(&self, sequence: &Sequence, position: usize) -> Option<Arc<Classes>> {
+        let automaton = Arc::as_ptr(sequence.decoding().constraint_at(position)?.automaton());
         self.0.iter().find(|(known, _)| known.as_ptr() == automaton).map(|(_, classes)| Arc::clone(classes))
     }
 }
@@ -59,10 +59,12 @@ pub(crate) fn class_rows(
 ) -> ClassRows {
     let mut rows = ClassRows::new();
     for (wanted, scored) in scored_positions.iter().zip(scored) {
-        let sequence = requests.get(&wanted.key).map(|request| &request.sequence);
-        let Some(sequence) = sequence.filter(|sequence| sequence.decoding().constraint().is_some()) else { continue };
-        let Some(scored) = scored else { continue };
+        let Some(sequence) = requests.get(&wanted.key).map(|request| &request.sequence) else { continue };
         let position = sequence.geometry().block_start(wanted.block) + wanted.row;
+        if sequence.decoding().constraint_at(position).is_none() {
+            continue;
+        }
+        let Some(scored) = scored else { continue };
         rows.entry(wanted.key).or_default().insert(position, scored.classes.iter().map(weight).collect());
     }
     rows
@@ -74,36 +76,53 @@ fn weight(class: &ClassScore) -> ClassWeight {
     ClassWeight { token, log_max: log_max - cut, log_sum: log_sum - cut, drawn, log_drawn: log_drawn - cut }
 }
 
-/// Replaces the candidates of a request by tokens of one answer that its constraint allows, and returns that answer.
-pub(crate) fn keep_to_constraint(
+/// Replaces the candidates of a request by tokens of one answer that its constraints allow, and returns that answer, by constraint.
+pub(crate) fn keep_to_constraints(
     sequence: &Sequence,
     classes: &BTreeMap<usize, Vec<ClassWeight>>,
     candidates: &mut [BlockCandidates],
     randomness: &dyn Randomness,
+) -> Result<Vec<Path>, RequestError> {
+    let mut paths = Vec::new();
+    for constrained in sequence.decoding().constraints() {
+        paths.extend(keep_to_constraint(sequence, constrained, classes, candidates, randomness)?);
+    }
+    Ok(paths)
+}
+
+/// The same for one of the constraints; `None` if its positions are decided.
+fn keep_to_constraint(
+    sequence: &Sequence,
+    constrained: &Constrained,
+    classes: &BTreeMap<usize, Vec<ClassWeight>>,
+    candidates: &mut [BlockCandidates],
+    randomness: &dyn Randomness,
 ) -> Result<Option<Path>, RequestError> {
-    let Some(constrained) = sequence.decoding().constraint() else { return Ok(None) };
-    let scored_end = classes.keys().next_back().map_or(0, |last| {
+    let held = constrained.positions();
+    let scored_end = classes.range(held.clone()).next_back().map_or(0, |(last, _)| {
         let block = sequence.geometry().block_of(*last);
         sequence.geometry().block_range(block).end
     });
-    let positions = sequence.chain(scored_end);
+    let positions = sequence.chain(&held, scored_end);
     if positions.is_empty() {
         return Ok(None);
     }
     let answer = sequence.answer();
-    let row = |position: usize| match (answer.states()[position], classes.get(&position)) {
-        (PositionState::Prompt | PositionState::Filled, _) => Row::Decided(answer.tokens()[position]),
-        (PositionState::Masked | PositionState::Draft, Some(weights)) => Row::Scored(weights),
-        (PositionState::Masked, None) => Row::Unscored,
-        (PositionState::Draft, None) => Row::Draft(answer.tokens()[position]),
+    let row = |position: usize| match (answer.states().get(position), classes.get(&position)) {
+        (Some(PositionState::Prompt | PositionState::Filled), _) => Row::Decided(answer.tokens()[position]),
+        (Some(PositionState::Masked | PositionState::Draft), Some(weights)) => Row::Scored(weights),
+        (Some(PositionState::Masked), None) => Row::Unscored,
+        (Some(PositionState::Draft), None) => Row::Draft(answer.tokens()[position]),
+        // No block is open there yet, but the client may have given the token.
+        (None, _) => answer.given(position).map_or(Row::Unscored, Row::Decided),
     };
     let rows: Vec<Row<'_>> = positions.clone().map(row).collect();
     let chain = Chain {
         automaton: constrained.automaton(),
-        before: &answer.tokens()[answer.prompt_len()..positions.start],
+        before: &answer.tokens()[held.start..positions.start],
         rows: &rows,
-        may_end_from: answer.stops_from().saturating_sub(positions.start),
-        n_rest: answer.limits().end - positions.end,
+        may_end_from: constrained.ends_from(answer).saturating_sub(positions.start),
+        n_rest: held.end - positions.end,
     };
     let uniforms = uniforms(sequence, positions.clone(), randomness);
     let found = chain.likeliest().and_then(|likeliest| match &uniforms {

@@ -188,7 +188,7 @@ mod tests {
                 // Its decided positions are drafts.
                 1 => sequence(strategy(StrategyKind::BlockEdit, AttentionKind::BlockCausal), &prompt, &params),
                 _ => sequence(strategy(StrategyKind::SemiAutoregressive, AttentionKind::Full), &prompt, &params)
-                    .with_given(&given)
+                    .with_given(&(prompt.len()..).zip(&given).filter_map(|(at, token)| Some((at, (*token)?))).collect())
                     .with_suffix(&suffix),
             };
             let sequence = decided(sequence, &tokens, &sure);

@@ -28,7 +28,8 @@ pub struct ScoredPosition {
 
 /// The key of everything drawn for `position` in the next step.
 pub fn draw_key(sequence: &Sequence, position: usize) -> DrawKey {
-    let step = sequence.blocks()[sequence.geometry().block_of(position)].steps;
+    // A path under a constraint may reach into blocks that are not open.
+    let step = sequence.blocks().get(sequence.geometry().block_of(position)).map_or(0, |block| block.steps);
     DrawKey { seed: sequence.answer().params().seed.unwrap_or_default(), position, step }
 }
 

@@ -20,20 +20,20 @@ impl Sequence {
         blocks: Range<usize>,
         candidates: &[BlockCandidates],
     ) -> Result<StepChange, RequestError> {
-        self.advance_along(blocks, candidates, None)
+        self.advance_along(blocks, candidates, &[])
     }
 
-    /// The same for an answer with a constraint, whose candidates lie on `path`.
+    /// The same for an answer with constraints, whose candidates lie on `paths`.
     pub fn advance_along(
         &mut self,
         blocks: Range<usize>,
         candidates: &[BlockCandidates],
-        path: Option<&Path>,
+        paths: &[Path],
     ) -> Result<StepChange, RequestError> {
         let change = StepChange::new(self.forward_kind(&blocks));
         self.decoding.count(change.kind);
-        let undecided = path.map(|path| self.undecided_of(path)).unwrap_or_default();
-        let mut step = Step { sequence: self, change, path };
+        let undecided: Vec<Vec<usize>> = paths.iter().map(|path| self.undecided_of(path)).collect();
+        let mut step = Step { sequence: self, change, paths };
         // Every decision is taken on the state before this step, so the order of blocks does not matter.
         let mut proposals = step.proposals(candidates);
         step.note_candidates(candidates);
@@ -53,9 +53,10 @@ impl Sequence {
         Ok(step.change)
     }
 
-    /// Positions of `path` that are not decided.
+    /// Opened positions of `path` that are not decided.
     fn undecided_of(&self, path: &Path) -> Vec<usize> {
-        path.positions().filter(|position| !self.answer.states()[*position].is_decided()).collect()
+        let opened = path.positions().take_while(|position| *position < self.answer.states().len());
+        opened.filter(|position| !self.answer.states()[*position].is_decided()).collect()
     }
 
     /// Skips steps that write nothing whatever the network predicts: those of a schedule with more steps than positions to fill.
@@ -84,8 +85,8 @@ impl Sequence {
 struct Step<'a> {
     sequence: &'a mut Sequence,
     change: StepChange,
-    /// The answer that everything written lies on.
-    path: Option<&'a Path>,
+    /// The answers that everything written lies on, of parts of the answer with a constraint.
+    paths: &'a [Path],
 }
 
 impl Step<'_> {
@@ -155,9 +156,12 @@ impl Step<'_> {
                     let range = sequence.geometry.block_range(index);
                     let restored = sequence.block(index).restored().map(<[Input]>::to_vec);
                     n_changes += usize::from(restored.is_some());
-                    if sequence.block(index).focus().forwarded.len() == range.len() {
+                    let forwarded = sequence.block(index).focus().forwarded;
+                    if forwarded.len() == range.len() {
                         let written = restored.unwrap_or_else(|| sequence.answer.positions.inputs[range].to_vec());
                         sequence.blocks.keep_kv(index, written);
+                    } else if !forwarded.is_empty() {
+                        sequence.blocks.forward_alone(index, forwarded);
                     }
                 }
                 BlockStatus::Cached => {}
@@ -210,12 +214,13 @@ impl Step<'_> {
         Ok(())
     }
 
-    /// Rewrites drafts at `positions` to the path, so that they can be decided together with what else lies on it.
+    /// Rewrites drafts at `positions` to the paths, so that they can be decided together with what else lies on it.
     fn rewrite_drafts(&mut self, positions: Range<usize>) {
-        let Some(path) = self.path else { return };
         let is_canvas = self.sequence.geometry.rules().starts_as_noise;
-        let of_path = path.positions();
-        for position in positions.start.max(of_path.start)..positions.end.min(of_path.end) {
+        // A path may reach into blocks that are not open, to tokens that the client gave there.
+        let positions = positions.start..positions.end.min(self.sequence.answer.states().len());
+        let on_paths = self.paths.iter().flat_map(|path| path.positions().map(move |position| (path, position)));
+        for (path, position) in on_paths.filter(|(_, position)| positions.contains(position)) {
             let (token, confidence) = (path.drafts[position - path.start], path.confidences[position - path.start]);
             let positions = &mut self.sequence.answer.positions;
             if positions.states[position] != PositionState::Draft || positions.tokens[position] == token {
@@ -229,13 +234,17 @@ impl Step<'_> {
     }
 
     /// Notes which of the positions that were `undecided` before are decided now without a choice.
-    fn note_forced(&mut self, undecided: &[usize]) {
-        let Some(path) = self.path else { return };
+    fn note_forced(&mut self, undecided: &[Vec<usize>]) {
         let Sequence { answer, decoding, .. } = &mut *self.sequence;
-        let Some(constrained) = decoding.constraint_mut() else { return };
-        for position in undecided {
-            if path.is_forced[position - path.start] && answer.states()[*position].is_decided() {
-                constrained.note_forced(*position);
+        let of_path = |(path, undecided): (&'_ Path, &Vec<usize>)| {
+            let is_forced = |position: &usize| path.is_forced[position - path.start];
+            undecided.iter().copied().filter(is_forced).collect::<Vec<usize>>()
+        };
+        for position in self.paths.iter().zip(undecided).flat_map(of_path) {
+            if answer.states()[position].is_decided()
+                && let Some(constrained) = decoding.constraint_at_mut(position)
+            {
+                constrained.note_forced(position);
             }
         }
     }

@@ -32,6 +32,8 @@ pub struct Answer {
     mask_token_id: u32,
     stop_ids: BTreeSet<u32>,
     pub(super) positions: Positions,
+    /// Tokens behind the prompt that the client gave, by position.
+    given: BTreeMap<usize, u32>,
     /// First position at which an end token ends the answer: after the last token that the client gave, and after `min_tokens`.
     stops_from: usize,
     /// Position of the first end token, if one is written.
@@ -60,18 +62,25 @@ impl Answer {
             stops_from: prompt.len() + params.min_tokens as usize,
             params,
             positions: Positions::given(prompt),
+            given: BTreeMap::new(),
             first_stop: None,
             repetition_end: None,
         }
     }
 
-    /// Replaces positions of the answer by the tokens that the client gave.
-    pub(super) fn give(&mut self, given: &[Option<u32>]) {
-        for (position, token) in (self.prompt_len..).zip(given) {
-            if let Some(token) = *token {
-                self.positions.give(position, token);
-                self.stops_from = self.stops_from.max(position + 1);
-            }
+    /// Decides positions of the answer, opened or not, by the tokens that the client gave.
+    pub(super) fn give(&mut self, given: &BTreeMap<usize, u32>) {
+        self.given.clone_from(given);
+        if let Some((last, _)) = given.last_key_value() {
+            self.stops_from = self.stops_from.max(last + 1);
+        }
+        self.write_given(self.prompt_len);
+    }
+
+    /// Writes the given tokens at opened positions from `start` on.
+    fn write_given(&mut self, start: usize) {
+        for (position, token) in self.given.range(start..self.positions.tokens.len()) {
+            self.positions.give(*position, *token);
         }
     }
 
@@ -94,6 +103,11 @@ impl Answer {
     /// Limits of the answer.
     pub fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Its positions, up to the limit.
+    pub fn range(&self) -> Range<usize> {
+        self.prompt_len..self.limits.end
     }
 
     /// The token at masked positions.
@@ -136,9 +150,24 @@ impl Answer {
         &self.positions.alternatives
     }
 
-    /// Number of tokens that the client gave at `positions`.
+    /// Number of all tokens that the client gave.
+    pub fn n_given_in_all(&self) -> usize {
+        self.n_given(0..self.states().len()) + self.given.range(self.states().len()..).count()
+    }
+
+    /// Number of tokens that the client gave at `positions`, which are opened.
     pub fn n_given(&self, positions: Range<usize>) -> usize {
         self.states()[positions].iter().filter(|state| **state == PositionState::Prompt).count()
+    }
+
+    /// The token of the answer that the client gave at `position`, opened or not.
+    pub fn given(&self, position: usize) -> Option<u32> {
+        self.given.get(&position).copied()
+    }
+
+    /// End of the positions of the answer that the client gave, opened or not; 0 if there are none.
+    pub fn given_end(&self) -> usize {
+        self.given.last_key_value().map_or(0, |(last, _)| last + 1)
     }
 
     /// The draft at `position`, if there is one.
@@ -225,9 +254,11 @@ impl Answer {
             .collect()
     }
 
-    /// Adds masked positions up to `end`, which the network reads as `input`.
+    /// Adds positions up to `end`: given ones, and masked ones, which the network reads as `input`.
     pub(super) fn open(&mut self, end: usize, input: Input) {
+        let start = self.positions.tokens.len();
         self.positions.extend_masked(end, self.mask_token_id, input);
+        self.write_given(start);
     }
 
     /// Applies `edit` to the block at `range`.

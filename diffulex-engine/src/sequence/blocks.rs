@@ -65,11 +65,13 @@ pub struct Block {
     pub unchanged_steps: usize,
     /// K/V in the cache before the tokens are final.
     pub stale_kv: StaleKv,
+    /// Rows that were forwarded without the others since the whole block was.
+    pub(super) forwarded_alone: Option<Range<usize>>,
 }
 
 impl Block {
     fn new(status: BlockStatus) -> Self {
-        Self { status, steps: 0, full_steps: 0, unchanged_steps: 0, stale_kv: StaleKv::Never }
+        Self { status, steps: 0, full_steps: 0, unchanged_steps: 0, stale_kv: StaleKv::Never, forwarded_alone: None }
     }
 }
 
@@ -177,7 +179,14 @@ impl Blocks {
 
     /// Notes that the whole `Active` block `index` was forwarded from `inputs`.
     pub(super) fn keep_kv(&mut self, index: usize, inputs: Vec<Input>) {
-        self.all[index].stale_kv = StaleKv::Kept(inputs);
+        let block = &mut self.all[index];
+        block.stale_kv = StaleKv::Kept(inputs);
+        block.forwarded_alone = None;
+    }
+
+    /// Notes that only `rows` of the `Active` block `index` were forwarded.
+    pub(super) fn forward_alone(&mut self, index: usize, rows: Range<usize>) {
+        self.all[index].forwarded_alone = Some(rows);
     }
 
     /// Notes that the final K/V of the `Ready` block `index` were written.

@@ -26,8 +26,8 @@ pub struct Decoding {
     scoring: Option<Scoring>,
     /// Tokens that are scored instead of an answer.
     labels: Option<Labels>,
-    /// The language that the answer must belong to.
-    constraint: Option<Constrained>,
+    /// The languages that parts of the answer, or the whole, must belong to.
+    constraints: Vec<Constrained>,
     nfe: NfeCounts,
     /// Steps in a row that changed nothing.
     n_idle_steps: u32,
@@ -42,7 +42,7 @@ impl Decoding {
             alignment,
             scoring: None,
             labels: None,
-            constraint: None,
+            constraints: Vec::new(),
             nfe: NfeCounts::default(),
             n_idle_steps: 0,
         }
@@ -58,9 +58,9 @@ impl Decoding {
         Self { labels: Some(Labels::new(labels)), ..self.unguided() }
     }
 
-    /// The same for an answer that must belong to a language.
-    pub(super) fn constrained(self, constraint: Constrained) -> Self {
-        Self { constraint: Some(constraint), ..self }
+    /// The same for an answer that must belong to languages.
+    pub(super) fn constrained(self, constraints: Vec<Constrained>) -> Self {
+        Self { constraints, ..self }
     }
 
     /// The same without guidance.
@@ -103,14 +103,19 @@ impl Decoding {
         self.labels.as_ref()
     }
 
-    /// The language that the answer must belong to, if there is one.
-    pub fn constraint(&self) -> Option<&Constrained> {
-        self.constraint.as_ref()
+    /// The languages that the answer must belong to: of the whole, or each of a part.
+    pub fn constraints(&self) -> &[Constrained] {
+        &self.constraints
+    }
+
+    /// The one that `position` belongs to, if any.
+    pub fn constraint_at(&self, position: usize) -> Option<&Constrained> {
+        self.constraints.iter().find(|constraint| constraint.positions().contains(&position))
     }
 
     /// The same, to note what it did.
-    pub(super) fn constraint_mut(&mut self) -> Option<&mut Constrained> {
-        self.constraint.as_mut()
+    pub(super) fn constraint_at_mut(&mut self, position: usize) -> Option<&mut Constrained> {
+        self.constraints.iter_mut().find(|constraint| constraint.positions().contains(&position))
     }
 
     /// Records the scores of the labels.

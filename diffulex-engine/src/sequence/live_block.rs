@@ -73,7 +73,14 @@ impl<'a> LiveBlock<'a> {
     fn strategy_focus(self) -> StepRows {
         let states = &self.sequence.answer.states()[self.range()];
         let masked: Vec<bool> = states.iter().map(|state| *state == PositionState::Masked).collect();
-        self.sequence.decoding.focus(&masked, self.sequence.blocks[self.index].stale_kv != StaleKv::Never)
+        let block = &self.sequence.blocks[self.index];
+        let focus = self.sequence.decoding.focus(&masked, block.stale_kv != StaleKv::Never);
+        // K/V of other rows that went alone cannot be written again after they were lost, so they are not attended to: the whole
+        // block is forwarded first.
+        match &block.forwarded_alone {
+            Some(alone) if *alone != focus.forwarded => self.sequence.decoding.focus(&masked, false),
+            Some(_) | None => focus,
+        }
     }
 
     /// Inputs from which it must be written again before the strategy can go on, if it must.

@@ -1,5 +1,6 @@
 //! The sequence of a request and its parts.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use diffulex_protocol::{ConstraintReport, FinishReason, LabelScores, PromptScores, SamplingParams};
@@ -7,7 +8,7 @@ use diffulex_strategies::AnyStrategy;
 
 use super::answer::{Answer, Limits};
 use super::blocks::Blocks;
-use super::constrained::Constrained;
+use super::constrained::{self, Constrained};
 use super::decoding::Decoding;
 use super::layout::Geometry;
 use super::position::PositionState;
@@ -61,11 +62,11 @@ impl Sequence {
         Some(Self { decoding: sequence.decoding.scoring(text), ..sequence })
     }
 
-    /// The same with positions of the answer that the client gave. Only if every position attends to the whole answer.
+    /// The same with tokens of the answer that the client gave, by position.
     #[must_use]
-    pub fn with_given(mut self, given: &[Option<u32>]) -> Self {
-        assert!(given.is_empty() || self.geometry.rules().attends_to_all, "the answer opens block by block");
+    pub fn with_given(mut self, given: &BTreeMap<usize, u32>) -> Self {
         self.answer.give(given);
+        self.decide_given_blocks();
         self
     }
 
@@ -134,6 +135,21 @@ impl Sequence {
         let end = self.geometry.block_start(self.blocks.len() + 1);
         self.answer.open(end, self.geometry.first_input(self.answer.mask_token_id()));
         self.blocks.open();
+        self.decide_given_blocks();
+    }
+
+    /// Decides the blocks at the front of those in flight that the client gave whole: no forward writes them.
+    fn decide_given_blocks(&mut self) {
+        if self.geometry.rules().attends_to_all {
+            return;
+        }
+        for index in self.blocks.window().1 {
+            if self.block(index).progress().is_settled() {
+                self.blocks.decide(index, false);
+            } else {
+                break;
+            }
+        }
     }
 
     /// The token before `position` and the penalty that lowers its logit there, under the edit rule `joint`.
@@ -166,7 +182,11 @@ impl Sequence {
         let reason = self.answer.finished().map(|reason| match reason {
             // An answer with a constraint is whole when it reaches its limit.
             FinishReason::MaxNewTokensReached | FinishReason::MaxModelLenReached
-                if self.decoding.constraint().is_some() =>
+                if self
+                    .decoding
+                    .constraints()
+                    .iter()
+                    .any(|constraint| constraint.positions() == self.answer.range()) =>
             {
                 FinishReason::EosTokenGenerated
             }
@@ -175,28 +195,31 @@ impl Sequence {
         reason.or_else(|| out_of_forwards().then_some(FinishReason::MaxNfeReached))
     }
 
-    /// The same, where the answer must belong to a language.
+    /// The same, where positions of the answer must belong to languages.
     #[must_use]
-    pub(crate) fn constrained(mut self, constrained: Constrained) -> Self {
-        self.decoding = self.decoding.constrained(constrained);
+    pub(crate) fn constrained(mut self, constraints: Vec<Constrained>) -> Self {
+        self.decoding = self.decoding.constrained(constraints);
         self
     }
 
-    /// The report on the constraint for an answer at `positions`, if there is one.
+    /// The report on the constraints for an answer at `positions`, if there are any.
     pub fn constraint_report(&self, positions: Range<usize>) -> Option<ConstraintReport> {
-        self.decoding.constraint().map(|constrained| constrained.report(positions))
+        constrained::report(self.decoding.constraints(), positions)
     }
 
-    /// Positions that the constraint is worked out over in a step that scores positions before `scored_end`: from the first that is
-    /// not decided to the last that has a token or may get one, and to the end of its block. Later ones are free to be anything.
-    pub fn chain(&self, scored_end: usize) -> Range<usize> {
-        let start = self.answer.frontier();
-        let limit = self.answer.limits().end;
-        let opened = limit.min(self.answer.states().len());
-        let last_written =
-            (start..opened).rev().find(|position| self.answer.states()[*position] != PositionState::Masked);
-        let end = last_written.map_or(scored_end, |last| scored_end.max(last + 1));
-        let end = if self.geometry.rules().attends_to_all { end } else { opened };
-        start.min(limit)..end.min(limit).max(start.min(limit))
+    /// Positions that a constraint on those of `held` is worked out over in a step that scores positions before `scored_end`: from
+    /// the first that is not decided to the last that has a token or may get one, and to the end of its block. Later ones are free
+    /// to be anything.
+    pub fn chain(&self, held: &Range<usize>, scored_end: usize) -> Range<usize> {
+        let opened = held.end.min(self.answer.states().len());
+        let is_open = |position: &usize| !self.answer.states()[*position].is_decided();
+        let Some(start) = (held.start..opened).find(is_open) else { return held.end..held.end };
+        let written = |position: &usize| self.answer.states()[*position] != PositionState::Masked;
+        let end = match (start..opened).rfind(written) {
+            _ if !self.geometry.rules().attends_to_all => opened,
+            Some(last) => scored_end.max(last + 1),
+            None => scored_end,
+        };
+        start..end.max(self.answer.given_end()).clamp(start, held.end)
     }
 }

@@ -22,6 +22,7 @@ mod loading;
 mod model_files;
 mod pages;
 mod picture;
+mod pins;
 mod planning;
 mod request_params;
 mod requests;

@@ -116,7 +116,7 @@ fn the_tail_of_a_prompt_shares_a_block_with_masks() {
 
 #[test]
 fn what_the_client_gave_of_an_answer_is_never_written() {
-    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&[None, Some(9), None, None]);
+    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&BTreeMap::from([(3, 9)]));
     assert_eq!(sequence.answer().tokens(), [0, 1, MASK, 9, MASK, MASK]);
     assert_eq!(sequence.block(0).undecided(), [2, 4, 5]);
     assert_eq!((sequence.answer().n_given(0..6), sequence.answer().confidences()[3]), (3, 1.0));
@@ -157,7 +157,7 @@ fn confidences_are_those_of_the_step_that_wrote() {
 
 #[test]
 fn a_step_that_writes_a_decided_position_is_an_error() {
-    let mut sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&[Some(9)]);
+    let mut sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&BTreeMap::from([(2, 9)]));
     let mut step = candidates(&sequence, 0, &[0.95]);
     step.candidates[0].row = 0;
     assert!(sequence.advance(0..1, &[step]).is_err(), "a given position");
@@ -168,12 +168,8 @@ fn a_token_that_the_client_gave_ends_no_answer() {
     let params = SamplingParams { stop_token_ids: vec![9], ..SamplingParams::default() };
     let limits = Limits { end: 6, reason: FinishReason::MaxNewTokensReached };
     let strategy = strategy(StrategyKind::SemiAutoregressive, &[]);
-    let mut sequence = Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same).with_given(&[
-        None,
-        Some(9),
-        None,
-        None,
-    ]);
+    let mut sequence = Sequence::new(&[0, 1], limits, MASK, &[], params, strategy, LogitAlignment::Same)
+        .with_given(&BTreeMap::from([(3, 9)]));
     let step = candidates(&sequence, 0, &[0.95]);
     sequence.advance(0..1, &[step]).expect("legal edits");
     assert_eq!(sequence.answer().end(), 6);
@@ -183,6 +179,7 @@ fn a_token_that_the_client_gave_ends_no_answer() {
 fn a_token_that_the_client_gave_is_no_part_of_a_run() {
     // Behind the prompt: given tokens, of which `written` is one more.
     let end = |written: u32, given: [Option<u32>; 4]| {
+        let given = (2..).zip(given).filter_map(|(position, token)| Some((position, token?))).collect();
         let params = SamplingParams { max_repetition_run: Some(2), ..SamplingParams::default() };
         let limits = Limits { end: 6, reason: FinishReason::MaxNewTokensReached };
         let strategy = strategy(StrategyKind::SemiAutoregressive, &[]);
@@ -201,7 +198,7 @@ fn a_token_that_the_client_gave_is_no_part_of_a_run() {
 
 #[test]
 fn what_the_client_gave_and_drafts_are_no_occurrences_in_the_answer() {
-    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&[None, Some(9), None, None]);
+    let sequence = sequence(StrategyKind::SemiAutoregressive, [2, 4]).with_given(&BTreeMap::from([(3, 9)]));
     let occurrences = sequence.with_suffix(&[7, 9]).answer().occurrences();
     assert_eq!(occurrences, BTreeMap::from([(0, 0), (1, 0), (7, 0), (9, 0)]));
 
