@@ -180,7 +180,7 @@ impl ServingGenerate {
 }
 
 /// Tokens of an answer that are decided beforehand.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Pin {
     /// Position of the first, from the beginning of the answer.
     pub position: u32,
@@ -190,7 +190,7 @@ pub struct Pin {
 
 /// A part of an answer that must belong to a language of its own. Positions that its text does not need hold end tokens, which
 /// do not end the answer.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Hole {
     /// Its first position, from the beginning of the answer.
     pub position: u32,

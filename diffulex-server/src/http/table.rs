@@ -32,7 +32,7 @@ use crate::http::request::generation::GenerationBody;
 use crate::http::request::interface::InterfaceBody;
 use crate::http::request::other_fields::IgnoredFieldLog;
 use crate::http::routes::Routes;
-use crate::http::{decisions, generate, ollama};
+use crate::http::{decisions, edits, generate, ollama};
 use crate::observe::telemetry::Telemetry;
 use crate::observe::traces::Traces;
 use crate::outbound::ClientError;
@@ -155,7 +155,7 @@ fn table(has_profiles: bool, traces: Option<Traces>) -> Routes {
         .post("/detokenize", tokenize::detokenize, Entry::of("Token ids to text").taking::<DetokenizeBody>().native());
     let info = Entry::of("Special tokens and the chat template");
     let routes = operations(routes).get("/tokenizer_info", tokenize::info, info);
-    let routes = decisions::routes(primitives::routes(contexts::routes(routes)));
+    let routes = edits::routes(decisions::routes(primitives::routes(contexts::routes(routes))));
     let routes = if has_profiles { profile::routes(routes) } else { routes };
     playground::routes(not_implemented::routes(ollama::routes(routes)))
         .get("/openapi.json", openapi::openapi, Entry::of("This document").open())

@@ -15,10 +15,10 @@ pub(in crate::frontend) struct Fingerprint(pub(super) u64);
 impl Fingerprint {
     /// Under `key`, which keeps clients from making two that are equal.
     pub(in crate::frontend) fn of(key: &impl BuildHasher, generate: &ServingGenerate) -> Self {
-        let ServingGenerate { prompt, masked, suffix, adapter, embed, labels, constraint, .. } = generate;
+        let ServingGenerate { prompt, masked, suffix, adapter, embed, labels, constraint, pins, holes, .. } = generate;
         let params = &generate.sampling_params;
         let mut hash = Hashed(key.build_hasher());
-        (prompt, masked, suffix, adapter, labels, constraint).hash(&mut hash.0);
+        (prompt, masked, suffix, adapter, labels, constraint, pins, holes).hash(&mut hash.0);
         (params.max_tokens, params.prompt_logprobs.is_some()).hash(&mut hash.0);
         // Written to memory, which cannot fail.
         let _ = serde_json::to_writer(&mut hash, &(embed, &params.decoding));
@@ -86,6 +86,11 @@ mod tests {
             ServingGenerate { adapter: Some("adapter".to_owned()), ..plain() },
             ServingGenerate { embed: Some(Pooling::Mean), ..plain() },
             ServingGenerate { constraint: Some(Constraint::JsonObject), ..plain() },
+            ServingGenerate { pins: vec![Pin { position: 0, ids: vec![1] }], ..plain() },
+            ServingGenerate {
+                holes: vec![Hole { position: 0, len: 1, constraint: Constraint::JsonObject }],
+                ..plain()
+            },
             ServingGenerate { constraint: Some(Constraint::Regex("a".to_owned())), ..plain() },
             ServingGenerate { sampling_params: settings, ..plain() },
             ServingGenerate { sampling_params: longer, ..plain() },

@@ -29,6 +29,7 @@ use crate::http::request::fields::{PromptField, StopField, by_name, one_prompt, 
 use crate::http::request::message::{MessageField, chat_messages};
 use crate::http::request::numbers::{LogprobsField, SeedField, length, repetition_penalty, top_k, whole};
 use crate::http::request::other_fields::{IgnoredFieldLog, OtherFields, Screened};
+use crate::http::request::pins::PinField;
 use crate::http::request::route_options::RouteOptions;
 use crate::http::request::schemas;
 use crate::http::request::stages::{StageParams, StageSampling};
@@ -225,6 +226,8 @@ pub(in crate::http) struct GenerationBody {
     /// llama.cpp's grammar of the answer, or TGI's object.
     #[schemars(schema_with = "constraint::any_schema")]
     pub(in crate::http) grammar: Option<Json>,
+    /// Tokens of the answer that are decided beforehand.
+    pins: Option<Vec<PinField>>,
     /// The constraint in a field of the interface's own.
     #[serde(skip)]
     pub(in crate::http) own_constraint: Option<GivenConstraint>,
@@ -335,6 +338,7 @@ impl GenerationBody {
             user: self.user.take(),
             cache_salt: self.take_cache_salt()?,
             constraint,
+            pins: self.pins.take().unwrap_or_default().into_iter().map(PinField::into_pin).collect(),
             ..ServingGenerate::default()
         };
         let submission = Submission {
