@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::Automaton;
 use crate::dfa::Dfa;
-use crate::oracle::languages;
+use crate::testing::languages;
 use crate::{Item, Language, Vocabulary};
 
 const MASK: u32 = 256;

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{Chain, ClassWeight, Row};
-use crate::oracle::{contains, languages};
+use crate::testing::{contains, languages};
 use crate::{Automaton, Language, Vocabulary};
 
 const MASK: u32 = 0;
