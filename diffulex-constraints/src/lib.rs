@@ -11,6 +11,7 @@ mod constraint;
 mod dfa;
 mod error;
 mod grammar;
+mod groups;
 mod json;
 mod language;
 mod nfa;

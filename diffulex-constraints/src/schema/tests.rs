@@ -112,6 +112,7 @@ fn strings_hold_every_escape_and_no_half_of_a_pair() {
 fn lengths_count_characters() {
     let schema = r#"{"type":"string","minLength":2,"maxLength":3}"#;
     takes(schema, &["\"éé\"", "\"𝄞𝄞𝄞\"", r#""\n\n""#, r#""\"\\\t""#], &["\"é\"", "\"aaaa\"", r#""\n""#]);
+    takes(r#"{"type":"string","maxLength":1}"#, &["\"\u{3ffff}\""], &["\"\u{40000}\""]);
     assert!(refusal(r#"{"type":"string","maxLength":257}"#).contains("maxLength is 257, at most 256 is allowed"));
 }
 
