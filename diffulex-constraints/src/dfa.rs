@@ -15,7 +15,7 @@ use crate::{ConstraintError, Language};
 const BYTES_LIMIT: usize = 16 << 20;
 
 /// In place of a state from which no text can be completed.
-const DEAD: u32 = u32::MAX;
+pub(crate) const DEAD: u32 = u32::MAX;
 
 /// Rounds of merging states. Chosen by us: one round merges all states that differ in nothing but how determinisation reached
 /// them, others the common ends of alternatives.
@@ -152,8 +152,22 @@ impl Dfa {
 
     /// The state after a byte; `None`: no text of the language goes on so.
     pub(crate) fn step(&self, state: u32, byte: u8) -> Option<u32> {
-        let class = usize::from(self.class_of[usize::from(byte)]);
-        Some(self.next[state as usize * self.n_classes + class]).filter(|&next| next != DEAD)
+        Some(self.next[state as usize * self.n_classes + self.class(byte)]).filter(|&next| next != DEAD)
+    }
+
+    /// The states after each class of bytes, or [`DEAD`], state by state.
+    pub(crate) fn rows(&self) -> std::slice::ChunksExact<'_, u32> {
+        self.next.chunks_exact(self.n_classes)
+    }
+
+    /// How many bytes lead on in a row.
+    pub(crate) fn n_bytes(&self, row: &[u32]) -> usize {
+        (0..=255).filter(|&byte| row[self.class(byte)] != DEAD).count()
+    }
+
+    /// The class of a byte.
+    pub(crate) fn class(&self, byte: u8) -> usize {
+        usize::from(self.class_of[usize::from(byte)])
     }
 
     /// Whether a text of the language ends here.

@@ -11,17 +11,16 @@ mod constraint;
 mod dfa;
 mod error;
 mod grammar;
+mod groups;
 mod json;
 mod language;
 mod nfa;
-#[cfg(test)]
-mod oracle;
 mod programme;
 mod regex;
 mod schema;
 mod tags;
-#[cfg(test)]
-mod testing;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod vocabulary;

@@ -31,7 +31,8 @@ pub(crate) fn with_flags(pattern: &str, flags: &str) -> Result<Language, Constra
 }
 
 /// Text in which the expression, in the dialect of ECMA 262 that JSON Schema uses, matches somewhere. Where dialects differ, only what
-/// all of them match: `\d`, `\w`, `\s` are ASCII, `\D`, `\W`, `\S` leave out the digits, letters, spaces of Unicode.
+/// all of them match: `\d`, `\w`, `\s` are ASCII, `\D`, `\W`, `\S` leave out the digits, letters, spaces of Unicode; in a negated class the
+/// other way round.
 pub(crate) fn search(pattern: &str) -> Result<Language, ConstraintError> {
     let mut ast = parse(pattern)?;
     to_ecma(&mut ast)?;
@@ -157,9 +158,14 @@ fn to_ecma(ast: &mut Ast) -> Result<(), ConstraintError> {
         Ast::Flags(flags) => ecma_flags(&flags.flags)?,
         Ast::Dot(_) => *ast = Ast::ClassBracketed(Box::new(bracketed(r"[^\n\r\u{2028}\u{2029}]")?)),
         Ast::ClassPerl(class) => *ast = Ast::ClassBracketed(Box::new(bracketed(perl(class))?)),
+        // What a negated class lists is what it leaves out.
+        Ast::ClassBracketed(class) if class.negated => match &mut class.kind {
+            ClassSet::Item(item) => ecma_item(item, left_out)?,
+            ClassSet::BinaryOp(_) => return Err(refuse_operators()),
+        },
         Ast::ClassBracketed(class) => match &mut class.kind {
-            ClassSet::Item(item) => ecma_item(item)?,
-            ClassSet::BinaryOp(_) => return Err(refuse(&"&&, -- and ~~ in a class are not supported")),
+            ClassSet::Item(item) => ecma_item(item, perl)?,
+            ClassSet::BinaryOp(_) => return Err(refuse_operators()),
         },
         Ast::Repetition(repetition) => to_ecma(&mut repetition.ast)?,
         Ast::Group(group) => {
@@ -182,10 +188,15 @@ fn ecma_flags(flags: &ast::Flags) -> Result<(), ConstraintError> {
     }
 }
 
-fn ecma_item(item: &mut ClassSetItem) -> Result<(), ConstraintError> {
+fn refuse_operators() -> ConstraintError {
+    refuse(&"&&, -- and ~~ in a class are not supported")
+}
+
+/// `read` is [`perl`] or [`left_out`].
+fn ecma_item(item: &mut ClassSetItem, read: fn(&ClassPerl) -> &'static str) -> Result<(), ConstraintError> {
     match item {
-        ClassSetItem::Perl(class) => *item = ClassSetItem::Bracketed(Box::new(bracketed(perl(class))?)),
-        ClassSetItem::Union(union) => union.items.iter_mut().try_for_each(ecma_item)?,
+        ClassSetItem::Perl(class) => *item = ClassSetItem::Bracketed(Box::new(bracketed(read(class))?)),
+        ClassSetItem::Union(union) => union.items.iter_mut().try_for_each(|item| ecma_item(item, read))?,
         ClassSetItem::Bracketed(_) | ClassSetItem::Ascii(_) => {
             return Err(refuse(&r"a class inside a class is not part of ECMA 262: write \[ for a bracket"));
         }
@@ -194,14 +205,27 @@ fn ecma_item(item: &mut ClassSetItem) -> Result<(), ConstraintError> {
     Ok(())
 }
 
+/// The characters that a class has in all dialects.
 fn perl(class: &ClassPerl) -> &'static str {
     match (&class.kind, class.negated) {
         (ClassPerlKind::Digit, false) => "[0-9]",
         (ClassPerlKind::Digit, true) => r"[^\d]",
         (ClassPerlKind::Word, false) => "[0-9A-Za-z_]",
-        (ClassPerlKind::Word, true) => r"[^\w]",
+        (ClassPerlKind::Word, true) => r"[^\w\p{N}]",
         (ClassPerlKind::Space, false) => r"[\t-\r\ ]",
         (ClassPerlKind::Space, true) => r"[^\s\u{1c}-\u{1f}\u{feff}]",
+    }
+}
+
+/// The characters that a class has in some dialect.
+fn left_out(class: &ClassPerl) -> &'static str {
+    match (&class.kind, class.negated) {
+        (ClassPerlKind::Digit, false) => r"[\d]",
+        (ClassPerlKind::Digit, true) => "[^0-9]",
+        (ClassPerlKind::Word, false) => r"[\w\p{N}]",
+        (ClassPerlKind::Word, true) => "[^0-9A-Za-z_]",
+        (ClassPerlKind::Space, false) => r"[\s\u{1c}-\u{1f}\u{feff}]",
+        (ClassPerlKind::Space, true) => r"[^\t-\r\ ]",
     }
 }
 

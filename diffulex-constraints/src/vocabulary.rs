@@ -1,7 +1,9 @@
 //! How tokens are spelled.
 
+use std::ops::Range;
+
 /// In place of the word of an id that has no bytes.
-const NO_WORD: u32 = u32::MAX;
+pub(crate) const NO_WORD: u32 = u32::MAX;
 
 /// The bytes of each token. Built once for each tokenizer: about 20 bytes for each byte of a token that no other token shares.
 #[derive(Debug)]
@@ -177,6 +179,33 @@ impl Spelling {
         Self::new(&spelled)
     }
 
+    /// Length of the longest word, in bytes.
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The nodes behind a node, or behind the root.
+    pub(crate) fn children(&self, parent: Option<u32>) -> impl Iterator<Item = u32> + '_ {
+        let (first, end) = match parent {
+            None => (0, self.nodes.len() as u32),
+            Some(parent) => (parent + 1, self.nodes[parent as usize].after),
+        };
+        let is_child = move |node: &u32| *node < end;
+        std::iter::successors(Some(first).filter(is_child), move |node| {
+            Some(self.nodes[*node as usize].after).filter(is_child)
+        })
+    }
+
+    /// The last byte of a node.
+    pub(crate) fn byte(&self, node: u32) -> u8 {
+        self.nodes[node as usize].byte
+    }
+
+    /// The word that ends at a node, or [`NO_WORD`].
+    pub(crate) fn word(&self, node: u32) -> u32 {
+        self.nodes[node as usize].word
+    }
+
     /// Calls `found` with each word that leads from a state to a state, and the latter. `step` returns the state after a byte;
     /// `None`: there is none.
     pub(crate) fn walk(&self, state: u32, step: impl Fn(u32, u8) -> Option<u32>, mut found: impl FnMut(u32, u32)) {
@@ -184,8 +213,30 @@ impl Spelling {
             found(0, state);
         }
         let mut states = vec![state; self.depth + 1];
-        let mut at = 0;
-        while let Some(node) = self.nodes.get(at) {
+        self.walk_nodes(0..self.nodes.len(), &mut states, step, found);
+    }
+
+    /// As [`Self::walk`], of the words that begin as a node does. `states` has the states before each byte of the node.
+    pub(crate) fn walk_from(
+        &self,
+        node: u32,
+        states: &mut [u32],
+        step: impl Fn(u32, u8) -> Option<u32>,
+        found: impl FnMut(u32, u32),
+    ) {
+        self.walk_nodes(node as usize..self.nodes[node as usize].after as usize, states, step, found);
+    }
+
+    fn walk_nodes(
+        &self,
+        range: Range<usize>,
+        states: &mut [u32],
+        step: impl Fn(u32, u8) -> Option<u32>,
+        mut found: impl FnMut(u32, u32),
+    ) {
+        let nodes = &self.nodes[..range.end];
+        let mut at = range.start;
+        while let Some(node) = nodes.get(at) {
             let depth = node.depth as usize;
             match step(states[depth], node.byte) {
                 Some(next) => {

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use super::{Automaton, Edge, FAR};
 use crate::dfa::Dfa;
-use crate::vocabulary::Spelling;
+use crate::groups::Groups;
+use crate::vocabulary::{NO_WORD, Spelling};
 use crate::{ConstraintError, Language, Vocabulary};
 
 /// Most states. Chosen by us: twice a schema of 20 fields, each of at most 50 characters.
@@ -20,9 +21,13 @@ impl Automaton {
     /// If no text of these tokens belongs to the language, or if a limit is exceeded.
     pub fn compile(language: &Language, vocabulary: &Vocabulary) -> Result<Self, ConstraintError> {
         let dfa = Dfa::new(language)?;
+        if n_reached_by_bytes(&dfa, vocabulary) > STATES_LIMIT {
+            return Err(too_many_states());
+        }
+        let groups = Groups::new(&dfa, vocabulary.plain());
         let mut can_stop = dfa.flags(true);
         loop {
-            let reached = Reached::new(&dfa, vocabulary, &can_stop)?;
+            let reached = Reached::new(&dfa, vocabulary, groups.as_ref(), &can_stop)?;
             let automaton = with_edges(&reached, vocabulary)?;
             if automaton.distances[Automaton::START as usize] == FAR {
                 return Err(ConstraintError::new("no sequence of tokens satisfies the constraint"));
@@ -42,6 +47,34 @@ impl Automaton {
     }
 }
 
+fn too_many_states() -> ConstraintError {
+    ConstraintError::new(format!("the constraint is too complex: its automaton has more than {STATES_LIMIT} states"))
+}
+
+/// How many states are reached by words of one byte. Most vocabularies have all of those, so that what has too many states is refused
+/// before all words are walked from thousands of them.
+fn n_reached_by_bytes(dfa: &Dfa, vocabulary: &Vocabulary) -> usize {
+    let bytes = |spelling: &Spelling| -> Vec<u8> {
+        let words = spelling.children(None).filter(|&node| spelling.word(node) != NO_WORD);
+        words.map(|node| spelling.byte(node)).collect()
+    };
+    let (first, plain) = (bytes(vocabulary.at_start().unwrap_or(vocabulary.plain())), bytes(vocabulary.plain()));
+    let mut is_reached = dfa.flags(false);
+    let mut open = vec![0];
+    let mut bytes = &first;
+    let mut n_reached = 0;
+    while let Some(state) = open.pop() {
+        for next in bytes.iter().filter_map(|&byte| dfa.step(state, byte)) {
+            if !std::mem::replace(&mut is_reached[next as usize], true) {
+                n_reached += 1;
+                open.push(next);
+            }
+        }
+        bytes = &plain;
+    }
+    n_reached
+}
+
 /// The states of an automaton over bytes that are reached by whole tokens, and the class of each token.
 struct Reached<'a> {
     dfa: &'a Dfa,
@@ -56,58 +89,67 @@ struct Reached<'a> {
 
 impl<'a> Reached<'a> {
     /// `can_stop`: the states over bytes at which a token may end.
-    fn new(dfa: &'a Dfa, vocabulary: &Vocabulary, can_stop: &[bool]) -> Result<Self, ConstraintError> {
+    fn new(
+        dfa: &'a Dfa,
+        vocabulary: &Vocabulary,
+        groups: Option<&Groups<'_>>,
+        can_stop: &[bool],
+    ) -> Result<Self, ConstraintError> {
         let index_of = can_stop.iter().map(|_| FAR).collect();
         let mut reached = Self { dfa, states: vec![0], index_of, class_of: Vec::new(), n_classes: 0 };
         let plain = vocabulary.plain();
-        let mut sums = vec![0; plain.n_words()];
         let mut sums_at_start = Vec::new();
         if let Some(first) = vocabulary.at_start() {
             // Nothing leads back to the start: behind it, tokens are spelled otherwise.
             sums_at_start = vec![0; first.n_words()];
-            reached.add(0, first, can_stop, &mut sums_at_start);
+            reached.add(0, can_stop, &mut sums_at_start, |state, found| walk(first, dfa, state, found));
         } else {
             reached.index_of[0] = 0;
-            reached.add(0, plain, can_stop, &mut sums);
         }
-        let mut at = 1;
+        let mut sums = vec![0; groups.map_or(plain.n_words(), Groups::n_places)];
+        let mut at = usize::from(vocabulary.at_start().is_some());
         while at < reached.states.len() {
             if reached.states.len() > STATES_LIMIT {
-                return Err(ConstraintError::new(format!(
-                    "the constraint is too complex: its automaton has more than {STATES_LIMIT} states"
-                )));
+                return Err(too_many_states());
             }
-            reached.add(at as u32, plain, can_stop, &mut sums);
+            reached.add(at as u32, can_stop, &mut sums, |state, found| match groups {
+                Some(groups) => groups.walk(state, found),
+                None => walk(plain, dfa, state, found),
+            });
             at += 1;
+        }
+        if let Some(groups) = groups {
+            groups.spread(&mut sums);
         }
         reached.classify(vocabulary, &sums, &sums_at_start);
         Ok(reached)
     }
 
-    /// Adds what each word does in a state to the word's sum, and the states behind.
-    fn add(&mut self, index: u32, spelling: &Spelling, can_stop: &[bool], sums: &mut [u128]) {
-        let (dfa, state) = (self.dfa, self.states[index as usize]);
+    /// Adds what each word does in a state to the sum of its place, and the states behind. `walk` calls its second argument with each
+    /// place and the state that it leads to.
+    fn add(
+        &mut self,
+        index: u32,
+        can_stop: &[bool],
+        sums: &mut [u128],
+        walk: impl FnOnce(u32, &mut dyn FnMut(usize, u32)),
+    ) {
         let (mut last, mut hash) = (FAR, 0);
-        spelling.walk(
-            state,
-            |state, byte| dfa.step(state, byte),
-            |word, next| {
-                if !can_stop[next as usize] {
-                    return;
+        walk(self.states[index as usize], &mut |place, next| {
+            if !can_stop[next as usize] {
+                return;
+            }
+            // Most words of a state lead to the same one.
+            if next != last {
+                if self.index_of[next as usize] == FAR {
+                    self.index_of[next as usize] = self.states.len() as u32;
+                    self.states.push(next);
                 }
-                // Most words of a state lead to the same one.
-                if next != last {
-                    if self.index_of[next as usize] == FAR {
-                        self.index_of[next as usize] = self.states.len() as u32;
-                        self.states.push(next);
-                    }
-                    last = next;
-                    hash = pair_hash(index, self.index_of[next as usize]);
-                }
-                let sum = &mut sums[word as usize];
-                *sum = sum.wrapping_add(hash);
-            },
-        );
+                last = next;
+                hash = pair_hash(index, self.index_of[next as usize]);
+            }
+            sums[place] = sums[place].wrapping_add(hash);
+        });
     }
 
     fn classify(&mut self, vocabulary: &Vocabulary, sums: &[u128], sums_at_start: &[u128]) {
@@ -135,6 +177,10 @@ impl<'a> Reached<'a> {
             .collect();
         self.n_classes = n_classes as usize;
     }
+}
+
+fn walk(spelling: &Spelling, dfa: &Dfa, state: u32, found: &mut dyn FnMut(usize, u32)) {
+    spelling.walk(state, |state, byte| dfa.step(state, byte), |word, next| found(word as usize, next));
 }
 
 /// 128 bits for a state and the state after it: two rounds of SplitMix64's finaliser. Equal sums of such numbers over a few

@@ -1,11 +1,13 @@
 use std::collections::{HashMap, HashSet};
 
+use diffulex_protocol::Constraint;
 use proptest::prelude::*;
 
 use super::Automaton;
 use crate::dfa::Dfa;
-use crate::oracle::languages;
-use crate::{Item, Language, Vocabulary};
+use crate::groups::Groups;
+use crate::testing::languages;
+use crate::{Item, Language, Vocabulary, language_of};
 
 const MASK: u32 = 256;
 const ENDS: [u32; 2] = [257, 258];
@@ -111,6 +113,35 @@ proptest! {
     fn tokens_lead_where_their_bytes_do_and_classes_are_equal_relations(language in languages(), has_start: bool) {
         compare(&language, has_start);
     }
+}
+
+/// Any characters but commas, counted; behind the comma every byte has a state of its own.
+fn counted(n_characters: u32) -> Language {
+    let others = Language::Characters(vec![('\u{0}', '+'), ('-', char::MAX)]);
+    let ends = Language::Either(["ab", "b,a", " aé,", "a", ""].map(Language::text).to_vec());
+    Language::Sequence(vec![repeat(others, 2, Some(n_characters)), Language::text(","), ends])
+}
+
+#[test]
+fn words_that_are_walked_as_one_lead_where_their_bytes_do() {
+    for (n_characters, is_grouped) in [(40, true), (2, false)] {
+        let language = counted(n_characters);
+        let vocabulary = vocabulary();
+        let dfa = Dfa::new(&language).unwrap();
+        assert_eq!(Groups::new(&dfa, vocabulary.plain()).is_some(), is_grouped);
+        compare(&language, false);
+        compare(&language, true);
+    }
+}
+
+#[test]
+fn twenty_strings_of_fifty_characters_are_within_the_limits() {
+    let fields: Vec<String> =
+        (0..20).map(|field| format!(r#""field_{field}":{{"type":"string","maxLength":50}}"#)).collect();
+    let schema = format!(r#"{{"type":"object","properties":{{{}}}}}"#, fields.join(","));
+    let language = language_of(&Constraint::JsonSchema(schema)).unwrap();
+    let automaton = Automaton::compile(&language, &vocabulary()).unwrap();
+    assert!((7_000..8_000).contains(&automaton.n_states()), "{}", automaton.n_states());
 }
 
 #[test]

@@ -3,15 +3,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::{Chain, ClassWeight, Row};
-use crate::oracle::{contains, languages};
+use crate::dfa::Dfa;
+use crate::testing::{contains, languages};
 use crate::{Automaton, Language, Vocabulary};
 
 const MASK: u32 = 0;
 const END: u32 = 1;
 const OTHER_END: u32 = 2;
-/// Spellings from id 3 on; both sets have tokens that begin others and parts of a character.
-const SPELLINGS: [&[&[u8]]; 2] =
-    [&[b"a", b"b", b"ab", b",", b"b,"], &[b"a", b"\xc3", b"\xa9", "é".as_bytes(), b"a\xc3"]];
+/// Spellings from id 3 on; all sets have tokens that begin others, two of them parts of a character. With the mask and two end tokens
+/// they are vocabularies of 8, 8, 6 and 11 ids.
+const SPELLINGS: [&[&[u8]]; 4] = [
+    &[b"a", b"b", b"ab", b",", b"b,"],
+    &[b"a", b"\xc3", b"\xa9", "é".as_bytes(), b"a\xc3"],
+    &[b"a", b"b", b"ab"],
+    &[b"a", b"b", b"ab", b",", b"b,", b"\xc3", b"\xa9", "é".as_bytes()],
+];
+
+/// Most answers of a case of eight words and eight positions; there are up to 8^8 = 17 million.
+const MOST_ANSWERS: usize = 2_000;
 
 fn vocabulary(set: usize) -> Vocabulary {
     let mut tokens = vec![None; 3];
@@ -23,7 +32,7 @@ fn n_tokens(set: usize) -> usize {
     SPELLINGS[set].len() + 3
 }
 
-/// Every answer of at most `limit` tokens, without end tokens.
+/// Every answer of at most `limit` tokens, without end tokens: all sequences of words are tried.
 fn answers(language: &Language, set: usize, limit: usize) -> Vec<Vec<u32>> {
     let mut known = BTreeMap::new();
     let mut all = Vec::new();
@@ -39,6 +48,33 @@ fn answers(language: &Language, set: usize, limit: usize) -> Vec<Vec<u32>> {
         }
     }
     all
+}
+
+/// As [`answers`], but only the sequences that the automaton over bytes does not refuse are tried: those that no answer begins with
+/// are left out. `None`: there are more than [`MOST_ANSWERS`], or a hundred times as many beginnings.
+fn answers_by_walking(language: &Language, set: usize, limit: usize) -> Option<Vec<Vec<u32>>> {
+    let Ok(dfa) = Dfa::new(language) else { return Some(Vec::new()) };
+    let mut all = Vec::new();
+    let mut open: Vec<(Vec<u32>, Vec<u8>, u32)> = vec![(Vec::new(), Vec::new(), 0)];
+    let mut n_tried = 0;
+    while let Some((tokens, text, state)) = open.pop() {
+        n_tried += 1;
+        if dfa.is_accepting(state) {
+            assert!(contains(language, &text));
+            all.push(tokens.clone());
+        }
+        if all.len() > MOST_ANSWERS || n_tried > 100 * MOST_ANSWERS {
+            return None;
+        }
+        if tokens.len() < limit {
+            for (token, bytes) in (3..).zip(SPELLINGS[set]) {
+                if let Some(next) = bytes.iter().try_fold(state, |state, &byte| dfa.step(state, byte)) {
+                    open.push(([&tokens[..], &[token]].concat(), [&text, *bytes].concat(), next));
+                }
+            }
+        }
+    }
+    Some(all)
 }
 
 /// A row of a case: what is known, and scores by token where it has some.
@@ -186,7 +222,7 @@ fn cases(set: usize, n_all: usize) -> impl Strategy<Value = Case> {
     ];
     let rows = prop::collection::vec(row, 1..=n_all);
     let before = prop::collection::vec(3..n_tokens as u32, 0..2);
-    (before, rows, 0_usize..4, 0_usize..3).prop_map(move |(before, mut rows, may_end_from, n_rest)| {
+    (before, rows, 0..n_all - 1, 0..n_all - 2).prop_map(move |(before, mut rows, may_end_from, n_rest)| {
         rows.truncate(n_all - before.len());
         let n_rest = n_rest.min(n_all - before.len() - rows.len());
         Case { before, rows, may_end_from: may_end_from.saturating_sub(1), n_rest }
@@ -256,9 +292,8 @@ fn check_fit(automaton: &Automaton, case: &Case, answers: &[Vec<u32>]) {
     assert_eq!(fits, !case.fillings(answers).is_empty());
 }
 
-fn check_all(language: &Language, set: usize, cases: &[Case]) {
-    let limit = 5;
-    let answers = answers(language, set, limit);
+/// Compares cases of at most `limit` positions with `answers`, all answers of at most as many tokens.
+fn check_all(language: &Language, set: usize, limit: usize, answers: &[Vec<u32>], cases: &[Case]) {
     let Ok(automaton) = Automaton::compile(language, &vocabulary(set)) else {
         assert!(answers.is_empty());
         return;
@@ -268,8 +303,8 @@ fn check_all(language: &Language, set: usize, cases: &[Case]) {
         None => assert!(automaton.shortest() > limit),
     }
     for case in cases {
-        check(&automaton, case, &answers);
-        check_fit(&automaton, case, &answers);
+        check(&automaton, case, answers);
+        check_fit(&automaton, case, answers);
     }
 }
 
@@ -281,7 +316,7 @@ proptest! {
         language in languages(),
         cases in prop::collection::vec(cases(0, 5), 6),
     ) {
-        check_all(&language, 0, &cases);
+        check_all(&language, 0, 5, &answers(&language, 0, 5), &cases);
     }
 
     #[test]
@@ -289,7 +324,38 @@ proptest! {
         language in languages(),
         cases in prop::collection::vec(cases(1, 5), 6),
     ) {
-        check_all(&language, 1, &cases);
+        check_all(&language, 1, 5, &answers(&language, 1, 5), &cases);
+    }
+
+    /// 3^8 sequences of words, and all shorter ones.
+    #[test]
+    fn paths_of_eight_positions_are_those_of_all_answers(
+        language in languages(),
+        cases in prop::collection::vec(cases(2, 8), 2),
+    ) {
+        check_all(&language, 2, 8, &answers(&language, 2, 8), &cases);
+    }
+
+    /// Languages with at most [`MOST_ANSWERS`] answers.
+    #[test]
+    fn paths_of_eight_positions_over_eight_words_are_those_of_all_answers(
+        language in languages(),
+        cases in prop::collection::vec(cases(3, 8), 2),
+    ) {
+        if let Some(answers) = answers_by_walking(&language, 3, 8) {
+            check_all(&language, 3, 8, &answers, &cases);
+        }
+    }
+
+    #[test]
+    fn walking_finds_all_answers(language in languages(), set in 0..4_usize) {
+        let sorted = |mut answers: Vec<Vec<u32>>| {
+            answers.sort();
+            answers
+        };
+        if let Some(walked) = answers_by_walking(&language, set, 4) {
+            prop_assert_eq!(sorted(walked), sorted(answers(&language, set, 4)));
+        }
     }
 }
 

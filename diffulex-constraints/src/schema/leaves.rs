@@ -11,7 +11,7 @@ use crate::json::Json;
 use crate::language::Language;
 use crate::regex;
 
-/// Largest `minLength` and `maxLength`. Chosen by us: an automaton has about ten states for each character that it counts.
+/// Largest `minLength` and `maxLength`. Chosen by us: an automaton has seven states for each character that it counts.
 pub(super) const MAX_LENGTH: u32 = 256;
 
 /// A string of these keywords.

@@ -3,7 +3,7 @@
 //! A request whose constraint is not compiled waits here, in no queue of the scheduler. One constraint is compiled at a time, in the
 //! order of arrival, so that hostile ones take one core at most and delay nothing but each other.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -21,6 +21,10 @@ const MAX_KEPT_BYTES: usize = 256 << 20;
 
 /// Bytes that a kept refusal counts for, beside its constraint.
 const REFUSAL_BYTES: usize = 1 << 10;
+
+/// The least priority of a thread (setpriority(2)).
+#[cfg(target_os = "linux")]
+const LEAST_PRIORITY: i32 = 19;
 
 /// The field of every error.
 const PARAM: &str = "constraint";
@@ -97,7 +101,9 @@ impl Waiting {
 
 /// Compiled constraints, and the requests that wait for theirs.
 pub(crate) struct Constraints {
-    kept: HashMap<Constraint, Kept>,
+    kept: HashMap<Arc<Constraint>, Kept>,
+    /// What is kept, by its last use: refusals are small, so there may be hundreds of thousands.
+    by_use: BTreeMap<u64, Arc<Constraint>>,
     kept_bytes: usize,
     n_uses: u64,
     waiting: VecDeque<Waiting>,
@@ -117,6 +123,7 @@ impl Constraints {
             .spawn(move || compile_all(&text, n_rows, &eos_token_ids, &taken, &finished))?;
         Ok(Self {
             kept: HashMap::new(),
+            by_use: BTreeMap::new(),
             kept_bytes: 0,
             n_uses: 0,
             waiting: VecDeque::new(),
@@ -211,6 +218,8 @@ impl Constraints {
     fn find(&mut self, constraint: &Constraint) -> Option<Outcome> {
         let kept = self.kept.get_mut(constraint)?;
         self.n_uses += 1;
+        let constraint = self.by_use.remove(&kept.used)?;
+        self.by_use.insert(self.n_uses, constraint);
         kept.used = self.n_uses;
         Some(kept.outcome.clone())
     }
@@ -224,12 +233,15 @@ impl Constraints {
         self.n_uses += 1;
         let n_bytes = n_text + n_compiled;
         self.kept_bytes += n_bytes;
+        let constraint = Arc::new(constraint);
+        self.by_use.insert(self.n_uses, constraint.clone());
         if let Some(before) = self.kept.insert(constraint, Kept { outcome, n_bytes, used: self.n_uses }) {
+            self.by_use.remove(&before.used);
             self.kept_bytes -= before.n_bytes;
         }
         while self.kept_bytes > MAX_KEPT_BYTES {
-            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(constraint, _)| constraint.clone());
-            let Some(kept) = oldest.and_then(|oldest| self.kept.remove(&oldest)) else { return };
+            let oldest = self.by_use.pop_first();
+            let Some(kept) = oldest.and_then(|(_, oldest)| self.kept.remove(&oldest)) else { return };
             self.kept_bytes -= kept.n_bytes;
         }
     }
@@ -256,6 +268,7 @@ fn compile_all(
     orders: &Receiver<Constraint>,
     finished: &Sender<Done>,
 ) {
+    step_back();
     // Read once, when the first constraint comes: it takes a fraction of a second and many models never need it.
     let mut vocabulary: Option<Result<Vocabulary, ConstraintError>> = None;
     while let Ok(constraint) = orders.recv() {
@@ -270,6 +283,16 @@ fn compile_all(
         if finished.send((constraint, outcome)).is_err() {
             return;
         }
+    }
+}
+
+/// Lets the threads of the kernels go first on a machine whose cores are all busy: a request can wait for its constraint, but each step
+/// waits for its slowest thread.
+fn step_back() {
+    // Only in Linux has each thread a priority of its own; elsewhere this would slow the whole process down.
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, LEAST_PRIORITY) {
+        tracing::warn!(%error, "the thread that compiles constraints keeps its priority");
     }
 }
 

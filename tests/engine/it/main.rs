@@ -4,6 +4,7 @@ mod adapters;
 mod block_edit;
 mod checkpoints;
 mod constraints;
+mod constraints_schemas;
 mod contexts;
 mod cuda;
 mod determinism;

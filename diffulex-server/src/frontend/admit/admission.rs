@@ -44,6 +44,7 @@ impl Frontend {
         let (n_inputs, n_choices) = (submission.inputs.len(), u64::from(submission.n_choices));
         let n_answers = n_inputs as u64 * n_choices;
         let permits = (0..n_answers).map(|_| self.shared.admit()).collect::<Result<Vec<_>, _>>()?;
+        self.check_constraint(&submission).await?;
         let tokenising = Instant::now();
         let mut prompts = Vec::with_capacity(n_inputs);
         let inputs = std::mem::take(&mut submission.inputs);
