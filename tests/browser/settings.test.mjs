@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { INSTANT, ask, open, requests, setRange, settled, shoot } from "./harness.mjs";
+import { DEVICES, INSTANT, ask, assertNoSidewaysScroll, open, requests, setRange, settled, shoot } from "./harness.mjs";
 
 test("a setting that cannot be is mended, and the message is sent", async () => {
   const { page, complaints, close } = await open("phone");
@@ -95,6 +95,54 @@ test("a schema is sent as the format of the answer, and text that is none is not
   assert.equal(await page.locator("#forced-legend").isVisible(), true);
   await close();
 });
+
+for (const device of Object.keys(DEVICES)) {
+  test(`on a ${device} what a schema forced is apart from what the model chose`, async () => {
+    const { page, complaints, close } = await open(device);
+    await setRange(page, "pace", INSTANT);
+    if (device === "phone") await page.click("#open-settings");
+    await page.getByText("System prompt, schema, top p, stop").click();
+    // Text that Markdown would change.
+    const schema = { type: "object", properties: { _sum_: { type: "integer" }, kind: { enum: ["*even*", "*odd*"] } }, required: ["_sum_", "kind"] };
+    await page.fill("#schema", JSON.stringify(schema));
+    await assertNoSidewaysScroll(page, "with a schema");
+    if (device === "phone") await page.click("#close-settings");
+    const answered = page.waitForResponse("**/v1/chat/completions");
+    const turn = await ask(page, "12 + 30 =?");
+    const text = await settled(turn);
+    assert.match(JSON.parse(text).kind, /^\*(even|odd)\*$/);
+    assert.ok("_sum_" in JSON.parse(text));
+
+    await turn.locator(".toggle").click();
+    await turn.locator(".cell[data-forced]").first().waitFor();
+    const cells = turn.locator('.cell[data-kind="token"]');
+    const shown = await cells.evaluateAll((all) =>
+      all.map((node) => ({
+        position: Number(node.dataset.position),
+        forced: node.hasAttribute("data-forced"),
+        colour: getComputedStyle(node).backgroundColor,
+      })),
+    );
+    const forced = shown.filter((cell) => cell.forced);
+    const [, positions] = (await (await answered).text()).match(/"forced":\[([\d,]+)\]/);
+    assert.deepEqual(forced.map(({ position }) => position), positions.split(",").map(Number));
+    const legend = await page.locator(".swatch.forced").evaluate((node) => getComputedStyle(node).backgroundColor);
+    assert.deepEqual([...new Set(forced.map(({ colour }) => colour))], [legend]);
+    assert.ok(shown.some((cell) => !cell.forced), "the model chose something");
+    assert.ok(shown.every((cell) => cell.forced || cell.colour !== legend), "what was chosen has the colour of its confidence");
+    assert.match(await turn.locator(".cell[data-forced]").first().getAttribute("title"), /forced by the schema$/);
+
+    await assertNoSidewaysScroll(page, "with a constrained answer");
+    const width = page.viewportSize().width;
+    for (const part of await page.locator(".swatch:visible, .legend-text:visible, .ramp:visible").all()) {
+      const { x, width: own } = await part.boundingBox();
+      assert.ok(x >= 0 && x + own <= width, `${await part.textContent()} of the legend is cut off`);
+    }
+    await shoot(page, `${device}-schema`);
+    assert.deepEqual(complaints, []);
+    await close();
+  });
+}
 
 test("settings survive a reload, and go back to the defaults", async () => {
   const { page, close } = await open("laptop");

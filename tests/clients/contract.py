@@ -5,6 +5,7 @@ DIFFULEX_CLIENT_RESULTS; `table.py` makes the table of docs/clients.md of them. 
 """
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import json
@@ -35,7 +36,18 @@ def note(client, release, interface, feature, way="sync", passed=True):
 @functools.cache
 def loop():
     """The event loop of all asynchronous clients of this process; some keep connections from call to call."""
-    return asyncio.new_event_loop()
+    made = asyncio.new_event_loop()
+    # LiteLLM leaves a task that waits for ever; Python 3.11 crashes if it ends before such a task.
+    atexit.register(end, made)
+    return made
+
+
+def end(of):
+    if tasks := asyncio.all_tasks(of):
+        for task in tasks:
+            task.cancel()
+        of.run_until_complete(asyncio.wait(tasks, timeout=DEADLINE_S))
+    of.close()
 
 
 def wait(coroutine):
@@ -82,9 +94,21 @@ class Calls(Client):
         """The same, piece by piece; closing it ends the connection. `extra` are fields of the body."""
         raise NotImplementedError
 
-
     def idle(self):
         """Gives a client that works in this thread's event loop the time to."""
+
+    # The same code for a blocking client and for one that is awaited.
+    def done(self, call):
+        """What a call of the library returns."""
+        return call
+
+    def items(self, stream):
+        """All that a stream of the library yields."""
+        return list(stream)
+
+    def entered(self, manager):
+        """A context of the library, to be used with `with`."""
+        return manager
 
 
 class AsyncCalls(Calls):
@@ -94,6 +118,23 @@ class AsyncCalls(Calls):
 
     def idle(self):
         wait(asyncio.sleep(0.01))
+
+    def done(self, call):
+        return wait(call)
+
+    def items(self, stream):
+        async def read():
+            return [item async for item in stream]
+
+        return wait(read())
+
+    @contextlib.contextmanager
+    def entered(self, manager):
+        entered = wait(manager.__aenter__())
+        try:
+            yield entered
+        finally:
+            wait(manager.__aexit__(None, None, None))
 
     async def answer(self, prompt, max_tokens):
         """As `text`."""

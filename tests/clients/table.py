@@ -15,8 +15,9 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 BEGIN, END = "<!-- table: made by tests/clients/table.py -->", "<!-- end of the table -->"
 FEATURES = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
-HEAD = ("client", "version", "interface", "calls", *FEATURES)
-TOOLS_HEAD = ("tool", "version", "interface", "runs")
+STRUCTURED = ("JSON schema", "JSON streamed", "tools", "tools streamed")
+CLIENT_HEAD = ("client", "version", "interface", "calls")
+TOOLS_HEAD = ("client or tool", "version", "interface", "runs")
 
 
 def read(results):
@@ -29,12 +30,12 @@ def read(results):
     return cells
 
 
-def rows(cells):
-    """The rows of clients: versions and ways with the same marks share one."""
+def rows(cells, asked):
+    """The rows of clients of which one of these features is asked: versions and ways with the same marks share one."""
     marks = collections.defaultdict(lambda: collections.defaultdict(set))
     for (client, interface, version, way), features in cells.items():
-        if set(features) & set(FEATURES):
-            row = tuple({True: "yes", False: "no", None: "-"}[features.get(feature)] for feature in FEATURES)
+        if set(features) & set(asked):
+            row = tuple({True: "yes", False: "no", None: "-"}[features.get(feature)] for feature in asked)
             marks[client, interface, version][row].add(way)
     versions = collections.defaultdict(set)
     for (client, interface, version), ways in marks.items():
@@ -51,7 +52,7 @@ def tools(cells):
     """The rows of tools, whose features are other than clients'."""
     runs = collections.defaultdict(set)
     for (client, interface, version, _), features in cells.items():
-        if others := set(features) - set(FEATURES):
+        if others := set(features) - {*FEATURES, *STRUCTURED}:
             runs[client, version, interface] |= others
     return sorted((*key, ", ".join(sorted(features))) for key, features in runs.items())
 
@@ -67,7 +68,7 @@ def lines(head, body):
 
 def parts(row):
     """A row for each version and way."""
-    if len(row) != len(HEAD):
+    if len(row) == len(TOOLS_HEAD):
         return {row}
     client, versions, interface, ways, *marks = row
     return {(client, version, interface, way, *marks) for version in versions.split(", ") for way in ways.split(", ")}
@@ -78,13 +79,14 @@ def main():
     head, rest = page.split(BEGIN)
     written, tail = rest.split(END)
     cells = read(sys.argv[1])
-    body, of_tools = rows(cells), tools(cells)
-    made = "\n".join([*lines(HEAD, body), "", *lines(TOOLS_HEAD, of_tools)])
+    tables = [((*CLIENT_HEAD, *asked), rows(cells, asked)) for asked in (FEATURES, STRUCTURED)]
+    tables.append((TOOLS_HEAD, tools(cells)))
+    made = "\n\n".join("\n".join(lines(*table)) for table in tables)
     print(made)
     if "--part" in sys.argv:
-        known = {tuple(line.strip("| ").split(" | ")) for line in written.splitlines()}
+        known = {tuple(line.strip("| ").split(" | ")) for line in written.splitlines() if line.startswith("| ")}
         known = set().union(*map(parts, known))
-        if missing := sorted(set().union(*map(parts, [*body, *of_tools])) - known):
+        if missing := sorted(set().union(*(parts(row) for _, body in tables for row in body)) - known):
             sys.exit("docs/clients.md has other rows than this run:\n" + "\n".join(map(str, missing)))
     elif os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(f"{head}{BEGIN}\n{made}\n{END}{tail}")

@@ -4,7 +4,7 @@ import unittest
 
 import anthropic
 from contract import QUESTION, AsyncCalls, Calls, Contract
-from structured import Structured, Sum
+from structured import FUNCTION, MAX_TOKENS, MESSAGES, NAME, RESULT, SHORT, StructuredContract, Sum
 
 
 class Messages(Calls):
@@ -28,6 +28,41 @@ class Messages(Calls):
         messages = [{"role": "user", "content": prompt}]
         # Without a temperature, of which this client has no parameter any more: the model's default is 0.
         return {"model": self.model, "messages": messages, "max_tokens": max_tokens}
+
+    asked = {"messages": MESSAGES, "max_tokens": MAX_TOKENS}
+    # Earlier versions have no parameter for it.
+    format = {"output_config": {"format": {"type": "json_schema", "schema": Sum.model_json_schema()}}}
+    offered = {
+        "tools": [{"name": NAME, "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}],
+    }
+
+    def schema(self):
+        messages = self.anthropic.messages
+        return self.done(messages.create(model=self.model, **self.asked, extra_body=self.format)).content[0].text
+
+    def schema_stream(self):
+        stream = self.anthropic.messages.stream(model=self.model, **self.asked, extra_body=self.format)
+        with self.entered(stream) as stream:
+            return "".join(self.items(stream.text_stream))
+
+    def tools(self):
+        create = self.anthropic.messages.create
+        return self.went_on(self.done(create(model=self.model, **self.asked, **self.offered, tool_choice={"type": "any"})))
+
+    def tools_stream(self):
+        stream = self.anthropic.messages.stream(model=self.model, **self.asked, **self.offered, tool_choice={"type": "any"})
+        with self.entered(stream) as stream:
+            return self.went_on(self.done(stream.get_final_message()))
+
+    def went_on(self, message):
+        """The arguments of the calls, and the answer to their results."""
+        assert message.stop_reason == "tool_use", message
+        calls = message.content
+        results = [{"type": "tool_result", "tool_use_id": call.id, "content": RESULT} for call in calls]
+        turns = [*MESSAGES, {"role": "assistant", "content": calls}, {"role": "user", "content": results}]
+        create = self.anthropic.messages.create
+        answer = self.done(create(model=self.model, messages=turns, max_tokens=SHORT, **self.offered))
+        return [call.input for call in calls], answer.content[0].text
 
 
 class AsyncMessages(AsyncCalls, Messages):
@@ -68,16 +103,12 @@ class MessagesContract(Contract, unittest.TestCase):
         self.assertGreater(message.usage.output_tokens, 0)
 
 
-class StructuredOutput(Structured, unittest.TestCase):
-    def test_a_schema_is_the_format_of_a_message(self):
-        schema = {"type": "json_schema", "schema": Sum.model_json_schema()}
-        # Earlier versions have no parameter for it.
-        extra = {"output_config": {"format": schema}}
-        body = {"model": self.server.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
-        with anthropic.Anthropic(base_url=self.server.url, api_key="none", max_retries=0) as client:
-            self.check_text(client.messages.create(**body, extra_body=extra).content[0].text)
-            with client.messages.stream(**body, extra_body=extra) as stream:
-                self.check_text("".join(stream.text_stream))
+class MessagesStructured(StructuredContract, unittest.TestCase):
+    calls = Messages
+
+
+class AsyncMessagesStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncMessages
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Instructor without a response model, and with one in its mode JSON_SCHEMA. Run by `scripts/client_matrix`."""
+"""Instructor without a response model, and with one as a schema and as a tool. Run by `scripts/client_matrix`."""
 
 import unittest
 
 import instructor
 import openai
 from contract import AsyncCalls, Calls, Contract
-from structured import QUESTION, Structured, Sum
+from structured import MAX_TOKENS, MESSAGES, StructuredContract, Sum
 
 
 class Chat(Calls):
@@ -13,9 +13,11 @@ class Chat(Calls):
     interface = "chat"
     library = openai.OpenAI
 
+    def patched(self, **mode):
+        return instructor.from_openai(self.library(base_url=self.url + "/v1", api_key=self.key, max_retries=0), **mode)
+
     def ask(self, prompt, max_tokens, extra={}, **more):
-        client = instructor.from_openai(self.library(base_url=self.url + "/v1", api_key=self.key, max_retries=0))
-        return client.chat.completions.create(
+        return self.patched().chat.completions.create(
             response_model=None,
             model=self.model,
             messages=[{"role": "user", "content": prompt}],
@@ -24,6 +26,30 @@ class Chat(Calls):
             extra_body=extra,
             **more,
         )
+
+    def modelled(self, mode):
+        """The answer as a response model."""
+        return self.done(self.patched(mode=mode).chat.completions.create(**self.body()))
+
+    def modelled_stream(self, mode):
+        *_, last = self.items(self.patched(mode=mode).chat.completions.create_partial(**self.body()))
+        return Sum.model_validate(last.model_dump())
+
+    def body(self):
+        limits = {"max_tokens": MAX_TOKENS, "max_retries": 0}
+        return {"response_model": Sum, "model": self.model, "messages": MESSAGES, **limits}
+
+    def schema(self):
+        return self.modelled(instructor.Mode.JSON_SCHEMA)
+
+    def schema_stream(self):
+        return self.modelled_stream(instructor.Mode.JSON_SCHEMA)
+
+    def tools(self):
+        return self.modelled(instructor.Mode.TOOLS)
+
+    def tools_stream(self):
+        return self.modelled_stream(instructor.Mode.TOOLS)
 
     def text(self, prompt, max_tokens=32):
         return self.ask(prompt, max_tokens).choices[0].message.content
@@ -54,15 +80,12 @@ class AsyncChatContract(Contract, unittest.TestCase):
     calls = AsyncChat
 
 
-class StructuredOutput(Structured, unittest.TestCase):
-    def test_a_response_model_is_a_schema(self):
-        with openai.OpenAI(base_url=self.api, api_key="none", max_retries=0) as library:
-            client = instructor.from_openai(library, mode=instructor.Mode.JSON_SCHEMA)
-            messages = [{"role": "user", "content": QUESTION}]
-            body = {"model": self.server.model, "messages": messages, "max_tokens": 64, "max_retries": 0}
-            self.check(client.chat.completions.create(response_model=Sum, **body))
-            *_, last = client.chat.completions.create_partial(response_model=Sum, **body)
-            self.check(Sum.model_validate(last.model_dump()))
+class ChatStructured(StructuredContract, unittest.TestCase):
+    calls = Chat
+
+
+class AsyncChatStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncChat
 
 
 if __name__ == "__main__":

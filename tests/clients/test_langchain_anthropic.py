@@ -5,12 +5,15 @@ from importlib.metadata import version
 
 import langchain_anthropic
 from contract import QUESTION, AsyncCalls, Calls, Contract
-from langchain_text import text_of
+from langchain_calls import Structured, text_of
+from structured import StructuredContract
 
 
-class Messages(Calls):
+class Messages(Structured, Calls):
     package = "langchain-anthropic"
     interface = "messages"
+    # The first version that has it is 1; before, a schema is a tool.
+    method = "json_schema" if int(version("langchain-anthropic").split(".")[0]) else "function_calling"
 
     def chat(self, max_tokens, extra):
         return langchain_anthropic.ChatAnthropic(
@@ -21,6 +24,9 @@ class Messages(Calls):
             max_retries=0,
             model_kwargs={"extra_body": extra} if extra else {},
         )
+
+    def limited(self, max_tokens):
+        return self.chat(max_tokens, {})
 
     def text(self, prompt, max_tokens=32):
         return text_of(self.chat(max_tokens, {}).invoke(prompt))
@@ -56,6 +62,14 @@ class MessagesContract(Contract, unittest.TestCase):
         # Version 0.2 adds the prompts of the first and of the last event.
         n_told = 2 if version("langchain-anthropic").startswith("0.2.") else 1
         self.assertEqual(streamed.usage_metadata["input_tokens"], n_told * whole["input_tokens"])
+
+
+class MessagesStructured(StructuredContract, unittest.TestCase):
+    calls = Messages
+
+
+class AsyncMessagesStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncMessages
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from contract import (
     EmbeddingCalls,
     StreamContract,
 )
-from langchain_text import text_of
-from structured import QUESTION, Structured, Sum
+from langchain_calls import Structured, text_of
+from structured import StructuredContract
 
 
 class LangChainOllama:
@@ -25,11 +25,15 @@ class LangChainOllama:
         return {"base_url": self.url, "model": self.model, "client_kwargs": {"headers": headers}}
 
 
-class Chat(LangChainOllama, Calls):
+class Chat(Structured, LangChainOllama, Calls):
     interface = "chat"
+    choice = {}
 
     def chat(self):
         return langchain_ollama.ChatOllama(**self.connection())
+
+    def limited(self, max_tokens):
+        return langchain_ollama.ChatOllama(**self.connection(), num_predict=max_tokens)
 
     def options(self, max_tokens, extra):
         return {"temperature": 0, "num_predict": max_tokens, **extra}
@@ -83,13 +87,14 @@ class AsyncChatContract(Chats, unittest.TestCase):
     calls = AsyncChat
 
 
-class StructuredOutput(Structured, unittest.TestCase):
-    def test_a_model_has_structured_output(self):
-        model = langchain_ollama.ChatOllama(base_url=self.server.url, model=self.server.model, num_predict=64)
-        model = model.with_structured_output(Sum, method="json_schema")
-        self.check(model.invoke(QUESTION))
-        *_, last = model.stream(QUESTION)
-        self.check(last)
+class ChatStructured(StructuredContract, unittest.TestCase):
+    calls = Chat
+    forced = False
+
+
+class AsyncChatStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncChat
+    forced = False
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from importlib.metadata import version
 
 import langchain_openai
 from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract
-from langchain_text import text_of
-from structured import QUESTION, Structured, Sum
+from langchain_calls import Structured, text_of
+from structured import StructuredContract
 
 
-class Chat(Calls):
+class Chat(Structured, Calls):
     package = "langchain-openai"
     interface = "chat"
     options = {}
@@ -25,6 +25,9 @@ class Chat(Calls):
             extra_body=extra,
             **self.options,
         )
+
+    def limited(self, max_tokens):
+        return self.chat(max_tokens, {})
 
     def text(self, prompt, max_tokens=32):
         return text_of(self.chat(max_tokens, {}).invoke(prompt))
@@ -101,14 +104,19 @@ if int(version("langchain-openai").split(".")[0]) >= 1 or version("langchain-ope
     class AsyncResponsesContract(Contract, unittest.TestCase):
         calls = AsyncResponses
 
+    class ResponsesStructured(StructuredContract, unittest.TestCase):
+        calls = Responses
 
-class StructuredOutput(Structured, unittest.TestCase):
-    def test_a_model_has_structured_output(self):
-        options = {"base_url": self.api, "api_key": "none", "model": self.server.model, "max_tokens": 64, "max_retries": 0}
-        model = langchain_openai.ChatOpenAI(**options).with_structured_output(Sum, method="json_schema")
-        self.check(model.invoke(QUESTION))
-        *_, last = model.stream(QUESTION)
-        self.check(last)
+    class AsyncResponsesStructured(StructuredContract, unittest.TestCase):
+        calls = AsyncResponses
+
+
+class ChatStructured(StructuredContract, unittest.TestCase):
+    calls = Chat
+
+
+class AsyncChatStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncChat
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """LiteLLM, through each of its providers that this server speaks, and through its router. Run by `scripts/client_matrix`."""
 
+import json
 import unittest
+from importlib.metadata import version
 
 import litellm
 from contract import (
@@ -11,7 +13,12 @@ from contract import (
     CuttingEmbeddingContract,
     EmbeddingCalls,
     EmbeddingContract,
+    note,
+    wait,
 )
+from decisions import FEATURE, INPUT, QUESTIONS, SYSTEM_ONE, DecisionChecks
+from server import shared
+from structured import FUNCTION, MAX_TOKENS, MESSAGES, QUESTION, RESULT, SHORT, StructuredContract, Sum
 
 
 async def close(stream):
@@ -59,6 +66,37 @@ class Completion(LiteLLM, Calls):
             for part in (inner, getattr(inner, "response_iterator", None)):
                 if hasattr(part, "close"):
                     part.close()
+
+    def complete(self, **body):
+        return self.done((self.completion if self.way == "sync" else self.acompletion)(**body))
+
+    def streamed(self, **body):
+        """The whole answer of a stream, as LiteLLM joins it."""
+        return litellm.stream_chunk_builder(self.items(self.complete(stream=True, **body)), messages=MESSAGES)
+
+    def schema(self):
+        return self.complete(**self.body(QUESTION, MAX_TOKENS), response_format=Sum).choices[0].message.content
+
+    def schema_stream(self):
+        return self.streamed(**self.body(QUESTION, MAX_TOKENS), response_format=Sum).choices[0].message.content
+
+    offered = {"tools": [{"type": "function", "function": FUNCTION}]}
+    choice = {"tool_choice": "required"}
+
+    def tools(self):
+        return self.went_on(self.complete(**self.body(QUESTION, MAX_TOKENS), **self.offered, **self.choice))
+
+    def tools_stream(self):
+        return self.went_on(self.streamed(**self.body(QUESTION, MAX_TOKENS), **self.offered, **self.choice))
+
+    def went_on(self, reply):
+        """The arguments of the calls, and the answer to their results."""
+        message = reply.choices[0].message
+        calls = message.tool_calls or []
+        results = [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in calls]
+        body = {**self.named(), "messages": [*MESSAGES, message, *results], "max_tokens": SHORT}
+        answer = self.complete(**body, **self.offered)
+        return [json.loads(call.function.arguments) for call in calls], answer.choices[0].message.content
 
 
 class AsyncCompletion(AsyncCalls, Completion):
@@ -117,25 +155,61 @@ class KeylessContract(CuttingEmbeddingContract):
         self.assertEqual(status, 401)
 
 
+class Decisions(DecisionChecks, unittest.TestCase):
+    """`decisions` and `systemone`; the provider `openai` asks /v1/decisions for both, `hosted_vllm` /v1/systemone."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = shared()
+
+    def ask(self, provider, act, **body):
+        model, address = f"{provider}/{self.server.model}", self.server.url + "/v1"
+        return act(model=model, api_base=address, api_key="none", **body)
+
+    def test_decisions(self):
+        body = {"input": INPUT, "questions": QUESTIONS}
+        self.check(self.ask("openai", litellm.decisions, **body))
+        self.check(wait(self.ask("openai", litellm.adecisions, **body)))
+        note("litellm", version("litellm"), "decisions", FEATURE)
+
+    def test_system_one(self):
+        body = {"state": INPUT, "questions": SYSTEM_ONE}
+        for provider in ("openai", "hosted_vllm"):
+            self.check_system_one(self.ask(provider, litellm.systemone, **body))
+            self.check_system_one(wait(self.ask(provider, litellm.asystemone, **body)))
+        note("litellm", version("litellm"), "systemone", FEATURE)
+
+
 # Each provider with its path and the ways to call it; its name is the interface of the table, where it has no other.
 GENERATING = (Completion, AsyncCompletion, RoutedCompletion, AsyncRoutedCompletion)
 EMBEDDING = (Embedding, AsyncEmbedding)
+
+
+class UnforcedContract(StructuredContract):
+    forced = False
+
+
+# LiteLLM describes tools to `ollama` in a prompt of its own.
+UNTOLD = {"tools": None, "tools_stream": None}
+UNFORCED = {"choice": {}}
 CASES = (
-    ("openai", "openai", "/v1", Contract, GENERATING),
-    ("ollama", "ollama", "", Contract, GENERATING),
-    ("ollama_chat", "ollama_chat", "", Contract, GENERATING),
-    ("embeddings", "openai", "/v1", EmbeddingContract, EMBEDDING),
-    ("embed", "ollama", "", KeylessContract, EMBEDDING),
+    ("openai", "openai", "/v1", (Contract, StructuredContract), GENERATING, {}),
+    ("ollama", "ollama", "", (Contract, StructuredContract), GENERATING, UNTOLD),
+    ("ollama_chat", "ollama_chat", "", (Contract, UnforcedContract), GENERATING, UNFORCED),
+    ("embeddings", "openai", "/v1", (EmbeddingContract,), EMBEDDING, {}),
+    ("embed", "ollama", "", (KeylessContract,), EMBEDDING, {}),
 )
 
 
 def load_tests(loader, *_):
-    suite = unittest.TestSuite()
-    for interface, provider, path, contract, ways in CASES:
+    suite = loader.loadTestsFromTestCase(Decisions)
+    for interface, provider, path, contracts, ways, differences in CASES:
         for way in ways:
             name = f"{way.__name__}_{interface}"
-            calls = type(name, (way,), {"interface": interface, "provider": provider, "path": path})
-            suite.addTests(loader.loadTestsFromTestCase(type(name, (contract, unittest.TestCase), {"calls": calls})))
+            calls = type(name, (way,), {"interface": interface, "provider": provider, "path": path, **differences})
+            for contract in contracts:
+                case = type(f"{name}_{contract.__name__}", (contract, unittest.TestCase), {"calls": calls})
+                suite.addTests(loader.loadTestsFromTestCase(case))
     return suite
 
 

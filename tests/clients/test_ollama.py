@@ -12,7 +12,7 @@ from contract import (
     CuttingEmbeddingContract,
     EmbeddingCalls,
 )
-from structured import Structured, Sum
+from structured import FUNCTION, MAX_TOKENS, MESSAGES, NAME, RESULT, SHORT, StructuredContract, Sum
 
 
 class Ollama:
@@ -41,6 +41,36 @@ class Chat(Ollama, Calls):
     def call(self, prompt, max_tokens, extra={}, **more):
         messages = [{"role": "user", "content": prompt}]
         return self.ollama.chat(model=self.model, messages=messages, options=self.options(max_tokens, extra), **more)
+
+    def schema(self):
+        return self.done(self.call(QUESTION, MAX_TOKENS, format=Sum.model_json_schema())).message.content
+
+    def schema_stream(self):
+        parts = self.done(self.call(QUESTION, MAX_TOKENS, format=Sum.model_json_schema(), stream=True))
+        return "".join(part.message.content for part in self.items(parts))
+
+    def offer(self, messages, **more):
+        """A call of the library with the tool."""
+        tools = [{"type": "function", "function": FUNCTION}]
+        options = self.options(SHORT, {})
+        return self.done(self.ollama.chat(model=self.model, messages=messages, tools=tools, options=options, **more))
+
+    def tools(self):
+        return self.went_on([self.offer(MESSAGES).message])
+
+    def tools_stream(self):
+        return self.went_on([part.message for part in self.items(self.offer(MESSAGES, stream=True))])
+
+    def went_on(self, answered):
+        """The arguments of the calls of messages, and the answer after a call that has its result."""
+        calls = [call.function.arguments for message in answered for call in message.tool_calls or ()]
+        written = {"function": {"name": NAME, "arguments": {"unit": "C", "days": 1}}}
+        turns = [
+            *MESSAGES,
+            {"role": "assistant", "content": "", "tool_calls": [written]},
+            {"role": "tool", "tool_name": NAME, "content": RESULT},
+        ]
+        return calls, self.offer(turns).message.content
 
 
 class AsyncChat(AsyncCalls, Chat):
@@ -72,6 +102,13 @@ class Generate(Ollama, Calls):
         return self.ollama.generate(
             model=self.model, prompt=prompt, options=self.options(max_tokens, extra), **more
         )
+
+    def schema(self):
+        return self.done(self.call(QUESTION, MAX_TOKENS, format=Sum.model_json_schema())).response
+
+    def schema_stream(self):
+        parts = self.done(self.call(QUESTION, MAX_TOKENS, format=Sum.model_json_schema(), stream=True))
+        return "".join(part.response for part in self.items(parts))
 
 
 class AsyncGenerate(AsyncCalls, Generate):
@@ -155,14 +192,22 @@ class GenerateContract(Contract, unittest.TestCase):
     calls = Generate
 
 
-class StructuredOutput(Structured, unittest.TestCase):
-    def test_a_schema_is_a_format(self):
-        client = ollama.Client(host=self.server.url)
-        body = {"model": self.server.model, "format": Sum.model_json_schema(), "options": {"num_predict": 64}}
-        message = {"role": "user", "content": QUESTION}
-        self.check_text(client.chat(messages=[message], **body).message.content)
-        self.check_text("".join(part.message.content for part in client.chat(messages=[message], stream=True, **body)))
-        self.check_text(client.generate(prompt=QUESTION, **body).response)
+class ChatStructured(StructuredContract, unittest.TestCase):
+    calls = Chat
+    forced = False
+
+
+class AsyncChatStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncChat
+    forced = False
+
+
+class GenerateStructured(StructuredContract, unittest.TestCase):
+    calls = Generate
+
+
+class AsyncGenerateStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncGenerate
 
 
 if __name__ == "__main__":

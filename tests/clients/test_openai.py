@@ -7,11 +7,13 @@ import json
 import re
 import unittest
 import urllib.request
+from importlib.metadata import version
 
 import openai
-from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract
+from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, EmbeddingCalls, EmbeddingContract, note
+from decisions import FEATURE, INPUT, QUESTIONS, DecisionChecks
 from server import shared
-from structured import QUESTION, Structured, Sum
+from structured import FUNCTION, MAX_TOKENS, MESSAGES, QUESTION, RESULT, SHORT, StructuredContract, Sum
 
 
 class OpenAI:
@@ -39,6 +41,40 @@ class Chat(OpenAI, Calls):
     def body(self, prompt, max_tokens):
         messages = [{"role": "user", "content": prompt}]
         return {"model": self.model, "messages": messages, "max_tokens": max_tokens, "temperature": 0}
+
+    asked = {"messages": MESSAGES, "max_tokens": MAX_TOKENS}
+    offered = {"tools": [{"type": "function", "function": FUNCTION}]}
+
+    def schema(self):
+        reply = self.done(self.openai.chat.completions.parse(model=self.model, **self.asked, response_format=Sum))
+        return reply.choices[0].message.parsed
+
+    def schema_stream(self):
+        stream = self.openai.chat.completions.stream(model=self.model, **self.asked, response_format=Sum)
+        with self.entered(stream) as stream:
+            return self.done(stream.get_final_completion()).choices[0].message.parsed
+
+    def tools(self):
+        create = self.openai.chat.completions.create
+        return self.went_on(self.done(create(model=self.model, **self.asked, **self.offered, tool_choice="required")))
+
+    def tools_stream(self):
+        # This helper reads strict tools only.
+        tools = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+        stream = self.openai.chat.completions.stream(model=self.model, **self.asked, tools=tools, tool_choice="required")
+        with self.entered(stream) as stream:
+            return self.went_on(self.done(stream.get_final_completion()))
+
+    def went_on(self, reply):
+        """The arguments of the calls, and the answer to their results."""
+        [choice] = reply.choices
+        assert choice.finish_reason == "tool_calls", choice
+        calls = choice.message.tool_calls
+        results = [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in calls]
+        messages = [*MESSAGES, choice.message, *results]
+        create = self.openai.chat.completions.create
+        answer = self.done(create(model=self.model, messages=messages, max_tokens=SHORT, **self.offered))
+        return [json.loads(call.function.arguments) for call in calls], answer.choices[0].message.content
 
 
 class AsyncChat(AsyncCalls, Chat):
@@ -70,6 +106,35 @@ class Responses(OpenAI, Calls):
 
     def body(self, prompt, max_tokens):
         return {"model": self.model, "input": prompt, "max_output_tokens": max_tokens, "temperature": 0}
+
+    asked = {"input": MESSAGES, "max_output_tokens": MAX_TOKENS}
+    offered = {"tools": [{"type": "function", "strict": True, **FUNCTION}]}
+
+    def schema(self):
+        return self.done(self.openai.responses.parse(model=self.model, **self.asked, text_format=Sum)).output_parsed
+
+    def schema_stream(self):
+        with self.entered(self.openai.responses.stream(model=self.model, **self.asked, text_format=Sum)) as stream:
+            return self.done(stream.get_final_response()).output_parsed
+
+    def tools(self):
+        create = self.openai.responses.create
+        return self.went_on(self.done(create(model=self.model, **self.asked, **self.offered, tool_choice="required")))
+
+    def tools_stream(self):
+        stream = self.openai.responses.stream(model=self.model, **self.asked, **self.offered, tool_choice="required")
+        with self.entered(stream) as stream:
+            return self.went_on(self.done(stream.get_final_response()))
+
+    def went_on(self, response):
+        """As of a chat; the items of the answer go back as they came."""
+        calls = response.output
+        assert {call.type for call in calls} == {"function_call"}, calls
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT} for call in calls]
+        items = [*MESSAGES, *(call.to_dict() for call in calls), *results]
+        create = self.openai.responses.create
+        answer = self.done(create(model=self.model, input=items, max_output_tokens=SHORT, **self.offered))
+        return [json.loads(call.arguments) for call in calls], answer.output_text
 
 
 class AsyncResponses(AsyncCalls, Responses):
@@ -145,47 +210,29 @@ class ResponsesContract(Contract, unittest.TestCase):
 
 
 @unittest.skipUnless(hasattr(openai.OpenAI, "decisions"), "this version of the client has no decisions")
-class Decisions(unittest.TestCase):
-    questions = [
-        {"type": "predicate", "name": "sum", "instructions": "A sum is asked for."},
-        {"type": "choice", "instructions": "Which?", "choices": [{"value": "sum"}, {"value": True}, {"value": "story"}]},
-        {"type": "score", "instructions": "How long?", "levels": [{"label": "short"}, {"label": "long"}]},
-    ]
-
+class Decisions(DecisionChecks, unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.server = shared()
 
-    def check(self, decision):
-        predicate, choice, score = decision.answers
-        self.assertEqual((predicate.type, predicate.name, choice.name), ("predicate", "sum", None))
-        self.assertTrue(0 <= predicate.probability <= 1)
-        self.assertAlmostEqual(sum(option.probability for option in choice.probabilities), 1, places=6)
-        likeliest = max(choice.probabilities, key=lambda option: option.probability)
-        self.assertEqual(choice.choice, likeliest.value)
-        self.assertIs(choice.probabilities[1].value, True)
-        mean = sum(level.value * level.probability for level in score.probabilities)
-        self.assertAlmostEqual(score.score, mean, places=9)
-        self.assertEqual(decision.usage.output_tokens, 3)
-
     def test_each_type_of_question_is_answered(self):
         with openai.OpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
-            self.check(client.decisions.create(model=self.server.model, input="12 + 30 = ?", questions=self.questions))
+            self.check(client.decisions.create(model=self.server.model, input=INPUT, questions=QUESTIONS))
             with self.assertRaises(openai.BadRequestError) as refused:
                 client.decisions.create(model=self.server.model, input="hi", questions=[])
             self.assertIn("questions", str(refused.exception))
+        note("openai (Python)", version("openai"), "decisions", FEATURE)
 
     def test_the_asynchronous_client_has_the_same_answers(self):
         import asyncio
 
         async def ask():
             async with openai.AsyncOpenAI(base_url=self.server.url + "/v1", api_key="none", max_retries=0) as client:
-                message = {"role": "user", "content": [{"type": "input_text", "text": "12 + 30 = ?"}]}
-                return await client.decisions.create(
-                    model=self.server.model, input=[message], questions=self.questions
-                )
+                message = {"role": "user", "content": [{"type": "input_text", "text": INPUT}]}
+                return await client.decisions.create(model=self.server.model, input=[message], questions=QUESTIONS)
 
         self.check(asyncio.run(ask()))
+        note("openai (Python)", version("openai"), "decisions", FEATURE, "async")
 
 
 class OpenAIClient(unittest.TestCase):
@@ -309,43 +356,26 @@ class OpenAIClient(unittest.TestCase):
         self.assertGreater(card["diffulex"]["parameters"], 1_000_000)
 
 
-class StructuredOutput(Structured, unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        super().setUpClass()
-        cls.client = openai.OpenAI(base_url=cls.api, api_key="none", max_retries=0)
-        # Earlier versions have it under `beta` alone.
-        completions = cls.client.chat.completions
-        cls.completions = completions if hasattr(completions, "parse") else cls.client.beta.chat.completions
-        cls.chat = {"model": cls.server.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
-        cls.response = {"model": cls.server.model, "input": QUESTION, "max_output_tokens": 64}
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.client.close()
-
-    def test_a_chat_is_parsed(self):
-        message = self.completions.parse(**self.chat, response_format=Sum).choices[0].message
-        self.check(message.parsed)
-        self.assertEqual(message.content, message.parsed.model_dump_json())
-
-    def test_a_streamed_chat_is_parsed(self):
-        with self.completions.stream(**self.chat, response_format=Sum) as stream:
-            stream.until_done()
-            self.check(stream.get_final_completion().choices[0].message.parsed)
-
-    def test_a_response_is_parsed(self):
-        self.check(self.client.responses.parse(**self.response, text_format=Sum).output_parsed)
-
-    def test_a_streamed_response_is_parsed(self):
-        with self.client.responses.stream(**self.response, text_format=Sum) as stream:
-            stream.until_done()
-            self.check(stream.get_final_response().output_parsed)
+class ChatStructured(StructuredContract, unittest.TestCase):
+    calls = Chat
 
     def test_choices_and_expressions_are_fields_of_vllm(self):
+        create = self.one.openai.chat.completions.create
         for form, pattern in [({"choice": ["even", "odd"]}, "even|odd"), ({"regex": "[0-9]{2,3}"}, "[0-9]{2,3}")]:
-            reply = self.client.chat.completions.create(**self.chat, extra_body={"structured_outputs": form})
+            reply = create(**self.one.body(QUESTION, 64), extra_body={"structured_outputs": form})
             self.assertRegex(reply.choices[0].message.content, f"^({pattern})$")
+
+
+class AsyncChatStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncChat
+
+
+class ResponsesStructured(StructuredContract, unittest.TestCase):
+    calls = Responses
+
+
+class AsyncResponsesStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncResponses
 
 
 if __name__ == "__main__":

@@ -217,7 +217,9 @@ export class AnswerView {
     const { prose } = this.parts;
     const { text } = this.recording;
     prose.classList.toggle("empty", !text && !this.failed);
-    if (text) prose.replaceChildren(...render(text));
+    // What a schema holds is JSON, not Markdown.
+    if (this.recording.summary?.constraint) prose.textContent = text;
+    else if (text) prose.replaceChildren(...render(text));
     else prose.textContent = this.failed ? "" : "(an empty answer)";
   }
 

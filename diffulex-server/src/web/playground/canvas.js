@@ -92,7 +92,7 @@ export class Canvas {
     if (cell.kind === "token") node.dataset.band = bandOf(cell.confidence);
     else delete node.dataset.band;
     node.replaceChildren(...glyphs(cell));
-    node.title = describe(cell, Number(node.dataset.position)) + (forced ? ", the only one that the schema left" : "");
+    node.title = describe(cell, Number(node.dataset.position)) + (forced ? ", forced by the schema" : "");
     const breaks = cell.kind === "token" && (cell.piece?.includes("\n") ?? false);
     if (breaks && !slot.lineBreak) {
       slot.lineBreak = document.createElement("br");
