@@ -214,6 +214,7 @@ fn text_bytes(constraint: &Constraint) -> usize {
             tags.tags.iter().map(|tag| tag.begin.len() + tag.schema.len() + tag.end.len()).sum::<usize>()
                 + tags.separator.len()
         }
+        Constraint::After(after) => after.begin.len() + after.end.len() + text_bytes(&after.then),
     }
 }
 
