@@ -51,6 +51,7 @@ mod responses;
 mod scarcity;
 mod signals;
 mod silence;
+mod speaker;
 mod speech;
 mod terminal;
 mod tools;
