@@ -46,6 +46,7 @@ mod parrot;
 mod poison;
 mod prefill;
 mod profile;
+mod reasoning;
 mod request_ids;
 mod responses;
 mod scarcity;
