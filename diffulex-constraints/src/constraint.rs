@@ -1,6 +1,6 @@
 //! From a client's constraint to its language.
 
-use diffulex_protocol::Constraint;
+use diffulex_protocol::{After, Constraint};
 
 use crate::error::ConstraintError;
 use crate::grammar;
@@ -13,6 +13,8 @@ use crate::tags;
 const MAX_CHOICES: usize = 10_000;
 /// Longest list of choices, in bytes. Chosen by us.
 const MAX_CHOICE_BYTES: usize = 1 << 20;
+/// Longest marks around text that is free, in bytes. Chosen by us.
+const MAX_MARK_BYTES: usize = 256;
 /// Largest language, in characters and bytes with repetitions written out. Chosen by us: an automaton of a larger one is never allowed.
 const MAX_SIZE: u64 = 1_000_000;
 
@@ -30,6 +32,7 @@ pub fn language_of(constraint: &Constraint) -> Result<Language, ConstraintError>
         Constraint::Choice(choices) => choice(choices)?,
         Constraint::Grammar(grammar) => grammar::language_of_grammar(grammar)?,
         Constraint::Tags(tags) => tags::language_of_tags(tags)?,
+        Constraint::After(after) => language_after(after)?,
     };
     if language == Language::Nothing {
         return Err(ConstraintError::new("the constraint allows no text at all"));
@@ -41,6 +44,28 @@ pub fn language_of(constraint: &Constraint) -> Result<Language, ConstraintError>
         )));
     }
     Ok(language)
+}
+
+/// Thoughts, at most two line ends, and text of the other language.
+fn language_after(after: &After) -> Result<Language, ConstraintError> {
+    let n_bytes = after.begin.len() + after.end.len();
+    if n_bytes > MAX_MARK_BYTES {
+        let message = format!("after.begin and after.end have {n_bytes} bytes, at most {MAX_MARK_BYTES} are allowed");
+        return Err(ConstraintError::new(message));
+    }
+    if after.end.is_empty() {
+        return Err(ConstraintError::new("after.end is empty"));
+    }
+    if matches!(after.then, Constraint::After(_)) {
+        return Err(ConstraintError::new("after.then is an after, too"));
+    }
+    let line_ends = ["", "\n", "\n\n"].map(Language::text).to_vec();
+    Ok(Language::Sequence(vec![
+        Language::text(&after.begin),
+        tags::text_up_to(&after.end)?,
+        Language::either(line_ends),
+        language_of(&after.then)?,
+    ]))
 }
 
 fn choice(choices: &[String]) -> Result<Language, ConstraintError> {

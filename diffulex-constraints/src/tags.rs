@@ -44,6 +44,11 @@ pub(crate) fn language_of_tags(tags: &Tags) -> Result<Language, ConstraintError>
     Ok(Language::Sequence(vec![Language::Repeat { part: Box::new(part), least: tags.least, most }, alone]))
 }
 
+/// Text without `mark`, then the mark.
+pub(crate) fn text_up_to(mark: &str) -> Result<Language, ConstraintError> {
+    Ok(Text::without(&[mark])?.then(&[mark], vec![Language::text(mark)]))
+}
+
 fn check(tags: &Tags) -> Result<(), ConstraintError> {
     let sum = |length: fn(&diffulex_protocol::Tag) -> usize| tags.tags.iter().map(length).sum::<usize>();
     let limits = [

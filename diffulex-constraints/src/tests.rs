@@ -1,6 +1,6 @@
 //! What expressions, choices, grammars and tags allow.
 
-use diffulex_protocol::{Constraint, Tag, Tags};
+use diffulex_protocol::{After, Constraint, Tag, Tags};
 use proptest::prelude::*;
 
 use crate::language::Language;
@@ -155,6 +155,29 @@ fn tags_begin_where_the_first_beginning_occurs() {
     // Behind one a, the beginning would be found one character earlier.
     takes(&Constraint::Tags(tags(&["aa"], true)), &["aa1;", "baa1;"], &["aaa1;", "aaaa1;"]);
     takes(&Constraint::Tags(tags(&["ab", "ba"], true)), &["ab1;", "cba1;", "ccab1;"], &["aba1;", "bab1;"]);
+}
+
+fn after(begin: &str, end: &str, then: Constraint) -> Constraint {
+    Constraint::After(Box::new(After { begin: begin.to_owned(), end: end.to_owned(), then }))
+}
+
+#[test]
+fn what_comes_after_thoughts_belongs_to_the_other_language() {
+    let open = after("", "</t>", regex("[0-9]+"));
+    takes(
+        &open,
+        &["</t>1", "a < b</t>\n\n12", "</</t>1", "<t>x</t>\n1"],
+        &["1", "a</t>", "a</t>\n\n\n1", "a</t>b</t>1"],
+    );
+    let begun = after("<t>", "</t>", Constraint::JsonObject);
+    takes(&begun, &["<t></t>{}", "<t>{\n</t>\n{}"], &["{}", "</t>{}", " <t></t>{}"]);
+    // A tag within the thoughts is free text.
+    let calls = after("", "</t>", Constraint::Tags(Tags { least: 1, ..tags(&["<c>"], false) }));
+    takes(&calls, &["<c>x;</t><c>1;"], &["<c>1;", "</t>"]);
+    assert_eq!(refusal(after("<t>", "", regex("a"))), "after.end is empty");
+    assert_eq!(refusal(after("", "a", after("", "b", regex("a")))), "after.then is an after, too");
+    assert!(refusal(after("", &"x".repeat(257), regex("a"))).contains("have 257 bytes, at most 256"));
+    assert_eq!(refusal(after("", "a", Constraint::Choice(Vec::new()))), "choice is empty");
 }
 
 #[test]

@@ -21,6 +21,20 @@ pub enum Constraint {
     Grammar(String),
     /// Text with structured parts.
     Tags(Tags),
+    /// Free text, then text of another constraint.
+    After(Box<After>),
+}
+
+/// `begin`, any text without `end`, `end`, at most two line ends, and then text of another constraint: an answer behind thoughts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct After {
+    /// Text before the free text.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub begin: String,
+    /// Text that ends it.
+    pub end: String,
+    /// What follows; not another `After`.
+    pub then: Constraint,
 }
 
 /// Text in which each trigger is followed by a schema's JSON: calls of tools.

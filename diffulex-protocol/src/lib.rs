@@ -23,7 +23,7 @@ pub use command::{
     AdapterSource, ContextUse, Hole, Pin, Pooling, ProfileStart, ServingCommand, ServingGenerate, SnapshotSpan,
     StreamMode,
 };
-pub use constraint::{Constraint, Tag, Tags};
+pub use constraint::{After, Constraint, Tag, Tags};
 pub use event::{
     Alternatives, ConstraintReport, ErrorCode, EventBatch, FinishReason, HeldContext, LabelScores, NfeCounts,
     PromptScores, ServingBufferSnapshot, ServingDelta, ServingError, ServingEvent, ServingReply,

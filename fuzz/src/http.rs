@@ -277,6 +277,7 @@ impl Stage {
             body: BodyLimits { max_bytes: 1 << 20, timeout: Duration::from_secs(60) },
             speech_upstream: None,
             tool_call_parser: None,
+            reasoning_parser: None,
             traces: None,
         };
         let service = service(frontend.clone(), telemetry, options).expect("the options are right");

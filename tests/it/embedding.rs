@@ -150,6 +150,7 @@ pub fn http_options() -> HttpOptions {
         body: BodyLimits { max_bytes: 1 << 20, timeout: DEADLINE },
         speech_upstream: None,
         tool_call_parser: None,
+        reasoning_parser: None,
         traces: None,
     }
 }

@@ -209,7 +209,7 @@ fn fields_without_support_are_refused_by_name() {
     for (extra, field) in [
         (json!({"format": "xml"}), "format"),
         (json!({"format": 5}), "format"),
-        (json!({"think": true}), "think"),
+        (json!({"think": "a lot"}), "think"),
         (json!({"tools": [{"type": "browser"}]}), "tools[0]"),
         (json!({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}), "messages[0].images"),
         (json!({"messages": [{"role": "function", "content": "x"}]}), "messages[0].role"),

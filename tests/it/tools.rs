@@ -1,26 +1,10 @@
-//! Tools on every interface, with an engine that writes what a test tells it to, cut where the test says.
-//!
-//! Snapshots reach their reader as they are cut. Deltas that nobody has read yet are merged, so their cuts vary.
+//! Tools on every interface, with an engine that writes what a test tells it to.
 
-use std::sync::{Arc, Mutex};
-
-use axum::Router;
-use axum::body::Body;
-use axum::http::Request;
-use diffulex_engine::{ModelFiles, ServingEngine, TextModel};
-use diffulex_protocol::{
-    Constraint, EngineStats, ErrorCode, FinishReason, ModelCard, ServingBufferSnapshot, ServingCommand, ServingDelta,
-    ServingError, ServingEvent, ServingGenerate, ServingReply, StreamMode, Tags,
-};
-use diffulex_server::http::{self, HttpOptions, ToolCallParser};
-use diffulex_server::worker::engine_loop::{EngineFactory, EngineLoop};
-use hyper::service::Service;
-use hyper_util::service::TowerToHyperService;
+use diffulex_server::http::{HttpOptions, ToolCallParser};
 use serde_json::{Value, json};
 
-use crate::embedding::http_options;
-use crate::engine_loop::options;
-use crate::harness::{Answer, golden_model, joined};
+use crate::harness::{Answer, joined};
+use crate::speaker::{Fixture, golden_template};
 
 const CHAT: &str = "/v1/chat/completions";
 const RESPONSES: &str = "/v1/responses";
@@ -33,158 +17,15 @@ const TWO_CALLS: &str = "Größe: let me look.\n<tool_call>\n{\"name\": \"get_we
 const BEFORE: &str = "Größe: let me look.";
 const ARGUMENTS: [&str; 2] = ["{\"city\": \"Köln\"}", "{\"city\": \"Rome\", \"days\": [1, 2]}"];
 
-/// What the engine writes, and what it was asked.
-#[derive(Default)]
-struct Told {
-    answer: String,
-    /// Characters of each event.
-    n_piece: usize,
-    /// The answer ended for its length.
-    is_cut: bool,
-    asked: Vec<ServingGenerate>,
+/// With the template in Qwen's form, which knows tools.
+async fn qwen() -> Fixture {
+    with(Some("tools/chat_template.jinja"), None).await
 }
 
-struct Speaker {
-    card: ModelCard,
-    told: Arc<Mutex<Told>>,
-}
-
-impl Speaker {
-    fn events(request: &ServingGenerate, told: &Told) -> Vec<ServingEvent> {
-        let characters: Vec<char> = told.answer.chars().collect();
-        let pieces = characters.chunks(told.n_piece.max(1)).map(String::from_iter).enumerate();
-        let event = |(seq, text): (usize, String)| {
-            let (rid, seq) = (request.rid.clone(), seq as u32);
-            match request.stream_mode {
-                StreamMode::BlockAppend => {
-                    ServingEvent::Delta(ServingDelta { rid, text, seq, ..ServingDelta::default() })
-                }
-                StreamMode::Denoise => ServingEvent::BufferSnapshot(Box::new(ServingBufferSnapshot {
-                    rid,
-                    committed_text: text,
-                    // A window shows what may change yet.
-                    text: "<tool_call>".to_owned(),
-                    seq,
-                    ..ServingBufferSnapshot::default()
-                })),
-            }
-        };
-        let mut events: Vec<ServingEvent> = if request.stream { pieces.map(event).collect() } else { Vec::new() };
-        let reason = if told.is_cut { FinishReason::MaxNewTokensReached } else { FinishReason::EosTokenGenerated };
-        let text = told.answer.clone();
-        events.push(ServingEvent::Reply(Box::new(ServingReply {
-            text,
-            ..ServingReply::new(request.rid.as_str(), reason)
-        })));
-        events
-    }
-}
-
-impl ServingEngine for Speaker {
-    fn tick(&mut self, commands: Vec<ServingCommand>) -> Vec<ServingEvent> {
-        let mut told = self.told.lock().unwrap();
-        let mut events = Vec::new();
-        for command in commands {
-            if let ServingCommand::Generate(request) = command {
-                events.extend(Self::events(&request, &told));
-                told.asked.push(request);
-            }
-        }
-        events
-    }
-
-    fn has_work(&self) -> bool {
-        false
-    }
-
-    fn fail_all(&mut self, _: ErrorCode, _: &str) -> Vec<ServingEvent> {
-        Vec::<ServingError>::new().into_iter().map(ServingEvent::Error).collect()
-    }
-
-    fn stats(&self) -> EngineStats {
-        EngineStats::default()
-    }
-
-    fn card(&self) -> &ModelCard {
-        &self.card
-    }
-}
-
-/// A server whose engine speaks as it is told to.
-struct Fixture {
-    engine: EngineLoop,
-    service: TowerToHyperService<Router>,
-    told: Arc<Mutex<Told>>,
-}
-
-impl Fixture {
-    /// With the template in Qwen's form, which knows tools.
-    async fn new() -> Self {
-        Self::with(Some("tools/chat_template.jinja"), None).await
-    }
-
-    /// With a template of the golden data, or that of the golden checkpoint, which knows no tools.
-    async fn with(template: Option<&str>, tool_call_parser: Option<ToolCallParser>) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let golden = golden_model();
-        for file in ["tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"] {
-            std::fs::copy(golden.join(file), folder.path().join(file)).unwrap();
-        }
-        if let Some(template) = template {
-            let template = golden.parent().unwrap().join(template);
-            std::fs::copy(template, folder.path().join("chat_template.jinja")).unwrap();
-        }
-        let text = TextModel::load(&ModelFiles::folder(folder.path()).unwrap()).unwrap();
-        let told = Arc::new(Mutex::new(Told { n_piece: 7, ..Told::default() }));
-        let engine_told = Arc::clone(&told);
-        let factory: EngineFactory = Arc::new(move || {
-            let card = ModelCard { vocab_size: 600, max_model_len: 8192, ..ModelCard::default() };
-            Ok(Box::new(Speaker { card, told: Arc::clone(&engine_told) }))
-        });
-        let engine = EngineLoop::start(factory, text, options()).await.unwrap();
-        let frontend = engine.frontend().clone();
-        let telemetry = Arc::clone(frontend.telemetry());
-        let options = HttpOptions { tool_call_parser, ..http_options() };
-        let app = http::create_app(frontend, telemetry, options).unwrap();
-        Self { engine, service: TowerToHyperService::new(app.into_router()), told }
-    }
-
-    fn tell(&self, answer: &str) {
-        self.told.lock().unwrap().answer = answer.to_owned();
-    }
-
-    async fn post(&self, path: &str, body: &Value) -> Answer {
-        let request = Request::post(path).header("host", "localhost").header("content-type", "application/json");
-        let response = self.service.call(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
-        let status = response.status().as_u16();
-        let bytes = axum::body::to_bytes(response.into_body(), 1 << 24).await.unwrap();
-        Answer { status, head: String::new(), body: String::from_utf8(bytes.to_vec()).unwrap() }
-    }
-
-    /// The answer of status 200.
-    async fn ok(&self, path: &str, body: &Value) -> Answer {
-        let answer = self.post(path, body).await;
-        assert_eq!(answer.status, 200, "{path} {body} {}", answer.body);
-        answer
-    }
-
-    /// The last request that reached the engine.
-    fn asked(&self) -> ServingGenerate {
-        self.told.lock().unwrap().asked.last().unwrap().clone()
-    }
-
-    /// Its prompt, without special tokens.
-    fn prompt(&self) -> String {
-        self.engine.frontend().text().decode(&self.asked().prompt)
-    }
-
-    fn tags(&self) -> Option<Tags> {
-        match self.asked().constraint {
-            None => None,
-            Some(Constraint::Tags(tags)) => Some(tags),
-            Some(other) => panic!("{other:?}"),
-        }
-    }
+/// With a template of the golden data, or that of the golden checkpoint, which knows no tools.
+async fn with(template: Option<&str>, tool_call_parser: Option<ToolCallParser>) -> Fixture {
+    let template = template.map(golden_template);
+    Fixture::with(template.as_deref(), |options| HttpOptions { tool_call_parser, ..options }).await
 }
 
 fn schema() -> Value {
@@ -241,7 +82,7 @@ fn gathered(frames: &[Value]) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_chat_has_its_calls_apart_from_its_text() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let answer = fixture.ok(CHAT, &body(CHAT, json!({}))).await.json();
     let choice = &answer["choices"][0];
@@ -277,7 +118,7 @@ async fn a_chat_has_its_calls_apart_from_its_text() {
 
 #[tokio::test]
 async fn a_streamed_chat_gives_the_same_calls_wherever_it_is_cut() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     for stream_mode in ["block_append", "denoise"] {
         for n_piece in 1..=TWO_CALLS.chars().count() {
@@ -299,7 +140,7 @@ async fn a_streamed_chat_gives_the_same_calls_wherever_it_is_cut() {
 
 #[tokio::test]
 async fn one_call_at_a_time_is_the_first() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let single = json!({"parallel_tool_calls": false});
     let answer = fixture.ok(CHAT, &body(CHAT, single)).await.json();
@@ -311,7 +152,7 @@ async fn one_call_at_a_time_is_the_first() {
 
 #[tokio::test]
 async fn a_choice_that_asks_for_a_call_holds_the_answer_to_it() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
     let cases = [
@@ -345,7 +186,7 @@ async fn a_choice_that_asks_for_a_call_holds_the_answer_to_it() {
 
 #[tokio::test]
 async fn arguments_that_fit_a_schema_are_streamed_while_they_are_written() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let n_chunks = async |choice: &str| {
         // Unread snapshots wait for their reader, where deltas are merged.
@@ -361,7 +202,7 @@ async fn arguments_that_fit_a_schema_are_streamed_while_they_are_written() {
 
 #[tokio::test]
 async fn an_answer_that_is_cut_inside_of_a_call_says_so() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     let cut = &TWO_CALLS[..TWO_CALLS.find("Köln").unwrap()];
     fixture.tell(cut);
     fixture.told.lock().unwrap().is_cut = true;
@@ -382,7 +223,7 @@ async fn an_answer_that_is_cut_inside_of_a_call_says_so() {
 
 #[tokio::test]
 async fn a_response_has_an_item_for_each_text_and_call() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let asked = body(RESPONSES, json!({"parallel_tool_calls": true}));
     let response = fixture.ok(RESPONSES, &asked).await.json();
@@ -430,7 +271,7 @@ async fn a_response_has_an_item_for_each_text_and_call() {
 
 #[tokio::test]
 async fn a_message_has_a_block_for_each_text_and_call() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let message = fixture.ok(MESSAGES, &body(MESSAGES, json!({}))).await.json();
     assert_eq!(message["stop_reason"], "tool_use");
@@ -485,7 +326,7 @@ async fn a_message_has_a_block_for_each_text_and_call() {
 
 #[tokio::test]
 async fn ollama_gets_whole_calls_with_arguments_as_objects() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell(TWO_CALLS);
     let answer = fixture.ok(OLLAMA, &body(OLLAMA, json!({}))).await.json();
     assert_eq!((&answer["message"]["content"], &answer["done_reason"]), (&json!(BEFORE), &json!("stop")));
@@ -511,7 +352,7 @@ async fn ollama_gets_whole_calls_with_arguments_as_objects() {
 
 #[tokio::test]
 async fn calls_and_results_go_back_to_the_model_from_every_interface() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     fixture.tell("Sunny.");
     let call = json!({"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": "{\"city\": \"Rome\"}"}});
     let user = json!({"role": "user", "content": "Weather?"});
@@ -563,7 +404,7 @@ async fn calls_and_results_go_back_to_the_model_from_every_interface() {
 
 #[tokio::test]
 async fn a_template_without_tools_gets_them_as_text() {
-    let fixture = Fixture::with(None, None).await;
+    let fixture = with(None, None).await;
     fixture.tell(TWO_CALLS);
     let answer = fixture.ok(CHAT, &body(CHAT, json!({}))).await.json();
     assert_eq!(list(&answer["choices"][0]["message"]["tool_calls"]).len(), 2);
@@ -587,7 +428,7 @@ async fn a_template_without_tools_gets_them_as_text() {
 
 #[tokio::test]
 async fn the_form_of_calls_can_be_chosen() {
-    let fixture = Fixture::with(Some("tools/chat_template.jinja"), Some(ToolCallParser::Mistral)).await;
+    let fixture = with(Some("tools/chat_template.jinja"), Some(ToolCallParser::Mistral)).await;
     fixture.tell("[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}]");
     let answer = fixture.ok(CHAT, &body(CHAT, json!({"tool_choice": "required"}))).await.json();
     let call = &answer["choices"][0]["message"]["tool_calls"][0];
@@ -600,7 +441,7 @@ async fn the_form_of_calls_can_be_chosen() {
 
 #[tokio::test]
 async fn what_cannot_be_offered_is_refused_by_name() {
-    let fixture = Fixture::new().await;
+    let fixture = qwen().await;
     let function = |name: &str| json!({"type": "function", "function": {"name": name}});
     let many: Vec<Value> = (0..129).map(|n| function(&format!("f{n}"))).collect();
     let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});

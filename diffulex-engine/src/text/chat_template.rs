@@ -7,6 +7,7 @@ mod layout;
 mod metering;
 mod syntax;
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 
 use minijinja::syntax::SyntaxConfig;
@@ -58,7 +59,8 @@ pub(super) struct ChatTemplate {
     /// Its globals include `bos_token`, `eos_token` and other special tokens that templates print.
     compiled: Compiled,
     source: String,
-    reads_tools: bool,
+    /// The variables that it reads.
+    variables: HashSet<String>,
 }
 
 impl ChatTemplate {
@@ -102,11 +104,11 @@ impl ChatTemplate {
         }
         let compiled = caught_on_stack(STACK, || {
             let compiled = Compiled::compile(environment, source.clone())?;
-            let reads_tools = compiled.reads("tools");
-            Ok((compiled, reads_tools))
+            let variables = compiled.variables();
+            Ok((compiled, variables))
         });
-        let (compiled, reads_tools) = compiled.and_then(|compiled| compiled).map_err(fail)?;
-        Ok(Self { compiled, source, reads_tools })
+        let (compiled, variables) = compiled.and_then(|compiled| compiled).map_err(fail)?;
+        Ok(Self { compiled, source, variables })
     }
 
     /// Returns the source as loaded.
@@ -114,23 +116,24 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// True if it reads the variable `tools`.
-    pub(super) fn reads_tools(&self) -> bool {
-        self.reads_tools
+    /// True if it reads the variable `name`.
+    pub(super) fn reads(&self, name: &str) -> bool {
+        self.variables.contains(name)
     }
 
-    /// Renders a conversation with `tools` up to `end`.
+    /// Renders a conversation with `tools` and `variables` up to `end`.
     pub(super) fn render_until(
         &self,
         messages: &[ChatMessage],
-        tools: &[serde_json::Value],
+        (tools, variables): (&[serde_json::Value], &serde_json::Map<String, serde_json::Value>),
         end: ConversationEnd,
     ) -> Result<String, RequestError> {
         let adds_prompt = end == ConversationEnd::GenerationPrompt;
         let adds_prompt = std::iter::once(("add_generation_prompt".to_owned(), adds_prompt.into()));
         // Without tools the variable is undefined, which templates take for none.
         let tools = (!tools.is_empty()).then(|| ("tools".to_owned(), tools.into()));
-        let options = adds_prompt.chain(tools).collect();
+        let variables = variables.iter().map(|(name, value)| (name.clone(), value.clone()));
+        let options = variables.chain(adds_prompt).chain(tools).collect();
         match messages.split_last() {
             Some((last, others)) if end == ConversationEnd::Content => self.render_open(others, last, &options),
             _ => self.render(messages, &options),
@@ -225,7 +228,13 @@ fn from_message(message: &ChatMessage) -> Value {
         };
         fields.push(("tool_calls", message.tool_calls.iter().map(call).collect()));
     }
-    let names = [("tool_call_id", &message.tool_call_id), ("name", &message.name)];
+    let names = [
+        ("tool_call_id", &message.tool_call_id),
+        ("name", &message.name),
+        // Qwen's name and Gemma's.
+        ("reasoning_content", &message.reasoning),
+        ("reasoning", &message.reasoning),
+    ];
     fields.extend(names.into_iter().filter_map(|(field, name)| Some((field, name.as_deref()?.into()))));
     Value::from_pairs(fields)
 }

@@ -18,6 +18,8 @@ pub enum ServingInput {
         /// Tools that the model may call, each as templates expect it: `{"type": "function", "function": {"name", "description",
         /// "parameters"}}`.
         tools: Vec<Value>,
+        /// Variables of the template, such as `enable_thinking`.
+        variables: Map<String, Value>,
     },
 }
 
@@ -34,7 +36,7 @@ impl ServingInput {
 
     /// A conversation without tools.
     pub fn chat(messages: Vec<ChatMessage>) -> Self {
-        Self::Chat { messages, tools: Vec::new() }
+        Self::Chat { messages, tools: Vec::new(), variables: Map::new() }
     }
 }
 
@@ -54,6 +56,9 @@ pub struct ChatMessage {
     pub role: String,
     /// Text; other modalities never come this far.
     pub content: String,
+    /// What an assistant thought before it.
+    #[serde(rename = "reasoning_content", skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     /// Calls of tools that an assistant made, in order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
@@ -85,7 +90,7 @@ impl ChatMessage {
     /// Bytes of its texts and of its calls' JSON, about as many as a template writes of it.
     pub fn n_bytes(&self) -> usize {
         let calls = self.tool_calls.iter().map(|call| call.id.len() + call.name.len() + json_bytes(&call.arguments));
-        let names = [&self.tool_call_id, &self.name].into_iter().flatten().map(String::len);
+        let names = [&self.reasoning, &self.tool_call_id, &self.name].into_iter().flatten().map(String::len);
         self.role.len() + self.content.len() + calls.chain(names).sum::<usize>()
     }
 }

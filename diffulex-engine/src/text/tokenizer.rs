@@ -12,6 +12,21 @@ use super::{byte_alphabet, coverage, merges};
 use crate::error::{LoadError, RequestError};
 use crate::files::ModelFiles;
 
+/// Tokens that stand around an answer's parts. They are kept in its text where a vocabulary has them as special tokens: a reader of
+/// the text could not find the parts otherwise.
+const MARKS: [&str; 9] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    // Gemma 4's: of thoughts, calls and strings.
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+];
+
 /// Special tokens as text, from tokenizer_config.json or else special_tokens_map.json; `None` if neither names one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
@@ -39,6 +54,7 @@ pub struct TextModel {
     tokenizer: Tokenizer,
     template: ChatTemplate,
     names: SpecialTokens,
+    /// Special tokens but marks of an answer's parts.
     special_ids: BTreeSet<u32>,
     eos_token_ids: BTreeSet<u32>,
     mask_token_id: Option<u32>,
@@ -69,7 +85,7 @@ impl TextModel {
         let special_ids: BTreeSet<u32> = tokenizer
             .get_added_tokens_decoder()
             .into_iter()
-            .filter(|(_, token)| token.special)
+            .filter(|(_, token)| token.special && !MARKS.contains(&token.content.as_str()))
             .map(|(id, _)| id)
             .collect();
 
@@ -148,20 +164,20 @@ impl TextModel {
         self.render_chat_with(messages, &serde_json::Map::new())
     }
 
-    /// Like [`Self::render_chat`] with `tools` that the model may call, up to `end`. A template that
-    /// [does not read them](Self::template_reads_tools) leaves them out.
+    /// Like [`Self::render_chat`] with `tools` that the model may call and `variables` of the template, up to `end`. What the template
+    /// [does not read](Self::template_reads) is left out.
     pub fn render_chat_until(
         &self,
         messages: &[ChatMessage],
-        tools: &[serde_json::Value],
+        (tools, variables): (&[serde_json::Value], &serde_json::Map<String, serde_json::Value>),
         end: ConversationEnd,
     ) -> Result<String, RequestError> {
-        self.template.render_until(messages, tools, end)
+        self.template.render_until(messages, (tools, variables), end)
     }
 
-    /// True if the chat template has a place for tools.
-    pub fn template_reads_tools(&self) -> bool {
-        self.template.reads_tools()
+    /// True if the chat template reads the variable `name`, such as `tools`.
+    pub fn template_reads(&self, name: &str) -> bool {
+        self.template.reads(name)
     }
 
     /// Like [`Self::render_chat`], with variables of the template such as `enable_thinking`.
@@ -214,7 +230,7 @@ impl TextModel {
         self.tokenizer.id_to_token(id)
     }
 
-    /// True for special tokens.
+    /// True for special tokens, which are no part of a text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.contains(&id)
     }

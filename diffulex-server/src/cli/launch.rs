@@ -389,6 +389,7 @@ pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> 
             max_calls: config.frontend_options().max_in_flight,
         }),
         tool_call_parser: config.tool_call_parser,
+        reasoning_parser: config.reasoning_parser,
         traces: None,
     })
 }

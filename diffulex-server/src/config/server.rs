@@ -15,7 +15,7 @@ use crate::config::given::{OrEmpty, or_empty, read_or_empty};
 use crate::config::outbound::OutboundConfig;
 use crate::config::sampling_defaults::GenerationConfig;
 use crate::frontend::{ContextLimits, CrashReports, FrontendOptions};
-use crate::http::ToolCallParser;
+use crate::http::{ReasoningParser, ToolCallParser};
 use crate::observe::log::LogFormat;
 
 /// Variable of the environment for the key, as everybody on the machine can read a command line.
@@ -67,6 +67,9 @@ pub struct ServerConfig {
     /// Form in which the model writes calls of tools: hermes, llama3_json or mistral [default: the form of its chat template, or hermes].
     #[arg(long, value_name = "NAME")]
     pub tool_call_parser: Option<ToolCallParser>,
+    /// Form in which the model writes what it thinks: qwen3, deepseek_r1, gemma4 or none [default: the form of its chat template, or none].
+    #[arg(long, value_name = "NAME")]
+    pub reasoning_parser: Option<ReasoningParser>,
     /// Maximum number of requests waiting for a place in the batch; further ones get status 429.
     // Chosen by us, as are the defaults below without another source: eight batches are minutes of queue at worst.
     #[arg(long, value_name = "N")]

@@ -14,6 +14,7 @@ use crate::frontend::Frontend;
 use crate::http::answer::error::ApiError;
 use crate::http::openai::speech::upstream::{SpeechOptions, SpeechUpstream};
 use crate::http::ops::openapi::documents::Documents;
+use crate::http::reasoning::{Reasoning, ReasoningParser};
 use crate::http::request::budget::BodyBudget;
 use crate::http::request::budget::BodyLimits;
 use crate::http::request::other_fields::IgnoredFieldLog;
@@ -55,6 +56,8 @@ pub struct HttpOptions {
     pub speech_upstream: Option<SpeechOptions>,
     /// The form in which the model writes calls of tools; `None`: the one that its chat template names.
     pub tool_call_parser: Option<ToolCallParser>,
+    /// The form in which it writes what it thinks; `None`: the one that its chat template names.
+    pub reasoning_parser: Option<ReasoningParser>,
     /// Where traces of requests go; `None` makes none.
     pub traces: Option<Traces>,
 }
@@ -82,6 +85,8 @@ pub(super) struct AppState {
     pub(super) options: HttpOptions,
     pub(super) bodies: BodyBudget,
     pub(super) speech: Option<SpeechUpstream>,
+    /// What the model's template does about thinking.
+    pub(super) reasoning: Reasoning,
     pub(super) ignored_fields: IgnoredFieldLog,
     pub(super) engines: Mutex<EngineRegistry>,
     /// Paths that ask for no key.

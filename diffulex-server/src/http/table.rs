@@ -27,6 +27,7 @@ use crate::http::ops::admin::{self, AbortBody, LoadAdapterBody, UnloadAdapterBod
 use crate::http::ops::openapi::documents::Documents;
 use crate::http::ops::{health, models, not_implemented, openapi, playground, profile};
 use crate::http::parrot::primitives;
+use crate::http::reasoning::Reasoning;
 use crate::http::request::budget::BodyBudget;
 use crate::http::request::generation::GenerationBody;
 use crate::http::request::interface::InterfaceBody;
@@ -71,15 +72,16 @@ pub fn service(
     let speech = options.speech_upstream.as_ref().map(SpeechUpstream::new).transpose()?;
     let (router, table) = table(options.serves_profiles, options.traces.clone()).into_parts();
     let app = App::new(AppState {
-        frontend,
         telemetry,
         bodies,
         speech,
+        reasoning: Reasoning::of(frontend.text(), options.reasoning_parser),
         ignored_fields: IgnoredFieldLog::default(),
         engines: Mutex::default(),
         open_paths: table.iter().filter(|route| route.entry.is_open).map(|route| route.path).collect(),
         paths: table.iter().map(|route| route.path).collect(),
         documents: Documents::of(&table, !options.api_keys.is_empty()),
+        frontend,
         options,
     });
     let router = router.fallback(unknown_route).method_not_allowed_fallback(wrong_method);

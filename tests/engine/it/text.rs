@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use diffulex_engine::text::Detokenizer;
 use diffulex_engine::{ChatMessage, ConversationEnd, ModelFiles, TextModel, ToolCall};
 use proptest::prelude::*;
+use serde_json::Map;
 
 use crate::harness::{Files, golden, json};
 
@@ -129,7 +130,7 @@ fn tools_calls_and_results_render_as_transformers_renders_them() {
     let mut files = Files::golden("sdar");
     files.0.insert("chat_template.jinja".to_owned(), template.to_vec());
     let text = TextModel::load(&files.leak()).unwrap();
-    assert!(text.template_reads_tools() && !text_model().template_reads_tools());
+    assert!(text.template_reads("tools") && !text_model().template_reads("tools"));
     let cases = json("tools/rendered.json");
     for case in cases.as_array().unwrap() {
         let word = |value: &serde_json::Value| value.as_str().map(str::to_owned);
@@ -146,9 +147,46 @@ fn tools_calls_and_results_render_as_transformers_renders_them() {
         };
         let messages: Vec<ChatMessage> = case["messages"].as_array().unwrap().iter().map(message).collect();
         let tools = case["tools"].as_array().unwrap();
-        let rendered = text.render_chat_until(&messages, tools, ConversationEnd::GenerationPrompt).unwrap();
+        let rendered =
+            text.render_chat_until(&messages, (tools, &Map::new()), ConversationEnd::GenerationPrompt).unwrap();
         assert_eq!(rendered, case["rendered"].as_str().unwrap());
     }
+}
+
+#[test]
+fn a_template_gets_variables_and_what_an_assistant_thought() {
+    let template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content | default('-') }}/{{ m.reasoning }}:{{ m.content }};{% endfor %}\
+                    {% if add_generation_prompt %}{{ '<think>' if enable_thinking else '.' }}{% endif %}";
+    let mut files = Files::golden("sdar");
+    files.0.insert("chat_template.jinja".to_owned(), template.as_bytes().to_vec());
+    let text = TextModel::load(&files.leak()).unwrap();
+    assert!(text.template_reads("enable_thinking") && !text.template_reads("reasoning_effort"));
+    let thought = ChatMessage { reasoning: Some("Hm".to_owned()), ..ChatMessage::new("assistant", "Yes") };
+    let messages = [ChatMessage::new("user", "Really?"), thought];
+    let variables = |thinks: bool| [("enable_thinking".to_owned(), thinks.into())].into_iter().collect::<Map<_, _>>();
+    for (thinks, end) in [(true, "<think>"), (false, ".")] {
+        let prompt = text.render_chat_until(&messages, (&[], &variables(thinks)), ConversationEnd::GenerationPrompt);
+        assert_eq!(prompt.unwrap(), format!("user:-/:Really?;assistant:Hm/Hm:Yes;{end}"));
+    }
+    // The server's own variables are not a request's.
+    let own = [("add_generation_prompt".to_owned(), true.into())].into_iter().collect();
+    let prompt = text.render_chat_until(&messages, (&[], &own), ConversationEnd::LastMessage);
+    assert!(prompt.unwrap().ends_with("Yes;"));
+}
+
+/// Gemma's marks of thoughts are special tokens of its vocabulary.
+#[test]
+fn marks_of_an_answers_parts_stay_in_its_text() {
+    let mut files = Files::golden("sdar");
+    let mut tokenizer = files.json("tokenizer.json");
+    for token in tokenizer["added_tokens"].as_array_mut().unwrap() {
+        token["special"] = true.into();
+    }
+    files.set_json("tokenizer.json", &tokenizer);
+    let text = TextModel::load(&files.leak()).unwrap();
+    let ids = text.encode("<think>a</think><|im_end|>b").unwrap();
+    assert_eq!(text.decode(&ids), "<think>a</think>b");
+    assert!(!text.is_special(509) && text.is_special(505));
 }
 
 #[test]
@@ -160,9 +198,9 @@ fn a_continued_conversation_ends_behind_the_content_whatever_the_template_does_t
         let roles = ["system", "user", "assistant"];
         let message = |(role, content): (&str, &str)| ChatMessage::new(role, content);
         let messages: Vec<ChatMessage> = roles.into_iter().zip(contents).map(message).collect();
-        let prompt = text.render_chat_until(&messages, &[], ConversationEnd::GenerationPrompt);
+        let prompt = text.render_chat_until(&messages, (&[], &Map::new()), ConversationEnd::GenerationPrompt);
         assert_eq!(prompt.ok(), text.render_chat(&messages).ok());
-        text.render_chat_until(&messages, &[], ConversationEnd::Content).map_err(|error| error.message)
+        text.render_chat_until(&messages, (&[], &Map::new()), ConversationEnd::Content).map_err(|error| error.message)
     };
     let of_each = |message: &str| format!("{{% for message in messages %}}{message}{{% endfor %}}");
     let plain = of_each("[{{ message.content }}]");

@@ -1,6 +1,6 @@
 //! A template as it is run: its environment, and the instructions that keep the account ([`super::metering`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use minijinja::machinery::{Instructions, eval, get_compiled_template, make_string_output};
 use minijinja::value::Value;
@@ -50,10 +50,10 @@ impl Compiled {
         Self::try_new(environment, |environment| Parts::new(environment, NAME))
     }
 
-    /// True if the template reads the variable `name`, which the context has to hold.
-    pub(super) fn reads(&self, name: &str) -> bool {
+    /// The variables that the template reads and does not set, which the context has to hold.
+    pub(super) fn variables(&self) -> HashSet<String> {
         let template = self.borrow_owner().get_template(NAME);
-        template.is_ok_and(|template| template.undeclared_variables(false).contains(name))
+        template.map(|template| template.undeclared_variables(false)).unwrap_or_default()
     }
 
     /// True if it needs a stack of its own to be run.

@@ -59,7 +59,9 @@ fn tokenise(
     let written = match input {
         ServingInput::Prompt { prompt: Prompt::Ids(ids) } => return Ok(ids),
         ServingInput::Prompt { prompt: Prompt::Text(prompt) } => prompt,
-        ServingInput::Chat { messages, tools } => text.render_chat_until(&messages, &tools, how.conversation_end)?,
+        ServingInput::Chat { messages, tools, variables } => {
+            text.render_chat_until(&messages, (&tools, &variables), how.conversation_end)?
+        }
     };
     let least = text.min_tokens(written.len());
     if let Some(most) = max_tokens.filter(|most| least > *most) {

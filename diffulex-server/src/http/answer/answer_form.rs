@@ -5,7 +5,7 @@
 use crate::http::answer::denoise_frames::DenoiseForm;
 use crate::http::answer::prompt_report::PromptReport;
 use crate::http::answer::streamed_usage::UsageChunks;
-use crate::http::tools::calls::CallForm;
+use crate::http::content::form::ContentForm;
 
 /// The form of an answer.
 #[derive(Clone, Debug)]
@@ -26,6 +26,6 @@ pub(in crate::http) struct AnswerForm {
     pub(in crate::http) usage_chunks: UsageChunks,
     /// The parts of the prompt that the answer reports.
     pub(in crate::http) prompt: PromptReport,
-    /// How calls of tools are found in it; `None` where no tools are offered.
-    pub(in crate::http) calls: Option<CallForm>,
+    /// How its parts are found.
+    pub(in crate::http) content: ContentForm,
 }

@@ -17,11 +17,12 @@ use crate::http::answer::error::{ApiError, ErrorForm};
 use crate::http::answer::parts::{self, DiffusionReport, Spacing, only_reply};
 use crate::http::answer::sse::{self, EventHead, Framer, Frames, StreamForm};
 use crate::http::app::App;
+use crate::http::content::form::ContentForm;
+use crate::http::content::part::Parts;
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::generation;
 use crate::http::request::interface::InterfaceBody;
-use crate::http::tools::calls::CallForm;
-use blocks::{Block, BlockWriter, Content};
+use blocks::{Block, BlockWriter};
 use input::MessagesFields;
 
 /// The beginning of a message's id, before the request's.
@@ -38,18 +39,18 @@ async fn create(app: App, request: Request) -> Result<Response, ApiError> {
     let Some(stream) = streams.first() else {
         return Err(diffulex_engine::RequestError::engine("the request was not accepted").into());
     };
-    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: form.model, stops, calls: form.calls };
+    let head = Head { id: format!("{ID_PREFIX}{}", stream.rid()), model: form.model, stops, content: form.content };
     if form.is_stream {
         let framer = MessageFramer {
             n_prompt_tokens: stream.prompt_tokens(),
             denoise: DenoiseFrames::new(form.denoise, false),
-            blocks: BlockWriter::new(head.calls.as_ref()),
+            blocks: BlockWriter::new(&head.content),
             head,
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     let reply = only_reply(streams).await?;
-    let content = Content::of(head.calls.as_ref(), &reply);
+    let content = blocks::parts_of(&head.content, &reply);
     Ok(parts::json(&head.finished(&reply, &content)))
 }
 
@@ -70,8 +71,8 @@ struct Head {
     model: String,
     /// The request's stop sequences.
     stops: Vec<String>,
-    /// How calls of tools are found, where tools are offered.
-    calls: Option<CallForm>,
+    /// How the parts of the answer are found.
+    content: ContentForm,
 }
 
 #[derive(Serialize)]
@@ -143,14 +144,14 @@ impl Head {
         Stop { stop_reason, stop_sequence }
     }
 
-    fn finished<'a>(&'a self, reply: &'a ServingReply, content: &'a Content<'a>) -> MessageObject<'a> {
+    fn finished<'a>(&'a self, reply: &'a ServingReply, content: &'a Parts) -> MessageObject<'a> {
         let Stop { stop_reason, stop_sequence } = self.stop(reply, content.has_calls());
         MessageObject {
             id: &self.id,
             kind: "message",
             role: "assistant",
             model: &self.model,
-            content: content.blocks(),
+            content: content.0.iter().map(Block::of).collect(),
             stop_reason: Some(stop_reason),
             stop_sequence,
             usage: MessageUsage::of(reply),

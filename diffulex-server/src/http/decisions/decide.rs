@@ -10,6 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use diffulex_engine::{ChatMessage, ConversationEnd, RequestError, ServingInput, TextModel};
 use diffulex_protocol::{LabelScores, SamplingParams, ServingReply};
+use serde_json::Map;
 
 use crate::frontend::{Requester, Submission, SubmitError, Tokenising};
 use crate::http::answer::error::ApiError;
@@ -242,7 +243,7 @@ fn render_around(text: &TextModel, mut messages: Vec<ChatMessage>) -> Result<(St
         Some(last) if last.role == "user" => last.content = format!("{}\n\n{mark}", last.content),
         Some(_) | None => messages.push(ChatMessage::new("user", mark.as_str())),
     }
-    let rendered = text.render_chat_until(&messages, &[], ConversationEnd::GenerationPrompt)?;
+    let rendered = text.render_chat_until(&messages, (&[], &Map::new()), ConversationEnd::GenerationPrompt)?;
     let Some((head, tail)) = rendered.rsplit_once(&mark) else {
         let message = "input: the model's chat template leaves out the content of the last message";
         return Err(RequestError::invalid("input", message));

@@ -8,12 +8,13 @@ use axum::response::{IntoResponse, Response};
 use diffulex_engine::{Prompt, ServingInput, SpecialTokens, check_ids};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::frontend::Tokenising;
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts;
 use crate::http::app::{App, asked_model};
+use crate::http::reasoning::wish::Wish;
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::conversation_end::conversation_end;
 use crate::http::request::fields::PromptField;
@@ -42,6 +43,8 @@ pub(in crate::http) struct TokenizeBody {
     continue_final_message: Option<bool>,
     /// Functions that the model may call, with messages.
     tools: Option<Vec<ToolField>>,
+    /// Variables of the chat template, with messages: enable_thinking, thinking and reasoning_effort.
+    chat_template_kwargs: Option<Map<String, Value>>,
     /// The tokens as the vocabulary spells them are returned, too.
     return_token_strs: Option<bool>,
     /// Everything else.
@@ -84,16 +87,23 @@ fn wanted(app: &App, body: TokenizeBody) -> Result<Wanted, ApiError> {
     body.others.check(&app.ignored_fields)?;
     let has_messages = body.messages.is_some();
     let conversation_end = conversation_end(body.add_generation_prompt, body.continue_final_message, has_messages)?;
+    let mut wish = Wish::default();
+    wish.set_kwargs(body.chat_template_kwargs)?;
     let (field, input) = match body.messages {
         Some(messages) => {
             let given = GivenTools::of_chat(body.tools.unwrap_or_default(), None, None)?;
             let offer = given.into_offer(app)?;
-            ("messages", conversation::input(app, chat_messages(messages)?, conversation_end, offer.as_ref())?)
+            let messages = (chat_messages(messages)?, conversation_end);
+            let (input, _) = conversation::input(app, messages, offer.as_ref(), wish)?;
+            ("messages", input)
         }
-        None => match one_prompt("prompt", prompts(body.prompt)?)? {
-            Prompt::Text(text) => ("prompt", ServingInput::text(text)),
-            Prompt::Ids(_) => return Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
-        },
+        None => {
+            wish.check_prompt()?;
+            match one_prompt("prompt", prompts(body.prompt)?)? {
+                Prompt::Text(text) => ("prompt", ServingInput::text(text)),
+                Prompt::Ids(_) => return Err(ApiError::invalid("prompt", "prompt must be text to be tokenised")),
+            }
+        }
     };
     let adds_special_tokens = body.add_special_tokens.unwrap_or(Tokenising::default().adds_special_tokens);
     let how = Tokenising { adds_special_tokens, conversation_end, may_be_cut: false };

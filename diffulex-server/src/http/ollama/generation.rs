@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::calls::{CallObject, ID_PREFIX, StreamedCalls, answered};
+use super::content::{CallObject, Content, StreamedContent};
 use super::names::untagged;
 use crate::frontend::{StreamEvent, Submission};
 use crate::http::answer::answer_form::AnswerForm;
@@ -36,7 +36,6 @@ use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::MessageField;
 use crate::http::request::numbers::whole;
 use crate::http::request::route_options::RouteOptions;
-use crate::http::tools::calls::Call;
 use crate::http::tools::fields::{CallField, ToolField};
 use crate::http::tools::offer::GivenTools;
 use crate::ordered_json::Json;
@@ -59,7 +58,7 @@ pub(super) struct OllamaFields {
     /// The form of the answer: json, or a schema of it.
     #[schemars(schema_with = "constraint::any_schema")]
     format: Option<Json>,
-    /// Not supported: only false is accepted.
+    /// Whether the model thinks: true, false, or low, medium, high and max, which are as true.
     think: Option<Value>,
     /// Functions that the model may call, of `/api/chat`.
     tools: Option<Vec<ToolField>>,
@@ -105,6 +104,8 @@ struct OllamaOptions {
 struct OllamaMessage {
     role: String,
     content: Option<String>,
+    /// What the assistant thought before it.
+    thinking: Option<String>,
     images: Option<Vec<Value>>,
     tool_calls: Option<Vec<CallField>>,
     /// The tool whose result a message of role `tool` is.
@@ -141,7 +142,7 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
             app.frontend.check_ready()?;
             return Ok(parts::object(|fields| {
                 add_head(fields, &model);
-                shape.add_text(fields, "", &[]);
+                shape.add_content(fields, &Content::default());
                 fields.add("done", &true);
                 fields.add("done_reason", "load");
             }));
@@ -153,15 +154,14 @@ async fn respond(app: App, request: Request, shape: Shape) -> Result<Response, A
         let head = ObjectHead::new(Spacing::Compact, |fields| add_head(fields, &form.model));
         let denoise = DenoiseFrames::new(form.denoise, false);
         let logprobs = StreamedLogprobs::new(&app.frontend, form.wants_logprobs);
-        let calls = form.calls.as_ref().map(|calls| StreamedCalls::new(calls.reader(ID_PREFIX)));
-        let framer = LineFramer { head, shape, start, denoise, logprobs, calls };
+        let content = StreamedContent::new(&form.content);
+        let framer = LineFramer { head, shape, start, denoise, logprobs, content };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
     let reply = only_reply(streams).await?;
     Ok(parts::object(|fields| {
         add_head(fields, &form.model);
-        let (text, calls) = answered(form.calls.as_ref(), &reply.text);
-        add_end(fields, shape, (&text, &calls), &reply, start.elapsed());
+        add_end(fields, shape, &Content::of(&form.content, &reply.text), &reply, start.elapsed());
         if form.wants_logprobs {
             fields.add("logprobs", &token_logprobs(app.frontend.text(), (&reply).into()));
         }
@@ -189,6 +189,7 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
         body.set("top_logprobs", n);
     }
     let (mut own, mut request) = body.into_request()?;
+    request.own_wish.set_think(own.think.as_ref())?;
     request.own_constraint = own.format.take().map_or(Ok(None), |format| GivenConstraint::of_ollama(&format))?;
     let filled = match shape {
         Shape::Chat => {
@@ -207,9 +208,6 @@ fn ask(app: &App, mut body: InterfaceBody<OllamaFields>, shape: Shape) -> Result
 
 /// Refuses what is known and not supported.
 fn check(fields: &OllamaFields) -> Result<(), ApiError> {
-    if fields.think.as_ref().is_some_and(|think| !is_empty(think)) {
-        return unsupported("think", "; false is");
-    }
     if fields.images.as_ref().is_some_and(|images| !images.is_empty()) {
         return unsupported("images", "; this model takes text only");
     }
@@ -310,8 +308,8 @@ impl OllamaMessage {
         }
         // The role is judged where chat's is.
         let content = Some(ContentField::Text(self.content.unwrap_or_default()));
-        let Self { role, tool_calls, tool_name: name, tool_call_id, .. } = self;
-        Ok(MessageField { role, content, tool_calls, tool_call_id, name })
+        let Self { role, thinking: reasoning_content, tool_calls, tool_name: name, tool_call_id, .. } = self;
+        Ok(MessageField { role, content, reasoning_content, tool_calls, tool_call_id, name })
     }
 }
 
@@ -326,16 +324,27 @@ enum Shape {
 struct Message<'a> {
     role: &'static str,
     content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<CallObject<'a>>,
 }
 
 impl Shape {
-    fn add_text(self, fields: &mut Fields<'_>, text: &str, calls: &[Call]) {
-        let tool_calls = calls.iter().map(CallObject::of).collect();
+    fn add_content(self, fields: &mut Fields<'_>, content: &Content) {
+        let Content { thoughts, text, calls } = content;
+        let thinking = thoughts.as_deref();
         match self {
-            Self::Chat => fields.add("message", &Message { role: "assistant", content: text, tool_calls }),
-            Self::Generate => fields.add("response", text),
+            Self::Chat => {
+                let tool_calls = calls.iter().map(CallObject::of).collect();
+                fields.add("message", &Message { role: "assistant", content: text, thinking, tool_calls });
+            }
+            Self::Generate => {
+                fields.add("response", text);
+                if let Some(thinking) = thinking {
+                    fields.add("thinking", thinking);
+                }
+            }
         }
     }
 }
@@ -346,17 +355,11 @@ fn add_head(fields: &mut Fields<'_>, model: &str) {
 }
 
 /// Adds what the last line has. Of the time, the steps that decode are the evaluation, and the rest but the wait is the prompt's.
-fn add_end(
-    fields: &mut Fields<'_>,
-    shape: Shape,
-    (text, calls): (&str, &[Call]),
-    reply: &ServingReply,
-    total: Duration,
-) {
+fn add_end(fields: &mut Fields<'_>, shape: Shape, content: &Content, reply: &ServingReply, total: Duration) {
     let nanoseconds = |seconds: f64| (seconds.max(0.0) * 1e9) as u64;
     let total_s = total.as_secs_f64();
     let decode_s = reply.engine_decode_time_s.min(total_s);
-    shape.add_text(fields, text, calls);
+    shape.add_content(fields, content);
     fields.add("done", &true);
     fields.add("done_reason", reply.finish_reason.openai());
     fields.add("total_duration", &nanoseconds(total_s));
@@ -375,24 +378,22 @@ struct LineFramer {
     start: Instant,
     denoise: DenoiseFrames,
     logprobs: StreamedLogprobs,
-    /// Where tools are offered.
-    calls: Option<StreamedCalls>,
+    content: StreamedContent,
 }
 
 impl LineFramer {
     fn text(&mut self, text: &str, logprobs: &[TokenLogprob], frames: &mut Frames) {
-        let Some(reader) = &mut self.calls else { return self.line(text, &[], logprobs, frames) };
-        let (text, calls) = reader.push(text);
-        self.line(&text, &calls, logprobs, frames);
+        let content = self.content.push(text);
+        self.line(&content, logprobs, frames);
     }
 
-    fn line(&self, text: &str, calls: &[Call], logprobs: &[TokenLogprob], frames: &mut Frames) {
+    fn line(&self, content: &Content, logprobs: &[TokenLogprob], frames: &mut Frames) {
         // Text held back (an incomplete character, a possible stop string) comes with a later line.
-        if text.is_empty() && calls.is_empty() && logprobs.is_empty() {
+        if content.is_empty() && logprobs.is_empty() {
             return;
         }
         frames.push_line(&self.head, |fields| {
-            self.shape.add_text(fields, text, calls);
+            self.shape.add_content(fields, content);
             fields.add("done", &false);
             if !logprobs.is_empty() {
                 fields.add("logprobs", logprobs);
@@ -404,7 +405,7 @@ impl LineFramer {
         let logprobs = self.logprobs.of_snapshot(&snapshot);
         self.text(&snapshot.committed_text, &logprobs, frames);
         frames.push_line(&self.head, |fields| {
-            self.shape.add_text(fields, "", &[]);
+            self.shape.add_content(fields, &Content::default());
             fields.add("done", &false);
             fields.add_object("diffulex", |fields| self.denoise.add(fields, snapshot));
         });
@@ -422,10 +423,10 @@ impl Framer for LineFramer {
             }
             StreamEvent::Snapshot(snapshot) => self.snapshot(snapshot, frames),
             StreamEvent::Reply(reply) => {
-                let (text, calls) = self.calls.as_mut().map(StreamedCalls::finish).unwrap_or_default();
-                self.line(&text, &calls, &[], frames);
+                let content = self.content.finish();
+                self.line(&content, &[], frames);
                 frames.push_line(&self.head, |fields| {
-                    add_end(fields, self.shape, ("", &[]), &reply, self.start.elapsed());
+                    add_end(fields, self.shape, &Content::default(), &reply, self.start.elapsed());
                 });
             }
             StreamEvent::Error(error) => return Err(error.into()),
@@ -441,7 +442,7 @@ impl Framer for LineFramer {
     fn keep_alive(&self) -> Bytes {
         let mut line = Vec::new();
         write_object(&mut line, Spacing::Compact, &self.head, |fields| {
-            self.shape.add_text(fields, "", &[]);
+            self.shape.add_content(fields, &Content::default());
             fields.add("done", &false);
         });
         line.push(b'\n');

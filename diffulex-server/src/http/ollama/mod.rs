@@ -2,8 +2,8 @@
 //!
 //! Streams are lines of JSON. Never here: the registry (`pull`, `create`, `copy`, `delete`, `push`), which is not implemented.
 
-mod calls;
 mod catalog;
+mod content;
 mod embedding;
 mod generation;
 mod names;

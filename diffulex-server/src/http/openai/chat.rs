@@ -1,8 +1,8 @@
 //! `POST /v1/chat/completions`: OpenAI's chat, streamed or not.
 //!
 //! Committed text arrives in `delta.content` in both stream modes. In mode `denoise` a chunk also carries the snapshot's
-//! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Calls of tools are read from committed
-//! text, and come in chunks of their own. Never here: other routes.
+//! fields at top level, which official clients keep and ignore: every chunk is a legal chunk. Thoughts and calls of tools are read from
+//! committed text, and come in chunks of their own. Never here: other routes.
 
 mod calls;
 
@@ -25,11 +25,13 @@ use crate::http::answer::sse::{self, Framer, Frames};
 use crate::http::answer::streamed_logprobs::StreamedLogprobs;
 use crate::http::answer::streamed_usage::StreamedUsage;
 use crate::http::app::App;
+use crate::http::content::form::ContentForm;
+use crate::http::content::part::{Parts, Piece};
+use crate::http::content::reader::ContentReader;
 use crate::http::request::body::Dialect;
 use crate::http::request::generation::{self, GenerationBody};
 use crate::http::request::route_options::RouteOptions;
-use crate::http::tools::calls::Piece;
-use calls::{Answered, CallObject, StreamedCalls, finish_reason};
+use calls::{CallCount, CallObject, ID_PREFIX, finish_reason};
 
 /// Rules of the route. Frames without `choices` crash OpenAI's own clients, so the shape they know is the default.
 const OPTIONS: RouteOptions = RouteOptions::of("/v1/chat/completions").of_messages().with_choices().with_event_forms();
@@ -42,7 +44,7 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
     if form.denoise.events == EventForm::Diffulex {
         return native::respond(app, streams, NativeForm::new(form).of_chat(id)).await;
     }
-    let AnswerForm { model, is_stream, wants_logprobs, denoise, usage_chunks, prompt, calls, .. } = form;
+    let AnswerForm { model, is_stream, wants_logprobs, denoise, usage_chunks, prompt, content, .. } = form;
     let head = Head { id, model, created: unix_seconds() };
     if is_stream {
         let framer = ChatFramer {
@@ -57,7 +59,8 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
                 .map(|_| ChoiceProgress {
                     logprobs: StreamedLogprobs::new(&app.frontend, wants_logprobs),
                     denoise: DenoiseFrames::new(denoise, false),
-                    calls: calls.as_ref().map(StreamedCalls::new),
+                    content: content.reader(ID_PREFIX),
+                    calls: CallCount::default(),
                 })
                 .collect(),
             usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
@@ -70,9 +73,34 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
         let scores = replies.first().and_then(|reply| reply.prompt_scores.as_ref());
         ReportedPrompt { text: app.frontend.text(), ids: &ids, scores }.listed(n)
     });
-    let answers: Vec<Answered<'_>> = replies.iter().map(|reply| Answered::of(calls.as_ref(), reply)).collect();
+    let answers: Vec<Answered> = replies.iter().map(|reply| Answered::of(&content, reply)).collect();
     let completion = completion(&head, (&replies, &answers), wants_logprobs, &app.frontend);
     Ok(parts::json(&Completion { prompt_logprobs, ..completion }))
+}
+
+/// An answer with its parts apart.
+struct Answered {
+    thoughts: Option<String>,
+    text: String,
+    parts: Parts,
+}
+
+impl Answered {
+    fn of(form: &ContentForm, reply: &ServingReply) -> Self {
+        let parts = form.parts(&reply.text, ID_PREFIX);
+        Self { thoughts: parts.thoughts(), text: parts.text(), parts }
+    }
+
+    fn message(&self) -> Message<'_> {
+        let is_empty = self.text.is_empty() && !self.parts.0.is_empty();
+        Message {
+            role: "assistant",
+            content: (!is_empty).then_some(&self.text),
+            refusal: None,
+            thoughts: self.thoughts.as_deref().map(Thoughts::of),
+            tool_calls: self.parts.calls().map(CallObject::of).collect(),
+        }
+    }
 }
 
 struct Head {
@@ -110,8 +138,23 @@ struct Message<'a> {
     role: &'static str,
     content: Option<&'a str>,
     refusal: Option<()>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    thoughts: Option<Thoughts<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<CallObject<'a>>,
+}
+
+/// Thoughts by the names that clients look for: DeepSeek's, which SGLang and llama.cpp have, and vLLM's, which OpenRouter has.
+#[derive(Serialize)]
+struct Thoughts<'a> {
+    reasoning_content: &'a str,
+    reasoning: &'a str,
+}
+
+impl<'a> Thoughts<'a> {
+    fn of(thoughts: &'a str) -> Self {
+        Self { reasoning_content: thoughts, reasoning: thoughts }
+    }
 }
 
 #[derive(Serialize)]
@@ -122,7 +165,7 @@ struct Logprobs {
 
 fn completion<'a>(
     head: &'a Head,
-    (replies, answers): (&'a [ServingReply], &'a [Answered<'a>]),
+    (replies, answers): (&'a [ServingReply], &'a [Answered]),
     wants_logprobs: bool,
     frontend: &Frontend,
 ) -> Completion<'a> {
@@ -130,13 +173,12 @@ fn completion<'a>(
     let has_several = replies.len() > 1;
     let choices = replies.iter().zip(answers).enumerate().map(|(index, (reply, answer))| {
         usage.add_choice(Usage::of(reply));
-        let (content, tool_calls) = (answer.content(), answer.call_objects());
         Choice {
             index,
-            message: Message { role: "assistant", content, refusal: None, tool_calls },
+            message: answer.message(),
             logprobs: wants_logprobs
                 .then(|| Logprobs { content: token_logprobs(frontend.text(), reply.into()), refusal: None }),
-            finish_reason: finish_reason(reply, !answer.calls.is_empty()),
+            finish_reason: finish_reason(reply, answer.parts.has_calls()),
             diffulex: has_several.then(|| DiffusionReport::of(reply)),
         }
     });
@@ -175,6 +217,8 @@ struct ChunkDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    thoughts: Option<Thoughts<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_calls: Option<[CallObject<'a>; 1]>,
 }
@@ -183,8 +227,8 @@ struct ChunkDelta<'a> {
 struct ChoiceProgress {
     logprobs: StreamedLogprobs,
     denoise: DenoiseFrames,
-    /// Where tools are offered.
-    calls: Option<StreamedCalls>,
+    content: ContentReader,
+    calls: CallCount,
 }
 
 struct ChatFramer {
@@ -199,34 +243,21 @@ impl ChatFramer {
         self.usage.note(index, delta.token_offset + delta.token_ids.len() as u32);
         let Some(progress) = self.choices.get_mut(index) else { return };
         let logprobs = Logprobs::of(progress.logprobs.of_delta(delta));
-        if let Some(calls) = &mut progress.calls {
-            let pieces = calls.push(&delta.text);
-            return self.pieces(index, &pieces, logprobs, frames);
-        }
-        // Text held back (an incomplete character, a possible stop string) comes with a later chunk.
-        if delta.text.is_empty() && logprobs.is_none() {
-            return;
-        }
-        let delta = ChunkDelta { content: Some(&delta.text), ..ChunkDelta::default() };
-        let choices = [ChunkChoice { index, delta, logprobs, finish_reason: None }];
-        frames.push_object(&self.head, |fields| {
-            fields.add("choices", &choices);
-            self.usage.add_to_progress(fields);
-        });
+        let pieces = progress.content.push(&delta.text);
+        self.pieces(index, &pieces, logprobs, frames);
     }
 
     fn snapshot(&mut self, index: usize, snapshot: Box<ServingBufferSnapshot>, frames: &mut Frames) {
         self.usage.note(index, snapshot.committed_len);
-        let calls = self.choices.get_mut(index).and_then(|progress| progress.calls.as_mut());
-        let is_read = calls.is_some();
-        if let Some(calls) = calls {
-            let pieces = calls.push(&snapshot.committed_text);
-            self.pieces(index, &pieces, None, frames);
-        }
+        let Some(progress) = self.choices.get_mut(index) else { return };
+        let mut pieces = progress.content.push(&snapshot.committed_text);
+        // Text at the end is in the snapshot's own chunk.
+        let text = pieces.pop_if(|piece| matches!(piece, Piece::Text(_)));
+        self.pieces(index, &pieces, None, frames);
         let Some(progress) = self.choices.get_mut(index) else { return };
         let logprobs = Logprobs::of(progress.logprobs.of_snapshot(&snapshot));
         frames.push_object(&self.head, |fields| {
-            let content = Some(snapshot.committed_text.as_str()).filter(|text| !text.is_empty() && !is_read);
+            let content = if let Some(Piece::Text(text)) = &text { Some(text.as_str()) } else { None };
             let delta = ChunkDelta { content, ..ChunkDelta::default() };
             fields.add("choices", &[ChunkChoice { index, delta, logprobs, finish_reason: None }]);
             progress.denoise.add(fields, snapshot);
@@ -236,10 +267,14 @@ impl ChatFramer {
 
     /// Writes a chunk for each piece; `logprobs` are of all of them.
     fn pieces(&mut self, index: usize, pieces: &[Piece], mut logprobs: Option<Logprobs>, frames: &mut Frames) {
-        let Some(calls) = self.choices.get_mut(index).and_then(|progress| progress.calls.as_mut()) else { return };
+        let Some(progress) = self.choices.get_mut(index) else { return };
         let deltas = pieces.iter().filter_map(|piece| match piece {
             Piece::Text(text) => Some(ChunkDelta { content: Some(text), ..ChunkDelta::default() }),
-            piece => calls.object(piece).map(|call| ChunkDelta { tool_calls: Some([call]), ..ChunkDelta::default() }),
+            Piece::Thought(text) => Some(ChunkDelta { thoughts: Some(Thoughts::of(text)), ..ChunkDelta::default() }),
+            piece => progress
+                .calls
+                .object(piece)
+                .map(|call| ChunkDelta { tool_calls: Some([call]), ..ChunkDelta::default() }),
         });
         let mut deltas: Vec<ChunkDelta<'_>> = deltas.collect();
         if deltas.is_empty() && logprobs.is_some() {
@@ -256,9 +291,9 @@ impl ChatFramer {
 
     fn finish(&mut self, index: usize, reply: &ServingReply, frames: &mut Frames) {
         let mut has_calls = false;
-        if let Some(calls) = self.choices.get_mut(index).and_then(|progress| progress.calls.as_mut()) {
-            let pieces = calls.finish();
-            has_calls = calls.has_calls();
+        if let Some(progress) = self.choices.get_mut(index) {
+            let pieces = progress.content.finish();
+            has_calls = progress.content.has_calls();
             self.pieces(index, &pieces, None, frames);
         }
         self.usage.finish(index, reply);
@@ -279,7 +314,7 @@ impl ChatFramer {
 impl Framer for ChatFramer {
     fn open(&mut self, frames: &mut Frames) {
         for index in 0..self.choices.len() {
-            let delta = ChunkDelta { role: Some("assistant"), content: Some(""), tool_calls: None };
+            let delta = ChunkDelta { role: Some("assistant"), content: Some(""), ..ChunkDelta::default() };
             let choices = [ChunkChoice { index, delta, logprobs: None, finish_reason: None }];
             frames.push_object(&self.head, |fields| fields.add("choices", &choices));
         }

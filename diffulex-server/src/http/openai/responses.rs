@@ -46,7 +46,7 @@ async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     let head = Head {
         id: format!("resp_{rid}"),
         rid: rid.to_owned(),
-        calls: form.calls,
+        content: form.content,
         created_at: unix_seconds(),
         model: form.model,
         wants_logprobs: form.wants_logprobs,
@@ -259,7 +259,7 @@ impl ResponseFramer {
         let logprobs = self.logprobs.of_snapshot(&snapshot);
         let Self { head, items, denoise, events, .. } = self;
         // Frames of changes need the text, too.
-        let text = items.before_snapshot(&snapshot.committed_text, &mut (events, frames)).to_owned();
+        let (text, logprobs) = items.before_snapshot(&snapshot.committed_text, logprobs, &mut (events, frames));
         match items.delta_head() {
             Some((delta, is_text)) => events.push_delta(delta, frames, |fields| {
                 fields.add("delta", &text);
@@ -280,7 +280,7 @@ impl ResponseFramer {
         let logprobs = self.head.logprobs(reply, &self.frontend);
         let status = status_of(reply);
         let Self { head, items, events, .. } = self;
-        items.finish(reply, status, &logprobs, &mut (events, frames));
+        items.finish(status, &logprobs, &mut (events, frames));
         let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
         events.push(name, frames, |fields| fields.add("response", &head.finished(reply, items.all(), &logprobs)));
     }

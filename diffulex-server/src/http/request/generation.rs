@@ -3,6 +3,9 @@
 //! In: JSON. Out: a [`Submission`], and the [`AnswerForm`] of what it is answered with. [`OtherFields`] judges fields that this struct does not have. Never here:
 //! the routes' replies.
 
+mod identity;
+mod thinking;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -12,15 +15,18 @@ use diffulex_protocol::{DecodingSettings, ParamError, SamplingParams, ServingGen
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::frontend::{EventStream, Submission, Truncation};
+use crate::frontend::{EventStream, Submission};
 use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::denoise_frames::{DenoiseField, DenoiseForm, SnapshotField};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::prompt_report::PromptReport;
 use crate::http::answer::streamed_usage::StreamOptions;
 use crate::http::app::{App, asked_model};
+use crate::http::content::form::ContentForm;
+use crate::http::reasoning::Settled;
+use crate::http::reasoning::wish::Wish;
 use crate::http::request::body::{self, Dialect, ParsedBody};
 use crate::http::request::constraint::{self, Forms, GivenConstraint};
 use crate::http::request::conversation_end::conversation_end;
@@ -40,15 +46,6 @@ use crate::ordered_json::Json;
 
 /// Most choices of one request. Chosen by us: each is a whole request to the engine.
 const MAX_CHOICES: u32 = 8;
-
-/// Longest `request_id`. Chosen by us: room for two UUIDs.
-const MAX_REQUEST_ID_BYTES: usize = 64;
-
-/// Values of `reasoning_effort` that ask for no reasoning, which is all that these models do.
-pub(in crate::http) const NO_REASONING: [&str; 2] = ["none", "minimal"];
-
-/// OpenAI's default of `reasoning_effort`, which asks for nothing.
-pub(in crate::http) const DEFAULT_EFFORT: &str = "medium";
 
 /// Fields that the other interfaces do not take over from chat: they have names of their own for them, or no place in their answers.
 const CHAT_ONLY: [&str; 27] = [
@@ -137,8 +134,19 @@ pub(in crate::http) struct GenerationBody {
     truncate_prompt_tokens: Option<i64>,
     /// Requests share cached prefixes only with those of the same salt.
     cache_salt: Option<String>,
-    /// How hard to think.
+    /// How hard to think: none and minimal turn thinking off.
     reasoning_effort: Option<String>,
+    /// Variables of the chat template: enable_thinking, thinking and reasoning_effort.
+    chat_template_kwargs: Option<Map<String, Value>>,
+    /// Whether to think.
+    enable_thinking: Option<bool>,
+    /// False leaves thoughts out of the answer.
+    include_reasoning: Option<bool>,
+    /// False leaves thoughts in the text of the answer.
+    separate_reasoning: Option<bool>,
+    /// What the fields of another interface say about thinking.
+    #[serde(skip)]
+    pub(in crate::http) own_wish: Wish,
     /// Sampling of single stages.
     stage_sampling: Option<StageSampling>,
     /// Settings of single stages.
@@ -306,15 +314,20 @@ impl GenerationBody {
             None => given,
         };
         given.iter().try_for_each(|given| given.check(&sampling_params))?;
-        let (constraint_field, constraint) = given.map(|given| (given.field, given.constraint)).unzip();
-        let (inputs, suffix) = if options.is_chat {
-            (vec![conversation::input(app, self.take_messages()?, conversation_end, offer.as_ref())?], None)
+        let wish = self.take_wish()?;
+        let (inputs, suffix, settled) = if options.is_chat {
+            let messages = (self.take_messages()?, conversation_end);
+            let (input, settled) = conversation::input(app, messages, offer.as_ref(), wish)?;
+            (vec![input], None, settled)
         } else {
+            wish.check_prompt()?;
             let prompts = prompts(self.prompt.take())?;
             let prompts = if options.takes_choices { prompts } else { vec![one_prompt("prompt", prompts)?] };
             let inputs = prompts.into_iter().map(|prompt| ServingInput::Prompt { prompt }).collect();
-            (inputs, self.take_suffix()?)
+            (inputs, self.take_suffix()?, Settled::default())
         };
+        let given = given.map(|given| (given.field, settled.behind_thoughts(given.constraint)));
+        let (constraint_field, constraint) = given.unzip();
         let denoise = DenoiseForm::of(self.snapshot, self.denoise)?;
         let form = AnswerForm {
             is_stream: self.stream.unwrap_or(false),
@@ -325,10 +338,11 @@ impl GenerationBody {
             usage_chunks: self.stream_options.map(|options| options.chunks()).unwrap_or_default(),
             prompt,
             model,
-            calls: None,
+            content: ContentForm {
+                reasoning: settled.form_in(denoise.events)?,
+                calls: offer.map(|offer| offer.calls(denoise.events)).transpose()?,
+            },
         };
-        let calls = offer.map(|offer| offer.calls(denoise.events)).transpose()?;
-        let form = AnswerForm { calls, ..form };
         let generate = ServingGenerate {
             sampling_params,
             stream: form.is_stream,
@@ -492,42 +506,6 @@ impl GenerationBody {
         Ok(PromptReport { echoes, listed: self.prompt_logprobs.map(|n| n as usize) })
     }
 
-    /// The client's own id of the request.
-    fn take_request_id(&mut self) -> Result<Option<String>, ApiError> {
-        let Some(id) = self.request_id.take() else { return Ok(None) };
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-        if (1..=MAX_REQUEST_ID_BYTES).contains(&id.len()) && id.bytes().all(is_plain) {
-            return Ok(Some(id));
-        }
-        let message =
-            format!("request_id must be 1 to {MAX_REQUEST_ID_BYTES} characters of A-Z, a-z, 0-9, _ and -, got {id:?}");
-        Err(ApiError::invalid("request_id", message))
-    }
-
-    fn truncation(&self) -> Result<Option<Truncation>, ApiError> {
-        match self.truncate_prompt_tokens {
-            None => Ok(None),
-            Some(-1) => Ok(Some(Truncation::ToFit)),
-            Some(n) => match u32::try_from(n) {
-                Ok(n) if n > 0 => Ok(Some(Truncation::To(n))),
-                _ => {
-                    let message = format!("truncate_prompt_tokens must be at least 1, or -1 for what fits, got {n}");
-                    Err(ApiError::invalid("truncate_prompt_tokens", message))
-                }
-            },
-        }
-    }
-
-    fn take_cache_salt(&mut self) -> Result<Option<String>, ApiError> {
-        match self.cache_salt.take() {
-            // As vLLM: an empty one would isolate nobody.
-            Some(salt) if salt.is_empty() => {
-                Err(ApiError::invalid("cache_salt", "cache_salt must be a string that is not empty"))
-            }
-            salt => Ok(salt),
-        }
-    }
-
     /// Sampling and settings of the stages, over those of the request.
     fn apply_stages(&mut self) -> Result<(), ApiError> {
         let (sampling, params) = (self.stage_sampling.take(), self.stage_params.take());
@@ -580,15 +558,7 @@ impl GenerationBody {
 
     /// Refuses fields that are not supported and would change the answer.
     pub(in crate::http) fn check_others(&self, log: &IgnoredFieldLog) -> Result<(), ApiError> {
-        self.others.check(log)?;
-        match self.reasoning_effort.as_deref() {
-            Some(effort) if !effort.is_empty() && effort != DEFAULT_EFFORT && !NO_REASONING.contains(&effort) => {
-                let known = NO_REASONING.join(" and ");
-                let message = format!("reasoning_effort: {effort:?} is not supported; {known} are");
-                Err(ApiError::invalid("reasoning_effort", message))
-            }
-            Some(_) | None => Ok(()),
-        }
+        self.others.check(log)
     }
 }
 

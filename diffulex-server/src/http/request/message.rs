@@ -22,6 +22,9 @@ pub(in crate::http) struct MessageField {
     /// The call whose result a message of role `tool` is.
     #[serde(default)]
     pub(in crate::http) tool_call_id: Option<String>,
+    /// What the assistant thought before its content.
+    #[serde(default, alias = "reasoning")]
+    pub(in crate::http) reasoning_content: Option<String>,
     /// The tool whose result a message of role `tool` is; of other roles it is ignored.
     #[serde(default)]
     pub(in crate::http) name: Option<String>,
@@ -70,7 +73,8 @@ impl MessageField {
         let is_result = role == "tool";
         let of_result = |field: Option<String>| field.filter(|_| is_result);
         let (tool_call_id, name) = (of_result(self.tool_call_id), of_result(self.name));
-        Ok(ChatMessage { role, content, tool_calls, tool_call_id, name })
+        let reasoning = self.reasoning_content.filter(|thoughts| role == "assistant" && !thoughts.is_empty());
+        Ok(ChatMessage { role, content, reasoning, tool_calls, tool_call_id, name })
     }
 }
 

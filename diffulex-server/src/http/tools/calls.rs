@@ -4,10 +4,9 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use serde_json::Map;
-
 use super::forms::Form;
 use super::reader::{Event, Reader};
+use crate::http::content::part::{Call, Piece};
 
 /// Letters and digits of an id that is made here: as many as in OpenAI's.
 const ID_LENGTH: usize = 24;
@@ -27,39 +26,6 @@ pub(in crate::http) struct CallForm {
     pub(super) is_single: bool,
 }
 
-/// A call of a tool.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::http) struct Call {
-    /// Unique.
-    pub(in crate::http) id: String,
-    /// The tool.
-    pub(in crate::http) name: String,
-    /// JSON of the arguments: an object, unless the answer was cut inside of it.
-    pub(in crate::http) arguments: String,
-    /// It was not cut.
-    pub(in crate::http) is_whole: bool,
-}
-
-impl Call {
-    /// The arguments as an object; empty where the answer was cut.
-    pub(in crate::http) fn object(&self) -> Map<String, serde_json::Value> {
-        serde_json::from_str(&self.arguments).unwrap_or_default()
-    }
-}
-
-/// A piece of an answer, in order.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::http) enum Piece {
-    /// Text outside of calls.
-    Text(String),
-    /// A call begins; its arguments are empty.
-    Begin(Call),
-    /// Arguments of the call that was begun last.
-    Arguments(String),
-    /// That call is complete. Missing where the answer was cut inside of it.
-    End,
-}
-
 /// Reads calls as an answer is committed.
 #[derive(Debug)]
 pub(in crate::http) struct CallReader {
@@ -76,15 +42,13 @@ struct Ids {
     length: usize,
 }
 
-/// The parts of an answer that is complete, in order.
-#[derive(Clone, Debug, PartialEq)]
-pub(in crate::http) enum Part {
-    /// Text outside of calls.
-    Text(String),
-    Call(Call),
-}
-
 impl CallForm {
+    /// That of a tool `f`.
+    #[cfg(test)]
+    pub(in crate::http) fn of_f(parser: super::forms::ToolCallParser, is_single: bool) -> Self {
+        Self { form: Form::of(Some(parser), ""), names: vec!["f".to_owned()], kept: Vec::new(), is_single }
+    }
+
     /// A reader of one answer, whose ids begin with `prefix`.
     pub(in crate::http) fn reader(&self, prefix: &'static str) -> CallReader {
         let ids = if self.form.has_short_ids {
@@ -94,35 +58,6 @@ impl CallForm {
         };
         let reader = Reader::new(self.form, self.names.clone(), self.kept.clone());
         CallReader { reader, ids, is_single: self.is_single, n_calls: 0 }
-    }
-
-    /// The parts of a whole answer: no two texts in a row.
-    pub(in crate::http) fn parts(&self, text: &str, prefix: &'static str) -> Vec<Part> {
-        let mut reader = self.reader(prefix);
-        let mut parts = Vec::new();
-        for piece in reader.push(text).into_iter().chain(reader.finish()) {
-            match (piece, parts.last_mut()) {
-                (Piece::Text(text), Some(Part::Text(last))) => last.push_str(&text),
-                (Piece::Text(text), _) => parts.push(Part::Text(text)),
-                (Piece::Begin(call), _) => parts.push(Part::Call(call)),
-                (Piece::Arguments(more), Some(Part::Call(call))) => call.arguments.push_str(&more),
-                (Piece::End, Some(Part::Call(call))) => call.is_whole = true,
-                (Piece::Arguments(_) | Piece::End, _) => {}
-            }
-        }
-        parts
-    }
-
-    /// The text of a whole answer, and its calls.
-    pub(in crate::http) fn apart(&self, text: &str, prefix: &'static str) -> (String, Vec<Call>) {
-        let (mut text_alone, mut calls) = (String::new(), Vec::new());
-        for part in self.parts(text, prefix) {
-            match part {
-                Part::Text(more) => text_alone.push_str(&more),
-                Part::Call(call) => calls.push(call),
-            }
-        }
-        (text_alone, calls)
     }
 }
 
@@ -187,37 +122,38 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::http::content::form::ContentForm;
+    use crate::http::content::part::Part;
+    use crate::http::tools::forms::ToolCallParser;
 
-    fn form(parser: super::super::forms::ToolCallParser, is_single: bool) -> CallForm {
-        let form = Form::of(Some(parser), "");
-        CallForm { form, names: vec!["f".to_owned()], kept: Vec::new(), is_single }
+    fn parts(parser: ToolCallParser, is_single: bool, answer: &str) -> Vec<Part> {
+        let calls = Some(CallForm::of_f(parser, is_single));
+        ContentForm { calls, ..ContentForm::default() }.parts(answer, "call_").0
     }
 
     #[test]
     fn every_call_has_an_id_of_its_own() {
-        use super::super::forms::ToolCallParser::{Hermes, Mistral};
         let call = "<tool_call>{\"name\": \"f\"}</tool_call>";
         let ids: BTreeSet<String> = (0..50)
-            .flat_map(|_| form(Hermes, false).parts(&call.repeat(20), "call_"))
+            .flat_map(|_| parts(ToolCallParser::Hermes, false, &call.repeat(20)))
             .map(|part| match part {
                 Part::Call(call) => call.id,
-                Part::Text(text) => panic!("{text}"),
+                part => panic!("{part:?}"),
             })
             .collect();
         assert_eq!(ids.len(), 1000);
         assert!(ids.iter().all(|id| id.len() == 29 && id.starts_with("call_")));
-        let Part::Call(call) = &form(Mistral, false).parts("[{\"name\": \"f\"}]", "call_")[0] else { panic!() };
+        let Part::Call(call) = &parts(ToolCallParser::Mistral, false, "[{\"name\": \"f\"}]")[0] else { panic!() };
         assert!(call.id.len() == 9 && call.id.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{}", call.id);
     }
 
     #[test]
     fn a_request_for_one_call_at_a_time_gets_the_first() {
-        use super::super::forms::ToolCallParser::Hermes;
         let text = "a <tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 1}}</tool_call>\n\
                     <tool_call>{\"name\": \"f\", \"arguments\": {\"n\": 2}}</tool_call> b";
-        let parts = form(Hermes, true).parts(text, "call_");
-        let [Part::Text(before), Part::Call(call), Part::Text(after)] = &parts[..] else { panic!("{parts:?}") };
+        let only = parts(ToolCallParser::Hermes, true, text);
+        let [Part::Text(before), Part::Call(call), Part::Text(after)] = &only[..] else { panic!("{only:?}") };
         assert_eq!((before.as_str(), call.arguments.as_str(), after.as_str()), ("a", "{\"n\": 1}", " b"));
-        assert_eq!(form(Hermes, false).parts(text, "call_").len(), 4);
+        assert_eq!(parts(ToolCallParser::Hermes, false, text).len(), 4);
     }
 }

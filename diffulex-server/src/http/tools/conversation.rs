@@ -9,24 +9,29 @@ use super::offer::Offer;
 use super::prompt;
 use crate::http::answer::error::ApiError;
 use crate::http::app::AppState;
+use crate::http::reasoning::Settled;
+use crate::http::reasoning::wish::Wish;
 
-/// The input that `messages` are up to `end`, with the tools of `offer`.
+/// The input that `messages` are up to `end`, with the tools of `offer`, and the thinking that `wish` asks for.
 pub(in crate::http) fn input(
     app: &AppState,
-    mut messages: Vec<ChatMessage>,
-    end: ConversationEnd,
+    (mut messages, end): (Vec<ChatMessage>, ConversationEnd),
     offer: Option<&Offer>,
-) -> Result<ServingInput, ApiError> {
+    wish: Wish,
+) -> Result<(ServingInput, Settled), ApiError> {
     check_continued(&messages, end)?;
+    let settled = app.reasoning.settle(wish, &messages, end)?;
+    let variables = settled.variables.clone();
     name_results(&mut messages);
     let tools = offer.map(Offer::for_template).unwrap_or_default();
     let text = app.frontend.text();
     let has_calls = messages.iter().any(|message| message.role == "tool" || !message.tool_calls.is_empty());
-    if text.template_reads_tools() || tools.is_empty() && !has_calls {
-        return Ok(ServingInput::Chat { messages, tools });
+    if text.template_reads("tools") || tools.is_empty() && !has_calls {
+        return Ok((ServingInput::Chat { messages, tools, variables }, settled));
     }
     let form = offer.map_or_else(|| Form::of(app.options.tool_call_parser, text.chat_template()), |offer| offer.form);
-    Ok(ServingInput::chat(prompt::in_text(messages, &tools, form)))
+    let messages = prompt::in_text(messages, &tools, form);
+    Ok((ServingInput::Chat { messages, tools: Vec::new(), variables }, settled))
 }
 
 /// Refuses to continue a message with calls of tools: they follow its text.

@@ -1,23 +1,27 @@
-//! Blocks of a message: text, and calls of tools.
+//! Blocks of a message: thoughts, text, and calls of tools.
 //!
-//! Where tools are offered, a block begins with its first text or call, as nobody knows before which it will be.
-
-use std::borrow::Cow;
+//! Where an answer is not text alone, a block begins with its first part, as nobody knows before which it will be.
 
 use diffulex_protocol::ServingReply;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::http::answer::sse::{EventHead, Frames};
-use crate::http::tools::calls::{Call, CallForm, CallReader, Part, Piece};
+use crate::http::content::form::ContentForm;
+use crate::http::content::part::{Call, Part, Parts, Piece};
+use crate::http::content::reader::ContentReader;
 
 /// The beginning of a call's id.
 const ID_PREFIX: &str = "toolu_";
+
+/// What Anthropic signs thoughts with, to know its own again. Here thoughts of any origin are taken, so there is nothing to sign.
+const SIGNATURE: &str = "";
 
 /// A block.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Block<'a> {
+    Thinking { thinking: &'a str, signature: &'static str },
     Text { text: &'a str },
     ToolUse { id: &'a str, name: &'a str, input: Map<String, Value> },
 }
@@ -25,41 +29,25 @@ pub(super) enum Block<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Delta<'a> {
+    ThinkingDelta { thinking: &'a str },
+    SignatureDelta { signature: &'static str },
     TextDelta { text: &'a str },
     InputJsonDelta { partial_json: &'a str },
 }
 
-/// The content of a whole answer.
-pub(super) enum Content<'a> {
-    Text(Cow<'a, str>),
-    Parts(Vec<Part>),
-}
-
-impl<'a> Content<'a> {
-    /// The content of `reply`, whose calls are found by `form`.
-    pub(super) fn of(form: Option<&CallForm>, reply: &'a ServingReply) -> Self {
-        let parts = form.map(|form| form.parts(&reply.text, ID_PREFIX)).unwrap_or_default();
-        if parts.is_empty() { Self::Text(Cow::Borrowed(&reply.text)) } else { Self::Parts(parts) }
+/// The parts of `reply`: one at least, as clients read the first block of an answer.
+pub(super) fn parts_of(form: &ContentForm, reply: &ServingReply) -> Parts {
+    let mut parts = form.parts(&reply.text, ID_PREFIX);
+    if parts.0.is_empty() {
+        parts.0.push(Part::Text(String::new()));
     }
-
-    pub(super) fn has_calls(&self) -> bool {
-        match self {
-            Self::Text(_) => false,
-            Self::Parts(parts) => parts.iter().any(|part| matches!(part, Part::Call(_))),
-        }
-    }
-
-    pub(super) fn blocks(&self) -> Vec<Block<'_>> {
-        match self {
-            Self::Text(text) => vec![Block::Text { text }],
-            Self::Parts(parts) => parts.iter().map(Block::of).collect(),
-        }
-    }
+    parts
 }
 
 impl<'a> Block<'a> {
-    fn of(part: &'a Part) -> Self {
+    pub(super) fn of(part: &'a Part) -> Self {
         match part {
+            Part::Thought(thinking) => Self::Thinking { thinking, signature: SIGNATURE },
             Part::Text(text) => Self::Text { text },
             Part::Call(call) => Self::ToolUse { id: &call.id, name: &call.name, input: call.object() },
         }
@@ -72,8 +60,9 @@ impl<'a> Block<'a> {
 
 /// Writes the events of a stream's blocks.
 pub(super) struct BlockWriter {
-    /// Where tools are offered.
-    reader: Option<CallReader>,
+    reader: ContentReader,
+    /// Nothing but text can come.
+    is_text_alone: bool,
     open: Option<Kind>,
     n_blocks: usize,
     /// Events of the open block, of which there are many.
@@ -82,54 +71,52 @@ pub(super) struct BlockWriter {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
+    Thinking,
     Text,
     Call,
 }
 
 impl BlockWriter {
-    /// Of an answer whose calls are found by `form`.
-    pub(super) fn new(form: Option<&CallForm>) -> Self {
-        let reader = form.map(|form| form.reader(ID_PREFIX));
-        Self { reader, open: None, n_blocks: 0, delta: delta_head(0) }
+    /// Of an answer whose parts are found by `form`.
+    pub(super) fn new(form: &ContentForm) -> Self {
+        let (reader, is_text_alone) = (form.reader(ID_PREFIX), form.is_text_alone());
+        Self { reader, is_text_alone, open: None, n_blocks: 0, delta: delta_head(0) }
     }
 
     /// Before anything is written.
     pub(super) fn open(&mut self, frames: &mut Frames) {
-        if self.reader.is_none() {
+        if self.is_text_alone {
             self.begin(Kind::Text, &Block::Text { text: "" }, frames);
         }
     }
 
     /// The next text of the answer.
     pub(super) fn text(&mut self, text: &str, frames: &mut Frames) {
-        // Text held back (an incomplete character, a possible stop string) comes with a later event.
-        if text.is_empty() {
-            return;
-        }
-        match &mut self.reader {
-            None => self.delta(&Delta::TextDelta { text }, frames),
-            Some(reader) => {
-                let pieces = reader.push(text);
-                self.pieces(&pieces, frames);
-            }
-        }
+        let pieces = self.reader.push(text);
+        self.pieces(&pieces, frames);
     }
 
     /// The end of the answer. True if there were calls.
     pub(super) fn finish(&mut self, frames: &mut Frames) -> bool {
-        let pieces = self.reader.as_mut().map(CallReader::finish).unwrap_or_default();
+        let pieces = self.reader.finish();
         self.pieces(&pieces, frames);
         if self.n_blocks == 0 {
             // Clients read the first block of an answer.
             self.begin(Kind::Text, &Block::Text { text: "" }, frames);
         }
         self.end(frames);
-        self.reader.as_ref().is_some_and(CallReader::has_calls)
+        self.reader.has_calls()
     }
 
     fn pieces(&mut self, pieces: &[Piece], frames: &mut Frames) {
         for piece in pieces {
             match piece {
+                Piece::Thought(thinking) => {
+                    if self.open != Some(Kind::Thinking) {
+                        self.begin(Kind::Thinking, &Block::Thinking { thinking: "", signature: SIGNATURE }, frames);
+                    }
+                    self.delta(&Delta::ThinkingDelta { thinking }, frames);
+                }
                 Piece::Text(text) => {
                     if self.open != Some(Kind::Text) {
                         self.begin(Kind::Text, &Block::Text { text: "" }, frames);
@@ -159,6 +146,9 @@ impl BlockWriter {
     }
 
     fn end(&mut self, frames: &mut Frames) {
+        if self.open == Some(Kind::Thinking) {
+            self.delta(&Delta::SignatureDelta { signature: SIGNATURE }, frames);
+        }
         if self.open.take().is_some() {
             let index = self.n_blocks - 1;
             frames.push_event(&EventHead::new("content_block_stop", |_| ()), |fields| fields.add("index", &index));

@@ -13,6 +13,7 @@ use crate::frontend::Submission;
 use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
 use crate::http::app::{App, asked_model};
+use crate::http::reasoning::wish::Wish;
 use crate::http::request::constraint::{self, GivenConstraint};
 use crate::http::request::field_lists::is_empty;
 use crate::http::request::fields::{ContentField, TextOr};
@@ -34,6 +35,9 @@ const OPTIONS: RouteOptions = RouteOptions::of("/v1/messages").of_messages();
 /// The field that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 1] = [("stop", "stop_sequences")];
 
+/// Anthropic's least budget of thinking.
+const LEAST_BUDGET: u32 = 1024;
+
 /// The interface's own fields.
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a JSON object")]
@@ -47,7 +51,7 @@ pub(in crate::http) struct MessagesFields {
     max_tokens: Option<u32>,
     /// Texts before which the answer ends.
     stop_sequences: Option<Vec<String>>,
-    /// Not supported: only the type disabled is accepted.
+    /// Whether the model thinks.
     thinking: Option<Thinking>,
     /// Functions that the model may call.
     tools: Option<Vec<InputToolField>>,
@@ -69,8 +73,15 @@ pub(in crate::http) struct MessagesFields {
 
 #[derive(Deserialize, JsonSchema)]
 struct Thinking {
+    /// enabled, disabled or adaptive, which is as the model's chat template has it.
     #[serde(rename = "type")]
     kind: String,
+    /// A target that the answer does not keep: only its range is checked.
+    #[serde(default, deserialize_with = "whole")]
+    budget_tokens: Option<u32>,
+    /// summarized returns the thoughts, whole; omitted leaves them out.
+    #[serde(default)]
+    display: Option<String>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -104,7 +115,8 @@ pub(super) fn conversation(
     request.check_others(&app.ignored_fields)?;
     let end = request.conversation_end(true)?;
     let offer = std::mem::take(&mut request.given_tools).into_offer(app)?;
-    let input = conversation::input(app, request.take_messages()?, end, offer.as_ref())?;
+    let wish = request.take_wish()?;
+    let (input, _) = conversation::input(app, (request.take_messages()?, end), offer.as_ref(), wish)?;
     Ok((input, end))
 }
 
@@ -142,6 +154,9 @@ fn request(mut body: InterfaceBody<MessagesFields>) -> Result<GenerationBody, Ap
     let (own, mut request) = body.into_request()?;
     request.given_tools = given_tools;
     request.messages = Some(messages);
+    if let Some(thinking) = own.thinking {
+        thinking.add_to(&mut request.own_wish, own.max_tokens)?;
+    }
     request.own_constraint = GivenConstraint::of_message(own.output_config.as_ref(), own.output_format.as_ref())?;
     if continues {
         request.continue_last_message();
@@ -162,9 +177,6 @@ fn given_tools(fields: &mut MessagesFields) -> Result<GivenTools, ApiError> {
 
 /// Refuses what is known and not supported.
 fn check(fields: &MessagesFields) -> Result<(), ApiError> {
-    if let Some(thinking) = fields.thinking.as_ref().filter(|thinking| thinking.kind != "disabled") {
-        return unsupported("thinking", &format!(": type {:?}; \"disabled\" is", thinking.kind));
-    }
     let others = [
         ("mcp_servers", &fields.mcp_servers),
         ("container", &fields.container),
@@ -173,6 +185,41 @@ fn check(fields: &MessagesFields) -> Result<(), ApiError> {
     match others.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !is_empty(value))) {
         Some((name, _)) => unsupported(name, ""),
         None => Ok(()),
+    }
+}
+
+impl Thinking {
+    /// Adds what it says to `wish`; `max_tokens` are of the whole answer.
+    fn add_to(self, wish: &mut Wish, max_tokens: Option<u32>) -> Result<(), ApiError> {
+        match self.kind.as_str() {
+            "enabled" => wish.set_thinks("thinking", Some(true))?,
+            "disabled" => wish.set_thinks("thinking", Some(false))?,
+            "adaptive" => {}
+            kind => {
+                let message = format!("thinking.type must be enabled, disabled or adaptive, got {kind:?}");
+                return Err(ApiError::invalid("thinking.type", message));
+            }
+        }
+        if let Some(budget) = self.budget_tokens {
+            let field = "thinking.budget_tokens";
+            if budget < LEAST_BUDGET {
+                let message = format!("{field} must be at least {LEAST_BUDGET}, got {budget}");
+                return Err(ApiError::invalid(field, message));
+            }
+            if let Some(most) = max_tokens.filter(|most| *most <= budget) {
+                let message = format!("{field} must be less than max_tokens, which is {most}, got {budget}");
+                return Err(ApiError::invalid(field, message));
+            }
+        }
+        match self.display.as_deref() {
+            None | Some("summarized") => {}
+            Some("omitted") => wish.hide(),
+            Some(other) => {
+                let message = format!("thinking.display must be summarized or omitted, got {other:?}");
+                return Err(ApiError::invalid("thinking.display", message));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! The head of a response.
 
 use super::input::Settings;
-use crate::http::tools::calls::CallForm;
+use crate::http::content::form::ContentForm;
 
 /// The parts of a response that do not change.
 pub(super) struct Head {
@@ -11,6 +11,6 @@ pub(super) struct Head {
     pub(super) model: String,
     pub(super) wants_logprobs: bool,
     pub(super) settings: Settings,
-    /// How calls of tools are found, where tools are offered.
-    pub(super) calls: Option<CallForm>,
+    /// How the parts of the answer are found.
+    pub(super) content: ContentForm,
 }

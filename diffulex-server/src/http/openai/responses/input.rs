@@ -14,7 +14,6 @@ use crate::http::app::App;
 use crate::http::request::constraint::{self, GivenConstraint};
 use crate::http::request::field_lists::is_empty;
 use crate::http::request::fields::{ContentField, TextOr};
-use crate::http::request::generation::{DEFAULT_EFFORT, NO_REASONING};
 use crate::http::request::interface::{InterfaceBody, message, unsupported};
 use crate::http::request::message::{MessageField, text_of};
 use crate::http::request::numbers::whole;
@@ -69,7 +68,7 @@ pub(in crate::http) struct ResponsesFields {
     text: Option<TextSettings>,
     /// Returned with the answer.
     metadata: Option<Map<String, Value>>,
-    /// Not supported: a value that asks for something is a 400.
+    /// Whether the model thinks: effort none and minimal turn it off.
     reasoning: Option<Reasoning>,
     /// Accepted; nothing is ever stored, which the answer says.
     #[serde(rename = "store")]
@@ -115,7 +114,10 @@ struct TextSettings {
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "an object")]
 struct Reasoning {
+    /// none, minimal, medium, or a word that the model's chat template knows.
     effort: Option<String>,
+    /// Not supported: thoughts are returned whole. auto is accepted.
+    summary: Option<String>,
 }
 
 /// An item of the conversation. A message may leave out its type.
@@ -124,6 +126,7 @@ struct Item {
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
+    /// Of a message its text, of `reasoning` the thoughts.
     content: Option<ContentField>,
     /// The call of a `function_call` or a `function_call_output`.
     call_id: Option<String>,
@@ -170,6 +173,8 @@ pub(super) fn parse(
     let (own, mut request) = body.into_request()?;
     request.given_tools = given_tools;
     request.messages = Some(messages);
+    let effort = own.reasoning.and_then(|reasoning| reasoning.effort);
+    request.own_wish.set_effort("reasoning.effort", effort.clone())?;
     let format = own.text.and_then(|text| text.format);
     request.own_constraint = format.as_ref().map_or(Ok(None), GivenConstraint::of_response)?;
     let format = format.filter(|_| request.own_constraint.is_some());
@@ -182,7 +187,7 @@ pub(super) fn parse(
         temperature: params.temperature,
         top_p: params.top_p.unwrap_or(1.0),
         top_logprobs,
-        effort: own.reasoning.and_then(|reasoning| reasoning.effort),
+        effort,
         format: format.unwrap_or_else(|| Json::Object(vec![("type".to_owned(), Json::Text("text".to_owned()))])),
         tools: own.tools.unwrap_or_default(),
         tool_choice: own.tool_choice.filter(|choice| !choice.is_null()).unwrap_or_else(|| "auto".into()),
@@ -213,10 +218,9 @@ fn check(fields: &ResponsesFields) -> Result<(), ApiError> {
     if let Some(verbosity) = fields.text.as_ref().and_then(|text| text.verbosity.as_ref()).filter(|v| *v != "medium") {
         return unsupported("text.verbosity", &format!(": {verbosity:?}"));
     }
-    let effort = fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
-    if let Some(effort) = effort.filter(|effort| *effort != DEFAULT_EFFORT && !NO_REASONING.contains(effort)) {
-        let known = NO_REASONING.join(" and ");
-        return unsupported("reasoning.effort", &format!(": {effort:?}; {known} are"));
+    let summary = fields.reasoning.as_ref().and_then(|reasoning| reasoning.summary.as_deref());
+    if let Some(summary) = summary.filter(|summary| !["auto", "none", ""].contains(summary)) {
+        return unsupported("reasoning.summary", &format!(": {summary:?}; thoughts are returned whole"));
     }
     if let Some(truncation) = fields.truncation.as_ref().filter(|truncation| *truncation != "disabled") {
         return unsupported("truncation", &format!(": {truncation:?}"));
@@ -233,6 +237,11 @@ fn check(fields: &ResponsesFields) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// True for the message of an item of thoughts, whose content comes with the next.
+fn is_thoughts_alone(message: &MessageField) -> bool {
+    message.reasoning_content.is_some() && message.content.is_none() && message.tool_calls.is_none()
+}
+
 impl Item {
     /// Adds the message that it is, or the call that it is to the assistant's message before it.
     fn add_to(self, messages: &mut Vec<MessageField>, index: usize) -> Result<(), ApiError> {
@@ -242,7 +251,22 @@ impl Item {
         };
         match self.kind.as_deref() {
             None | Some("message") => {
-                messages.push(self.into_message(index)?);
+                let message = self.into_message(index)?;
+                match messages.last_mut().filter(|last| is_thoughts_alone(last) && message.role == "assistant") {
+                    Some(thoughts) => thoughts.content = message.content,
+                    None => messages.push(message),
+                }
+            }
+            Some("reasoning") => {
+                // Encrypted ones and summaries are of models that are not here.
+                let field = format!("input[{index}].content");
+                let thoughts = self.content.map(|content| text_of(&field, content, &["reasoning_text", "text"]));
+                let thoughts = thoughts.transpose()?.filter(|thoughts| !thoughts.is_empty());
+                messages.extend(thoughts.map(|thoughts| MessageField {
+                    role: "assistant".to_owned(),
+                    reasoning_content: Some(thoughts),
+                    ..MessageField::default()
+                }));
             }
             Some("function_call") => {
                 let id = self.call_id.ok_or_else(|| missing("call_id"))?;
@@ -266,7 +290,7 @@ impl Item {
             }
             Some(kind) => {
                 let field = format!("input[{index}].type");
-                let why = format!(": {kind:?}; items are messages, function calls and their outputs");
+                let why = format!(": {kind:?}; items are messages, reasoning, function calls and their outputs");
                 return unsupported(&field, &why);
             }
         }

@@ -37,7 +37,6 @@ fn unsupported_fields_are_named() {
         (r#"{"logit_bias": {"5": 101}}"#, "logit_bias"),
         (r#"{"structural_tag": {"a": 1}}"#, "structural_tag"),
         (r#"{"talker_temperature": 0.5}"#, "talker_temperature"),
-        (r#"{"reasoning_effort": "high"}"#, "reasoning_effort"),
         (r#"{"stage_sampling": {"talker": {}}}"#, "stage_sampling.talker"),
         (r#"{"stage_sampling": {"denoise": {"nobody": 1}}}"#, "decoding.nobody"),
         (r#"{"stage_params": {"tokenize": {"add_special_tokens": true}}}"#, "stage_params.tokenize.add_special_tokens"),

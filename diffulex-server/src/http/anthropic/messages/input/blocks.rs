@@ -1,4 +1,4 @@
-//! Blocks of a turn: text, calls of tools, and their results.
+//! Blocks of a turn: thoughts, text, calls of tools, and their results.
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,10 +14,12 @@ use crate::http::tools::fields::CallField;
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, expecting = "a block")]
 pub(super) struct Block {
-    /// `text`, `tool_use` or `tool_result`.
+    /// `text`, `thinking`, `redacted_thinking`, `tool_use` or `tool_result`.
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
+    /// Thoughts of a `thinking`.
+    thinking: Option<String>,
     /// Id of a `tool_use`.
     id: Option<String>,
     /// Tool of a `tool_use`.
@@ -37,7 +39,7 @@ pub(super) fn add(
     role: &str,
     blocks: Vec<Block>,
 ) -> Result<(), ApiError> {
-    let (mut parts, mut calls) = (Vec::new(), Vec::new());
+    let (mut parts, mut calls, mut thoughts) = (Vec::new(), Vec::new(), String::new());
     let n_before = messages.len();
     for (index, block) in blocks.into_iter().enumerate() {
         let place = format!("{field}[{index}]");
@@ -45,8 +47,11 @@ pub(super) fn add(
             let place = format!("{place}.{name}");
             ApiError::invalid(&place, format!("{place} is required"))
         };
-        let Block { kind, text, id, name, input, tool_use_id, content } = block;
+        let Block { kind, text, thinking, id, name, input, tool_use_id, content } = block;
         match (kind.as_str(), role) {
+            ("thinking", "assistant") => thoughts.push_str(&thinking.ok_or_else(|| missing("thinking"))?),
+            // Of a model that is not here; nobody else can read it.
+            ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
                 let id = id.ok_or_else(|| missing("id"))?;
                 let name = name.ok_or_else(|| missing("name"))?;
@@ -58,7 +63,7 @@ pub(super) fn add(
                 let text = text.transpose()?.unwrap_or_default();
                 messages.push(MessageField { tool_call_id: Some(id), ..message("tool", text) });
             }
-            ("tool_use" | "tool_result", _) => {
+            ("thinking" | "redacted_thinking" | "tool_use" | "tool_result", _) => {
                 let place = format!("{place}.type");
                 return Err(ApiError::invalid(&place, format!("{place}: {kind:?} is no block of role {role:?}")));
             }
@@ -74,7 +79,8 @@ pub(super) fn add(
         return Ok(());
     }
     let calls = (!calls.is_empty()).then_some(calls);
-    messages.push(MessageField { tool_calls: calls, ..message(role, text) });
+    let reasoning_content = Some(thoughts).filter(|thoughts| !thoughts.is_empty());
+    messages.push(MessageField { tool_calls: calls, reasoning_content, ..message(role, text) });
     Ok(())
 }
 
@@ -88,7 +94,7 @@ fn text_of_block(place: &str, block: ContentPart) -> Result<String, ApiError> {
         }
         ContentPart { kind, .. } => {
             let place = format!("{place}.type");
-            let known = "text, tool_use and tool_result";
+            let known = "text, thinking, tool_use and tool_result";
             Err(ApiError::invalid(&place, format!("{place}: {kind:?} is not supported; this server takes {known}")))
         }
     }
