@@ -114,6 +114,7 @@ BODIES = {
             "thinking": {"type": "disabled"},
         },
     ),
+    "pins": ("/generate", {"prompt": "a", "max_tokens": 8, "pins": [{"position": 2, "ids": [1, 2]}]}),
     "messages_stream": ("/v1/messages", {"messages": USER, "max_tokens": 8, "stream": True}),
     "count_tokens": ("/v1/messages/count_tokens", {"messages": USER}),
     "ollama_chat": (
@@ -137,6 +138,18 @@ BODIES = {
             ],
             "permutations": 2,
             "seed": 1,
+        },
+    ),
+    "edits": (
+        "/v1/edits",
+        {
+            "prompt": "p",
+            "canvas": [
+                {"text": "a"},
+                {"hole": {"name": "h", "max_tokens": 3, "choices": ["x", "y"]}},
+                {"hole": {"max_tokens": 2, "regex": "[a-z]+"}},
+                {"draft": "b c", "strength": 0.5},
+            ],
         },
     ),
     "systemone": ("/v1/systemone", {"state": "a", "questions": {"p": {"type": "noul", "instructions": "b"}}}),

@@ -64,6 +64,7 @@ const POST: [&str; 36] = [
     "/register_engine",
     "/engine_heartbeat",
     "/v1/decisions",
+    "/v1/edits",
     "/v1/systemone",
 ];
 

@@ -17,6 +17,7 @@ mod context_schedules;
 mod contexts;
 mod decisions;
 mod denoise_frames;
+mod edits;
 mod embedding;
 mod embeddings;
 mod engine_loop;

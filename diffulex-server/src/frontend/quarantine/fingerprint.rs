@@ -44,7 +44,7 @@ impl<H: Hasher> io::Write for Hashed<H> {
 mod tests {
     use std::hash::RandomState;
 
-    use diffulex_protocol::{Constraint, Pooling, SamplingParams, SettingValue};
+    use diffulex_protocol::{Constraint, Hole, Pin, Pooling, SamplingParams, SettingValue};
 
     use super::*;
 
