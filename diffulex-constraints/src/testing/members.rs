@@ -1,6 +1,6 @@
 //! Random members of languages.
 
-use super::Dice;
+use super::dice::Dice;
 use crate::{Language, Node};
 
 /// A random member of a language that has one in each of its parts.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Dice;
+use super::dice::Dice;
 
 /// Names of the formats that are supported.
 const FORMATS: [&str; 10] =
