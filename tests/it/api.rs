@@ -395,7 +395,6 @@ fn a_field_that_nobody_knows_passes_and_is_warned_of_once() {
         ("/generate", "add_special_tokens"),
         ("/tokenize", "continue_final_message"),
         ("/tokenize", "chat_template"),
-        ("/tokenize", "chat_template_kwargs"),
         ("/tokenize", "mm_processor_kwargs"),
     ];
     for (path, field) in other {
