@@ -74,8 +74,9 @@ impl Parts {
 
     /// All of its thoughts; none if there are none.
     pub(in crate::http) fn thoughts(&self) -> Option<String> {
-        let thought = |part| if let &Part::Thought(ref thought) = part { Some(thought.as_str()) } else { None };
-        let thoughts: String = self.0.iter().filter_map(thought).collect();
+        let thoughts =
+            self.0.iter().filter_map(|part| if let Part::Thought(thought) = part { Some(&**thought) } else { None });
+        let thoughts: String = thoughts.collect();
         Some(thoughts).filter(|thoughts| !thoughts.is_empty())
     }
 

@@ -27,12 +27,16 @@ pub(super) enum Block<'a> {
 }
 
 #[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 enum Delta<'a> {
-    ThinkingDelta { thinking: &'a str },
-    SignatureDelta { signature: &'static str },
-    TextDelta { text: &'a str },
-    InputJsonDelta { partial_json: &'a str },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: &'static str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: &'a str },
 }
 
 /// The parts of `reply`: one at least, as clients read the first block of an answer.
@@ -115,16 +119,16 @@ impl BlockWriter {
                     if self.open != Some(Kind::Thinking) {
                         self.begin(Kind::Thinking, &Block::Thinking { thinking: "", signature: SIGNATURE }, frames);
                     }
-                    self.delta(&Delta::ThinkingDelta { thinking }, frames);
+                    self.delta(&Delta::Thinking { thinking }, frames);
                 }
                 Piece::Text(text) => {
                     if self.open != Some(Kind::Text) {
                         self.begin(Kind::Text, &Block::Text { text: "" }, frames);
                     }
-                    self.delta(&Delta::TextDelta { text }, frames);
+                    self.delta(&Delta::Text { text }, frames);
                 }
                 Piece::Begin(call) => self.begin(Kind::Call, &Block::begun(call), frames),
-                Piece::Arguments(json) => self.delta(&Delta::InputJsonDelta { partial_json: json }, frames),
+                Piece::Arguments(json) => self.delta(&Delta::InputJson { partial_json: json }, frames),
                 Piece::End => self.end(frames),
             }
         }
@@ -147,7 +151,7 @@ impl BlockWriter {
 
     fn end(&mut self, frames: &mut Frames) {
         if self.open == Some(Kind::Thinking) {
-            self.delta(&Delta::SignatureDelta { signature: SIGNATURE }, frames);
+            self.delta(&Delta::Signature { signature: SIGNATURE }, frames);
         }
         if self.open.take().is_some() {
             let index = self.n_blocks - 1;
