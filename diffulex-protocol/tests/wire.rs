@@ -75,6 +75,11 @@ fn other_constraints() -> impl Iterator<Item = ServingCommand> {
     let text = || "x".to_owned();
     let kinds = [
         Constraint::JsonObject,
+        Constraint::After(Box::new(After {
+            begin: "<a>".to_owned(),
+            end: "</a>".to_owned(),
+            then: Constraint::JsonObject,
+        })),
         Constraint::JsonSchema(text()),
         Constraint::Regex(text()),
         Constraint::Grammar(text()),

@@ -90,9 +90,9 @@ impl Waiting {
     }
 
     /// The request, if nothing is missing.
-    fn settled(self) -> Result<Settled, Self> {
+    fn settled(self) -> Result<Settled, Box<Self>> {
         if self.next().is_some() {
-            return Err(self);
+            return Err(Box::new(self));
         }
         let of = |(outcome, took): (Outcome, Duration)| outcome.map(|compiled| (compiled, took));
         let compiled: Result<_, ConstraintError> = self.outcomes.into_iter().flatten().map(of).collect();
@@ -141,7 +141,7 @@ impl Constraints {
         match (Waiting { request, outcomes }).settled() {
             Ok(settled) => Some(settled),
             Err(waiting) => {
-                self.waiting.push_back(waiting);
+                self.waiting.push_back(*waiting);
                 self.order_next();
                 None
             }
@@ -175,7 +175,7 @@ impl Constraints {
                 }
                 match waiting.settled() {
                     Ok(settled) => all.push(settled),
-                    Err(waiting) => self.waiting.push_back(waiting),
+                    Err(waiting) => self.waiting.push_back(*waiting),
                 }
             }
             self.keep(constraint, outcome);

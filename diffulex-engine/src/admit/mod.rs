@@ -232,7 +232,9 @@ impl Admission<'_> {
         } else {
             self.check_room(&strategy, &place)?;
         }
-        let scoring = params.prompt_logprobs.map(|n| self.scoring(&strategy, &place, n)).transpose()?.flatten();
+        let is_infilled = !request.masked.is_empty();
+        let scoring = params.prompt_logprobs.map(|n| self.scoring(&strategy, &place, is_infilled, n));
+        let scoring = scoring.transpose()?.flatten();
         let place = if is_prompt_only { place } else { self.pinned(place, request)? };
         let Place { prompt, limits, given, suffix } = &place;
         let sequence = Sequence::new(
@@ -259,13 +261,14 @@ impl Admission<'_> {
         &self,
         strategy: &AnyStrategy,
         place: &Place,
+        is_infilled: bool,
         n_alternatives: u32,
     ) -> Result<Option<Sequence>, RequestError> {
         let refused = |why: String| {
             let what = "the log-probabilities of a prompt (prompt_logprobs, or echo with logprobs)";
             Err(RequestError::invalid("prompt_logprobs", format!("{what} {why}")))
         };
-        if !place.given.is_empty() || !place.suffix.is_empty() {
+        if is_infilled || !place.suffix.is_empty() {
             return refused("need a prompt without masks and without a suffix".to_owned());
         }
         let (mask, alignment) = (self.config.mask_token_id.unwrap_or_default(), self.config.alignment);
