@@ -9,11 +9,13 @@ use diffulex_protocol::{DecodingSettings, NfeCounts, SamplingParams, ServingEven
 
 use serde_json::json;
 
-use crate::harness::{Files, decoding, devices, greedy, ids, json, options, prompt, request, run};
+use crate::harness::{Files, GPU_POOL_BYTES, decoding, devices, greedy, ids, json, options, prompt, request, run};
 
 /// An engine that recorded confidences can be compared with: no prefix of one run is found by the next.
 fn engine_on(files: Files, device: DeviceChoice, block_size: usize, buffer_size: Option<u32>) -> Engine {
-    engine_with(files, EngineOptions { device, block_size: Some(block_size as u32), buffer_size, ..options() })
+    let kv_cache_bytes = matches!(device, DeviceChoice::Cuda(_)).then_some(GPU_POOL_BYTES);
+    let block_size = Some(block_size as u32);
+    engine_with(files, EngineOptions { device, block_size, buffer_size, kv_cache_bytes, ..options() })
 }
 
 fn engine_with(files: Files, options: EngineOptions) -> Engine {

@@ -141,9 +141,12 @@ pub(crate) fn devices() -> Vec<DeviceChoice> {
     if is_on_gpu() { vec![gpu()] } else { vec![DeviceChoice::Reference, DeviceChoice::Cpu] }
 }
 
+/// KV cache of engines on the GPU, which would take all of its memory from the tests beside them.
+pub(crate) const GPU_POOL_BYTES: u64 = 8 << 20;
+
 /// The options most tests start from.
 pub(crate) fn options() -> EngineOptions {
-    let (device, kv_cache_bytes) = if is_on_gpu() { (gpu(), Some(8 << 20)) } else { (DeviceChoice::Cpu, None) };
+    let (device, kv_cache_bytes) = if is_on_gpu() { (gpu(), Some(GPU_POOL_BYTES)) } else { (DeviceChoice::Cpu, None) };
     EngineOptions { device, kv_cache_bytes, threads: Some(2), page_size: 8, ..EngineOptions::default() }
 }
 
