@@ -28,7 +28,7 @@ use diffulex_server::observe::telemetry::Telemetry;
 use serde_json::Value;
 
 /// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
-const POST: [&str; 36] = [
+const POST: [&str; 37] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
