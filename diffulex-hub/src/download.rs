@@ -1,0 +1,283 @@
+//! Downloads into the cache: several files at once, each continued where it broke off, and checked before it counts.
+//!
+//! Never here: which files a model needs.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::StreamExt;
+use reqwest::header::CONTENT_RANGE;
+use reqwest::{Response, StatusCode};
+use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
+
+use crate::client::{Failure, Hub, Tries, unreachable};
+use crate::error::HubError;
+use crate::listing::{Hash, Listing, RemoteFile, Selection};
+use crate::name::HubName;
+
+/// Files that are fetched at once. Chosen by us: the Hub's tools take eight, and one connection often fills a line.
+const N_AT_ONCE: usize = 4;
+
+/// Bytes that are read at once when what is there is hashed. Chosen by us.
+const N_READ: usize = 1 << 20;
+
+/// News of a download.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// These files are needed; some may be there already.
+    Needs(&'a [RemoteFile]),
+    /// So many bytes of a file are there.
+    Has {
+        /// The file.
+        file: &'a RemoteFile,
+        /// Its bytes so far; fewer than before if the download begins anew.
+        n_bytes: u64,
+    },
+    /// A failure, after which the download goes on.
+    Retries {
+        /// What failed.
+        error: &'a HubError,
+        /// When it is tried again.
+        pause: Duration,
+    },
+}
+
+/// Who is told of progress.
+pub type Watch<'a> = dyn Fn(Progress<'_>) + Sync + 'a;
+
+impl Hub {
+    /// The folder with a model, or the file that is it: from the cache if nothing newer can be had, otherwise from the Hub. `check` sees the
+    /// folder when it has everything but the weights, and can refuse the model with a reason.
+    pub async fn obtain<E: From<HubError>>(
+        &self,
+        name: &HubName,
+        selection: Selection,
+        check: impl Fn(&Path) -> Result<(), E>,
+        watch: &Watch<'_>,
+    ) -> Result<PathBuf, E> {
+        let cached = self.cache.find(name, selection);
+        if self.settings.is_offline {
+            let offline = || HubError::Offline { model: name.to_string(), cache: self.settings.cache.clone() };
+            return Ok(cached?.ok_or_else(offline)?);
+        }
+        let listing = match (self.list(name).await, cached) {
+            (Ok(listing), _) => listing,
+            (Err(error), Ok(Some(path))) if error.is_unreachable() => {
+                tracing::warn!("{name} is used as it is in the cache: {error}");
+                return Ok(path);
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        let beside = listing.beside_weights(name, selection)?;
+        self.fetch(name, &listing, &beside, watch).await?;
+        let folder = self.cache.snapshot(name, &listing.commit);
+        if name.file.is_none() {
+            check(&folder)?;
+        }
+        let index = beside.iter().find(|file| file.path.ends_with(".index.json")).map(|file| folder.join(&file.path));
+        let index = index.map(|path| fs::read(&path).map_err(HubError::file(path))).transpose()?;
+        let weights = listing.weights(name, selection, index.as_deref())?;
+        self.fetch(name, &listing, &weights, watch).await?;
+        self.cache.point(name, &listing.commit)?;
+        Ok(crate::cache::Cache::of_snapshot(folder, name))
+    }
+
+    /// Brings files into the cache.
+    async fn fetch(
+        &self,
+        name: &HubName,
+        listing: &Listing,
+        files: &[RemoteFile],
+        watch: &Watch<'_>,
+    ) -> Result<(), HubError> {
+        let missing = |file: &&RemoteFile| !self.cache.blob(&name.repository, file).is_file();
+        let to_come = |file: &RemoteFile| {
+            let there = fs::metadata(self.cache.unfinished(&name.repository, file)).map_or(0, |there| there.len());
+            file.n_bytes.saturating_sub(there)
+        };
+        let needed: u64 = files.iter().filter(missing).map(to_come).sum();
+        if let Some(free) = self.cache.free_bytes().filter(|free| needed > *free) {
+            return Err(self.disk_full(name, needed, free));
+        }
+        watch(Progress::Needs(files));
+        let downloads = files.iter().map(|file| async move {
+            self.blob(name, &listing.commit, file, watch).await?;
+            self.cache.link(name, &listing.commit, file)
+        });
+        let mut downloads = futures::stream::iter(downloads).buffer_unordered(N_AT_ONCE);
+        while let Some(outcome) = downloads.next().await {
+            outcome?;
+        }
+        Ok(())
+    }
+
+    /// Brings the content of one file into the cache.
+    async fn blob(&self, name: &HubName, commit: &str, file: &RemoteFile, watch: &Watch<'_>) -> Result<(), HubError> {
+        let blob = self.cache.blob(&name.repository, file);
+        let folder = blob.parent().unwrap_or(&blob);
+        fs::create_dir_all(folder).map_err(HubError::file(folder))?;
+        // Held until the end.
+        let _lock = self.cache.lock(&name.repository, file).await?;
+        if blob.is_file() {
+            watch(Progress::Has { file, n_bytes: file.n_bytes });
+            return Ok(());
+        }
+        let path = self.cache.unfinished(&name.repository, file);
+        let mut tries = Tries::new(self.settings.first_pause);
+        let mut was_wrong = false;
+        let mut unfinished = Unfinished::open(&path, file)?;
+        loop {
+            let n_before = unfinished.n_bytes;
+            if let Err(failure) = self.rest(name, commit, &mut unfinished, watch).await {
+                if unfinished.n_bytes > n_before {
+                    tries.progressed();
+                }
+                let (error, pause) = tries.again(self.told(name, file, failure))?;
+                watch(Progress::Retries { error: &error, pause });
+                tokio::time::sleep(pause).await;
+                continue;
+            }
+            let found = unfinished.finish()?;
+            if found == file.hash.text() {
+                return fs::rename(&path, &blob).map_err(HubError::file(blob));
+            }
+            fs::remove_file(&path).map_err(HubError::file(&path))?;
+            // What was there before may have been wrong, so that the first time is no proof.
+            if std::mem::replace(&mut was_wrong, true) {
+                let (model, expected) = (name.to_string(), file.hash.text().to_owned());
+                return Err(HubError::WrongHash { model, file: file.path.clone(), expected, found });
+            }
+            unfinished = Unfinished::open(&path, file)?;
+        }
+    }
+
+    /// Fetches what is missing at the end of a file.
+    async fn rest(
+        &self,
+        name: &HubName,
+        commit: &str,
+        unfinished: &mut Unfinished<'_>,
+        watch: &Watch<'_>,
+    ) -> Result<(), Failure> {
+        let file = unfinished.file;
+        if unfinished.n_bytes == file.n_bytes {
+            return Ok(());
+        }
+        let mut answer = self.content(name, commit, &file.path, unfinished.n_bytes).await?;
+        if !continues(&answer, unfinished.n_bytes) {
+            // The whole file, or nothing that fits what is there.
+            unfinished.restart()?;
+            if answer.status() != StatusCode::OK {
+                answer = self.content(name, commit, &file.path, 0).await?;
+            }
+        }
+        let url = answer.url().path().to_owned();
+        loop {
+            watch(Progress::Has { file, n_bytes: unfinished.n_bytes });
+            match answer.chunk().await.map_err(|error| unreachable(&url, error))? {
+                Some(bytes) if unfinished.n_bytes + bytes.len() as u64 > file.n_bytes => {
+                    let what = format!("{} has more than the {} bytes of the list of files", file.path, file.n_bytes);
+                    return Err(HubError::Answer { url, what }.into());
+                }
+                Some(bytes) => unfinished.write(&bytes)?,
+                None if unfinished.n_bytes == file.n_bytes => return Ok(()),
+                None => {
+                    let what = format!("broke off after {} of {} bytes", unfinished.n_bytes, file.n_bytes);
+                    return Err(HubError::Connection { url, what }.into());
+                }
+            }
+        }
+    }
+
+    /// A full disk by its name.
+    fn told(&self, name: &HubName, file: &RemoteFile, failure: Failure) -> Failure {
+        match &failure.error {
+            HubError::File { error, .. } if error.kind() == ErrorKind::StorageFull => {
+                self.disk_full(name, file.n_bytes, self.cache.free_bytes().unwrap_or(0)).into()
+            }
+            _ => failure,
+        }
+    }
+
+    fn disk_full(&self, name: &HubName, needed: u64, free: u64) -> HubError {
+        HubError::DiskFull { model: name.to_string(), needed, free, folder: self.settings.cache.clone() }
+    }
+}
+
+/// Whether an answer goes on at byte `from`.
+fn continues(answer: &Response, from: u64) -> bool {
+    if from == 0 {
+        return answer.status() == StatusCode::OK;
+    }
+    let range = answer.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+    answer.status() == StatusCode::PARTIAL_CONTENT
+        && range.is_some_and(|range| range.starts_with(&format!("bytes {from}-")))
+}
+
+/// A file of which a part is there, with the hash of this part.
+struct Unfinished<'a> {
+    file: &'a RemoteFile,
+    path: &'a Path,
+    content: File,
+    n_bytes: u64,
+    hash: Context,
+}
+
+impl<'a> Unfinished<'a> {
+    fn open(path: &'a Path, file: &'a RemoteFile) -> Result<Self, HubError> {
+        let options = File::options().create(true).truncate(false).read(true).write(true).open(path);
+        let content = options.map_err(HubError::file(path))?;
+        let mut unfinished = Self { file, path, content, n_bytes: 0, hash: hash_of(file) };
+        unfinished.read_what_is_there()?;
+        if unfinished.n_bytes > file.n_bytes {
+            unfinished.restart()?;
+        }
+        Ok(unfinished)
+    }
+
+    fn read_what_is_there(&mut self) -> Result<(), HubError> {
+        let mut buffer = vec![0; N_READ];
+        loop {
+            let n = self.content.read(&mut buffer).map_err(HubError::file(self.path))?;
+            if n == 0 {
+                return Ok(());
+            }
+            self.hash.update(&buffer[..n]);
+            self.n_bytes += n as u64;
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), HubError> {
+        self.content.write_all(bytes).map_err(HubError::file(self.path))?;
+        self.hash.update(bytes);
+        self.n_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn restart(&mut self) -> Result<(), HubError> {
+        let emptied = self.content.set_len(0).and_then(|()| self.content.seek(SeekFrom::Start(0)));
+        emptied.map_err(HubError::file(self.path))?;
+        self.n_bytes = 0;
+        self.hash = hash_of(self.file);
+        Ok(())
+    }
+
+    /// The hash of the whole, which is on the disk then.
+    fn finish(self) -> Result<String, HubError> {
+        self.content.sync_all().map_err(HubError::file(self.path))?;
+        Ok(self.hash.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+fn hash_of(file: &RemoteFile) -> Context {
+    match file.hash {
+        Hash::Sha256(_) => Context::new(&SHA256),
+        Hash::Git(_) => {
+            let mut hash = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
+            hash.update(format!("blob {}\0", file.n_bytes).as_bytes());
+            hash
+        }
+    }
+}
