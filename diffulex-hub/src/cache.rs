@@ -3,6 +3,7 @@
 //! A blob appears under its name only when it is whole. A reference moves to a commit only when all of it that is needed is there.
 //! Never here: requests.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::symlink;
@@ -34,6 +35,8 @@ pub struct CachedModel {
     pub n_bytes: u64,
     /// Names of revisions and their commits.
     pub revisions: Vec<(String, String)>,
+    /// GGUF files, each a model by itself, at one of the commits.
+    pub gguf: BTreeSet<String>,
     /// When something was last written to it.
     pub modified: SystemTime,
 }
@@ -77,10 +80,8 @@ impl Cache {
             let path = entry.map_err(HubError::file(&self.root))?.path();
             let Some(repository) = path.file_name().and_then(|name| repository_of(name.to_str()?)) else { continue };
             let (n_bytes, modified) = size(&path.join("blobs")).map_err(HubError::file(&path))?;
-            let mut revisions = Vec::new();
-            read_refs(&path.join("refs"), "", &mut revisions).map_err(HubError::file(&path))?;
-            revisions.sort();
-            models.push(CachedModel { repository, n_bytes, revisions, modified });
+            let (revisions, gguf) = contents(&path).map_err(HubError::file(&path))?;
+            models.push(CachedModel { repository, n_bytes, revisions, gguf, modified });
         }
         models.sort_by(|one, other| one.repository.cmp(&other.repository));
         Ok(models)
@@ -206,8 +207,29 @@ fn size(folder: &Path) -> io::Result<(u64, SystemTime)> {
     Ok(sum)
 }
 
-/// Names of revisions may have slashes.
-fn read_refs(folder: &Path, before: &str, revisions: &mut Vec<(String, String)>) -> io::Result<()> {
+/// The revisions of a repository's folder, and its GGUF files.
+fn contents(repository: &Path) -> io::Result<(Vec<(String, String)>, BTreeSet<String>)> {
+    let mut revisions = Vec::new();
+    walk(&repository.join("refs"), "", &mut |revision, path| {
+        // Others are about to become one.
+        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+            revisions.push((revision, fs::read_to_string(path)?.trim().to_owned()));
+        }
+        Ok(())
+    })?;
+    revisions.sort();
+    let mut gguf = BTreeSet::new();
+    for (_, commit) in &revisions {
+        walk(&repository.join("snapshots").join(commit), "", &mut |name, _| {
+            gguf.extend(name.ends_with(".gguf").then_some(name));
+            Ok(())
+        })?;
+    }
+    Ok((revisions, gguf))
+}
+
+/// Calls `found` with the name from `folder` on, and the path, of each file below it. A folder that is not there has none.
+fn walk(folder: &Path, before: &str, found: &mut dyn FnMut(String, &Path) -> io::Result<()>) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -216,9 +238,9 @@ fn read_refs(folder: &Path, before: &str, revisions: &mut Vec<(String, String)>)
         let entry = entry?;
         let name = format!("{before}{}", entry.file_name().to_string_lossy());
         if entry.file_type()?.is_dir() {
-            read_refs(&entry.path(), &format!("{name}/"), revisions)?;
-        } else if !entry.file_name().to_string_lossy().starts_with('.') {
-            revisions.push((name, fs::read_to_string(entry.path())?.trim().to_owned()));
+            walk(&entry.path(), &format!("{name}/"), found)?;
+        } else {
+            found(name, &entry.path())?;
         }
     }
     Ok(())
@@ -270,12 +292,13 @@ mod tests {
 
     #[test]
     fn models_are_listed_and_removed() {
-        let (_folder, cache, commit) = cache(&[file("x/y/config.json", '1'), file("z", '2')]);
+        let (_folder, cache, commit) = cache(&[file("x/y/config.json", '1'), file("q/z.gguf", '2')]);
         cache.point(&name("a/b@refs/pr/1"), &commit).expect("points");
         let models = cache.models().expect("a list");
         assert_eq!(models.len(), 1);
         assert_eq!((models[0].repository.as_str(), models[0].n_bytes), ("a/b", 2));
         assert_eq!(models[0].revisions, [("refs/pr/1".to_owned(), commit)]);
+        assert_eq!(models[0].gguf, BTreeSet::from(["q/z.gguf".to_owned()]));
         assert!(cache.snapshot(&name("a/b"), &models[0].revisions[0].1).join("x/y/config.json").is_file());
         assert_eq!(cache.remove("a/b").expect("removed"), Some(2));
         assert_eq!(cache.remove("a/b").expect("gone"), None);

@@ -26,7 +26,7 @@ const N_READ: usize = 1 << 20;
 /// News of a download.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    /// These files are needed; some may be there already.
+    /// These files are still to come.
     Needs(&'a [RemoteFile]),
     /// So many bytes of a file are there.
     Has {
@@ -93,15 +93,18 @@ impl Hub {
         watch: &Watch<'_>,
     ) -> Result<(), HubError> {
         let missing = |file: &&RemoteFile| !self.cache.blob(&name.repository, file).is_file();
+        let missing: Vec<RemoteFile> = files.iter().filter(missing).cloned().collect();
         let to_come = |file: &RemoteFile| {
             let there = fs::metadata(self.cache.unfinished(&name.repository, file)).map_or(0, |there| there.len());
             file.n_bytes.saturating_sub(there)
         };
-        let needed: u64 = files.iter().filter(missing).map(to_come).sum();
+        let needed: u64 = missing.iter().map(to_come).sum();
         if let Some(free) = self.cache.free_bytes().filter(|free| needed > *free) {
             return Err(self.disk_full(name, needed, free));
         }
-        watch(Progress::Needs(files));
+        if !missing.is_empty() {
+            watch(Progress::Needs(&missing));
+        }
         let downloads = files.iter().map(|file| async move {
             self.blob(name, &listing.commit, file, watch).await?;
             self.cache.link(name, &listing.commit, file)
@@ -134,7 +137,7 @@ impl Hub {
                 if unfinished.n_bytes > n_before {
                     tries.progressed();
                 }
-                let (error, pause) = tries.again(self.told(name, file, failure))?;
+                let (error, pause) = tries.again(self.told(name, file, failure)).map_err(|error| unfinished.leave(error))?;
                 watch(Progress::Retries { error: &error, pause });
                 tokio::time::sleep(pause).await;
                 continue;
@@ -262,6 +265,14 @@ impl<'a> Unfinished<'a> {
         self.n_bytes = 0;
         self.hash = hash_of(self.file);
         Ok(())
+    }
+
+    /// Gives up after `error`: what is there stays for the next time, if there is anything.
+    fn leave(&self, error: HubError) -> HubError {
+        match self.n_bytes {
+            0 => fs::remove_file(self.path).map_or_else(HubError::file(self.path), |()| error),
+            _ => error,
+        }
     }
 
     /// The hash of the whole, which is on the disk then.

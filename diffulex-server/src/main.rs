@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use diffulex_server::cli::commands::{self, Cli, Command};
-use diffulex_server::cli::{batch, launch, one_shot, shell};
+use diffulex_server::cli::{batch, hub, launch, one_shot, shell};
 use diffulex_server::observe::{log, profile_report};
 
 /// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
@@ -40,7 +40,11 @@ fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error>> {
             None => return Ok(launch::run_worker()?),
         },
         Some(Command::Generate(args)) => one_shot::generate(&args)?,
-        Some(Command::Shell(args)) => shell::shell(&args)?,
+        Some(Command::Shell(args)) => shell::shell(&args, None)?,
+        Some(Command::Run(args)) => shell::shell(&args.shell, Some(&args.name))?,
+        Some(Command::Pull(args)) => hub::pull(&args.name)?,
+        Some(Command::Models) => hub::models()?,
+        Some(Command::Rm(args)) => hub::remove(&args.name)?,
         Some(Command::ProfileReport(args)) => profile_report::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -195,26 +195,6 @@ fn check_checkpoint_folder(folder: &Path) -> Result<(), LoadError> {
 
 /// The error for a path that does not exist.
 fn nothing_there(path: &Path) -> String {
-    let Some(name) = repository_name(path) else {
-        let quoted = if path.starts_with("~") { ". The shell replaces ~ only where it is not in quotes" } else { "" };
-        return format!("no such file or folder; a model is a checkpoint folder or a GGUF file{quoted}");
-    };
-    let folder = name.rsplit('/').next().unwrap_or(name);
-    format!(
-        "no such file or folder. It looks like the name of a repository on the Hugging Face Hub; Diffulex does not download \
-         models. Run `hf download {name} --local-dir {folder}`, then pass --model {folder}"
-    )
-}
-
-/// `path` if it looks like a repository name, `OWNER/NAME`, and no folder `OWNER` exists.
-fn repository_name(path: &Path) -> Option<&str> {
-    let text = path.to_str()?;
-    let (owner, name) = text.split_once('/')?;
-    // The Hub allows letters, digits, and `-_.` except at the start.
-    let is_part = |part: &str| {
-        part.starts_with(|first: char| first.is_ascii_alphanumeric())
-            && part.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
-    };
-    let is_file = name.ends_with(".gguf") || name.ends_with(".safetensors");
-    (is_part(owner) && is_part(name) && !is_file && !Path::new(owner).exists()).then_some(text)
+    let quoted = if path.starts_with("~") { ". The shell replaces ~ only where it is not in quotes" } else { "" };
+    format!("no such file or folder; a model is a checkpoint folder or a GGUF file{quoted}")
 }

@@ -37,6 +37,8 @@ pub struct Family {
     pub name: &'static str,
     /// `architectures[0]`.
     pub architecture: &'static str,
+    /// A released checkpoint on the Hugging Face Hub: its authors' smallest that follows instructions.
+    pub repository: &'static str,
     /// The network.
     pub network: NetworkKind,
     /// q, k and v have a bias.
@@ -69,6 +71,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "SDAR",
         architecture: "SDARForCausalLM",
+        repository: "JetLM/SDAR-1.7B-Chat",
         network: NetworkKind::Dense,
         qkv_bias: false,
         qk_norm: true,
@@ -82,6 +85,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "SDAR-MoE",
         architecture: "SDARMoeForCausalLM",
+        repository: "JetLM/SDAR-30B-A3B-Chat",
         network: NetworkKind::MoeSdar,
         qkv_bias: false,
         qk_norm: true,
@@ -96,6 +100,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "LLaDA2",
         architecture: "LLaDA2MoeModelLM",
+        repository: "inclusionAI/LLaDA2.0-mini",
         network: NetworkKind::Llada2,
         qkv_bias: false,
         qk_norm: true,
@@ -110,6 +115,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "Stable-DiffCoder",
         architecture: "StableDiffcoderForCausalLM",
+        repository: "ByteDance-Seed/Stable-DiffCoder-8B-Instruct",
         network: NetworkKind::Dense,
         qkv_bias: false,
         qk_norm: false,
@@ -124,6 +130,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "DreamReasoner",
         architecture: "DreamForCausalLM",
+        repository: "Dream-org/DreamReasoner-8B",
         network: NetworkKind::Dense,
         qkv_bias: false,
         qk_norm: true,
@@ -138,6 +145,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "Dream",
         architecture: "DreamModel",
+        repository: "Dream-org/Dream-v0-Instruct-7B",
         network: NetworkKind::Dense,
         qkv_bias: true,
         qk_norm: false,
@@ -152,6 +160,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "Fast-dLLM v2",
         architecture: "Fast_dLLM_QwenForCausalLM",
+        repository: "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
         network: NetworkKind::Dense,
         qkv_bias: true,
         qk_norm: false,
@@ -166,6 +175,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "LLaDA",
         architecture: "LLaDAModelLM",
+        repository: "GSAI-ML/LLaDA-8B-Instruct",
         network: NetworkKind::DenseLlada,
         qkv_bias: false,
         qk_norm: false,
@@ -179,6 +189,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "LLaDA-MoE",
         architecture: "LLaDAMoEModelLM",
+        repository: "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
         network: NetworkKind::MoeLlada,
         qkv_bias: false,
         qk_norm: true,
@@ -193,6 +204,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         name: "DiffusionGemma",
         architecture: "DiffusionGemmaForBlockDiffusion",
+        repository: "google/diffusiongemma-26B-A4B-it",
         network: NetworkKind::DiffusionGemma,
         qkv_bias: false,
         qk_norm: true,
@@ -205,9 +217,10 @@ pub static FAMILIES: &[Family] = &[
     },
 ];
 
-/// Returns the names of [`FAMILIES`], for messages.
+/// Returns the names of [`FAMILIES`], each with a repository, for messages.
 pub fn names() -> String {
-    FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ")
+    let names = FAMILIES.iter().map(|family| format!("{} ({})", family.name, family.repository));
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// Common autoregressive architectures of transformers, for error messages.

@@ -26,6 +26,7 @@ use self::lines::{Answer, BadLine, Job};
 use self::output::{Output, OutputError};
 use crate::cli::banner::counted;
 use crate::cli::commands::BatchArgs;
+use crate::cli::hub::fetch_named;
 use crate::cli::launch::{self, LaunchError};
 use crate::config::ServerConfig;
 use crate::http::{HttpService, ServiceError};
@@ -190,10 +191,12 @@ async fn service_of(args: &BatchArgs) -> Result<(EngineLoop, HttpService), Batch
         request_timeout_seconds: 0.0,
         ..config
     };
+    let config = fetch_named(config).map_err(LaunchError::from)?;
     let files = demo::model_files(config.model.as_deref()).map_err(LaunchError::from)?;
     let text = TextModel::load(&files).map_err(LaunchError::from)?;
     let options = config.engine.clone();
-    let http_options = launch::http_options(&config, &files, files.name()).map_err(LaunchError::from)?;
+    let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
+    let http_options = launch::http_options(&config, &files, name).map_err(LaunchError::from)?;
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;
     let service = http::service(engine.frontend().clone(), Arc::new(Telemetry::default()), http_options)?;

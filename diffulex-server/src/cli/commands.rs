@@ -34,8 +34,16 @@ pub enum Command {
     Generate(Box<GenerateArgs>),
     /// Chat in the terminal and show each denoise step.
     Shell(Box<ShellArgs>),
+    /// Fetch a model of the Hugging Face Hub if it is not there yet, and chat with it in the terminal.
+    Run(Box<RunArgs>),
     /// Answer the requests of a file in OpenAI's batch format.
     Batch(Box<BatchArgs>),
+    /// Fetch a model or an adapter of the Hugging Face Hub and print where it is.
+    Pull(PullArgs),
+    /// List the models of the Hugging Face Hub that are on this machine.
+    Models,
+    /// Delete a model of the Hugging Face Hub, with all its revisions, from this machine.
+    Rm(PullArgs),
     /// Report the time that the requests of a profile spent in each stage.
     ProfileReport(ReportArgs),
     /// Run a worker that servers attach to (serve --connect).
@@ -67,6 +75,25 @@ pub struct ShellArgs {
     /// Flags of the model that runs in this process.
     #[command(flatten)]
     pub local: LocalFlags,
+}
+
+/// The flags of `run`.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Model: OWNER/NAME[@REVISION] or hf:OWNER/NAME:FILE.gguf of the Hugging Face Hub, a checkpoint folder or a GGUF file.
+    #[arg(value_name = "MODEL")]
+    pub name: PathBuf,
+    /// Flags of `shell`.
+    #[command(flatten)]
+    pub shell: ShellArgs,
+}
+
+/// What `pull` and `rm` take.
+#[derive(Clone, Debug, Args)]
+pub struct PullArgs {
+    /// OWNER/NAME[@REVISION][:FILE] on the Hugging Face Hub.
+    #[arg(value_name = "NAME")]
+    pub name: String,
 }
 
 /// Flags of a model that runs in the process of the command.
@@ -160,6 +187,8 @@ pub fn command() -> clap::Command {
         .mut_subcommand("serve", |command| of_subcommand(command, SERVE_EXAMPLES))
         .mut_subcommand("batch", |command| of_subcommand(command, BATCH_EXAMPLES))
         .mut_subcommand("worker", |command| of_subcommand(command, WORKER_EXAMPLES))
+        .mut_subcommand("run", |command| of_subcommand(command, RUN_EXAMPLES).mut_arg("model", |flag| flag.hide(true).conflicts_with("name")))
+        .mut_subcommand("pull", |command| of_subcommand(command, PULL_EXAMPLES))
         .mut_subcommand("shell", |command| of_subcommand(command, SHELL_EXAMPLES))
         .mut_subcommand("generate", |command| of_subcommand(command, GENERATE_EXAMPLES))
 }
@@ -170,25 +199,34 @@ const COMMON_FLAGS: [&str; 9] =
 
 const SERVE_EXAMPLES: &str =
     "  diffulex-server                                      the built-in model, on http://127.0.0.1:8000
-  diffulex-server --model SDAR-1.7B-Chat --port 8080   a checkpoint folder
+  diffulex-server --model JetLM/SDAR-1.7B-Chat         a model of the Hugging Face Hub, fetched once
+  diffulex-server --model ./SDAR-1.7B-Chat --port 8080 a checkpoint folder
   diffulex-server --model llada-q8_0.gguf              a GGUF file
 ";
 
 const GENERATE_EXAMPLES: &str = "  diffulex-server generate \"Tell me a story about a dragon\"
-  diffulex-server generate --model SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
+  diffulex-server generate --model JetLM/SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
   echo \"What is 2 + 2?\" | diffulex-server generate
 ";
 
 const SHELL_EXAMPLES: &str = "  diffulex-server shell
-  diffulex-server shell --model SDAR-1.7B-Chat --quantization int8 --temperature 0
+  diffulex-server shell --model JetLM/SDAR-1.7B-Chat --quantization int8 --temperature 0
 ";
 
 const BATCH_EXAMPLES: &str = "  diffulex-server batch -i requests.jsonl -o answers.jsonl
-  diffulex-server batch --model SDAR-1.7B-Chat --max-num-reqs 32 -i requests.jsonl -o answers.jsonl
+  diffulex-server batch --model JetLM/SDAR-1.7B-Chat --max-num-reqs 32 -i requests.jsonl -o answers.jsonl
 ";
 
-const WORKER_EXAMPLES: &str = "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model SDAR-1.7B-Chat
-  diffulex-server --connect ipc:///run/user/1000/diffulex --model SDAR-1.7B-Chat
+const RUN_EXAMPLES: &str = "  diffulex-server run JetLM/SDAR-1.7B-Chat
+  diffulex-server run JetLM/SDAR-1.7B-Chat --quantization int8
+";
+
+const PULL_EXAMPLES: &str = "  diffulex-server pull GSAI-ML/LLaDA-8B-Instruct
+  diffulex-server pull hf:OWNER/NAME@REVISION:FILE.gguf
+";
+
+const WORKER_EXAMPLES: &str = "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
+  diffulex-server --connect ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
 ";
 
 fn of_subcommand(command: clap::Command, examples: &str) -> clap::Command {

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use crate::cli::banner::Banner;
 use crate::cli::commands::WorkerArgs;
+use crate::cli::hub::{FetchError, fetch_named};
 use crate::config::error::ConfigError;
 use crate::config::sampling_defaults::sampling_defaults;
 use crate::config::{self, ServeArgs, ServerConfig};
@@ -62,6 +63,9 @@ pub enum LaunchError {
     /// The model's files are not what they should be.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// A model or an adapter cannot be fetched.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
     /// There is no place for the sockets.
     #[error(transparent)]
     PrivateDir(#[from] PrivateDirError),
@@ -201,7 +205,7 @@ fn loading_bar(n_weights: u64) -> ProgressBar {
 /// The `worker` subcommand of an operator: listens for front ends that attach.
 pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
     let config = args.engine.config()?;
-    let engine_options = EngineOptions { profile_dir: args.profiles.clone().folder()?, ..config.engine };
+    let profile_dir = args.profiles.clone().folder()?;
     let _log = log::init(&args.log_level, log::LogFormat::Text)?;
     let wrong = |error: StandaloneError| LaunchError::Listens { url: url.to_owned(), error: error.into() };
     let end_order = EndOrder::new(ServerConfig::grace(args.shutdown_grace_seconds)?);
@@ -212,6 +216,8 @@ pub fn listen(args: &WorkerArgs, url: &str) -> Result<(), LaunchError> {
         may_be_shared: args.allow_shared_zmq,
         heartbeat_interval: ServerConfig::duration(config.heartbeat_interval_seconds),
     };
+    let config = fetch_named(config)?;
+    let engine_options = EngineOptions { profile_dir, ..config.engine };
     let files = demo::model_files(config.model.as_deref())?;
     let make_engine = || load_engine(&files, &engine_options);
     let on_listening = || -> io::Result<()> {
@@ -234,6 +240,7 @@ pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
 async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
     let listener = bind(&config).await?;
     let address = listener.local_addr().map_err(LaunchError::system("find the address that is listened on"))?;
+    let config = fetch_named(config)?;
     let files = demo::model_files(config.model.as_deref())?;
 
     let private_dir = Arc::new(PrivateDir::new()?);

@@ -16,10 +16,10 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::cli::banner::counted;
 use crate::cli::commands::AnswerFlags;
+use crate::cli::hub::fetch_named;
 use crate::cli::launch;
 use crate::cli::launch::LaunchError;
 use crate::config::ServerConfig;
-use crate::config::engine::EngineArgs;
 use crate::config::sampling_defaults::sampling_defaults;
 use crate::demo;
 use crate::frontend::{EventStream, StreamEvent, Submission, SubmitError};
@@ -76,9 +76,8 @@ pub struct LocalModel {
 
 impl LocalModel {
     /// Loads the model and waits until it takes requests.
-    pub async fn start(engine: &EngineArgs, answers: &AnswerFlags) -> Result<Self, LocalModelError> {
-        let config = engine.config().map_err(LaunchError::from)?;
-        let config = ServerConfig { request_timeout_seconds: 0.0, ..config };
+    pub async fn start(config: ServerConfig, answers: &AnswerFlags) -> Result<Self, LocalModelError> {
+        let config = fetch_named(ServerConfig { request_timeout_seconds: 0.0, ..config }).map_err(LaunchError::from)?;
         let files = demo::model_files(config.model.as_deref()).map_err(LaunchError::from)?;
         let adapter = adapter(&config.engine, answers.adapter.as_deref())?;
         let text = TextModel::load(&files).map_err(LaunchError::from)?;
@@ -89,7 +88,7 @@ impl LocalModel {
             seed: answers.seed,
             ..defaults
         };
-        let name = files.name();
+        let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
         let options = config.engine.clone();
         let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
         let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;

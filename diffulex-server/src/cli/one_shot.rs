@@ -37,7 +37,8 @@ pub fn generate(args: &GenerateArgs) -> Result<(), GenerateError> {
 async fn run(args: &GenerateArgs, prompt: String) -> Result<(), GenerateError> {
     let input =
         if args.raw { ServingInput::text(prompt) } else { ServingInput::chat(vec![ChatMessage::new("user", prompt)]) };
-    let model = LocalModel::start(&args.local.engine, &args.answers).await?;
+    let config = args.local.engine.config().map_err(LaunchError::from)?;
+    let model = LocalModel::start(config, &args.answers).await?;
     model.answer("generate", input, args.raw, model.best_display()).await?;
     model.stop().await;
     Ok(())

@@ -3,6 +3,7 @@
 //! Never here: how an answer is drawn, HTTP.
 
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::Path;
 
 use diffulex_engine::{ChatMessage, ServingInput};
 use tokio::sync::mpsc;
@@ -46,14 +47,16 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Chats until the input ends or `/exit`.
-pub fn shell(args: &ShellArgs) -> Result<(), LocalModelError> {
+/// Chats until the input ends or `/exit`, with `model` or else that of the flags.
+pub fn shell(args: &ShellArgs, model: Option<&Path>) -> Result<(), LocalModelError> {
     let _log = log::init(&args.local.log_level, log::LogFormat::Text).map_err(LaunchError::from)?;
-    launch::runtime()?.block_on(run(args))
+    launch::runtime()?.block_on(run(args, model))
 }
 
-async fn run(args: &ShellArgs) -> Result<(), LocalModelError> {
-    let model = LocalModel::start(&args.local.engine, &args.answers).await?;
+async fn run(args: &ShellArgs, model: Option<&Path>) -> Result<(), LocalModelError> {
+    let mut config = args.local.engine.config().map_err(LaunchError::from)?;
+    config.model = model.map(Path::to_owned).or(config.model);
+    let model = LocalModel::start(config, &args.answers).await?;
     let is_interactive = std::io::stdin().is_terminal();
     let mut display = model.best_display();
     let mut chat: Vec<ChatMessage> = Vec::new();

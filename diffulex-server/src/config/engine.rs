@@ -64,14 +64,15 @@ impl EngineArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelFlags {
-    /// Checkpoint folder with config.json, tokenizer.json and safetensors, or a GGUF file [default: the demo model].
-    #[arg(long, value_name = "PATH")]
+    /// Model: OWNER/NAME[@REVISION] or hf:OWNER/NAME:FILE.gguf of the Hugging Face Hub, a checkpoint folder with config.json, tokenizer.json
+    /// and safetensors, or a GGUF file [default: the demo model].
+    #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
     /// Default sampling parameters: auto reads the checkpoint's generation_config.json, none uses the server's.
     #[arg(long, value_name = "SOURCE")]
     generation_config: GenerationConfig,
-    /// LoRA adapter in PEFT format; requests select it by NAME (default: the folder's name) as their model. Repeatable. A single
-    /// adapter also answers requests that name no model.
+    /// LoRA adapter in PEFT format, a folder or hf:OWNER/NAME; requests select it by NAME (default: the folder's name) as their model.
+    /// Repeatable. A single adapter also answers requests that name no model.
     #[arg(long, value_name = "[NAME=]FOLDER")]
     lora_path: Vec<String>,
     /// Merge the --lora-path adapter into the weights at load: it applies to every request, at no cost per forward.

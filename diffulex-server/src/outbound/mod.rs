@@ -58,11 +58,7 @@ impl From<reqwest::Error> for AnswerError {
 /// A client of the server at `url` that goes where it is told: a redirect is an answer, and the environment names no proxy. A server
 /// over TLS is trusted by the system's certificates or, where there is one, by those of the file `authority` alone.
 pub(crate) fn client(url: &SecretUrl, authority: Option<&Path>) -> Result<reqwest::ClientBuilder, ClientError> {
-    if CryptoProvider::get_default().is_none() {
-        // An error means that another thread was faster.
-        let _ = ring::default_provider().install_default();
-    }
-    let client = reqwest::Client::builder().redirect(Policy::none()).no_proxy();
+    let client = builder().redirect(Policy::none()).no_proxy();
     let Some(path) = authority else {
         // Without TLS, a system without certificates will do.
         return Ok(if url.is_https() { client } else { client.tls_certs_only([]) });
@@ -72,6 +68,21 @@ pub(crate) fn client(url: &SecretUrl, authority: Option<&Path>) -> Result<reqwes
         Ok(certificates) if !certificates.is_empty() => Ok(client.tls_certs_only(certificates)),
         Ok(_) | Err(_) => Err(ClientError::NoCertificate { path: path.to_owned() }),
     }
+}
+
+/// A client as a user's own programs are: it follows redirects, and takes the proxy that the environment names. It trusts the system's
+/// certificates.
+pub(crate) fn public_client(is_https: bool) -> reqwest::ClientBuilder {
+    // Without TLS, a system without certificates will do.
+    if is_https { builder() } else { builder().tls_certs_only([]) }
+}
+
+fn builder() -> reqwest::ClientBuilder {
+    if CryptoProvider::get_default().is_none() {
+        // An error means that another thread was faster.
+        let _ = ring::default_provider().install_default();
+    }
+    reqwest::Client::builder()
 }
 
 /// The body of an answer. The client's time limit holds for all of it.

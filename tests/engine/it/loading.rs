@@ -46,21 +46,6 @@ fn a_path_with_nothing_there_is_told_as_that() {
 }
 
 #[test]
-fn a_repositorys_name_is_recognised_and_how_to_download_it_is_told() {
-    assert_eq!(
-        said(Path::new("GSAI-ML/LLaDA-8B-Instruct"), &options()),
-        "GSAI-ML/LLaDA-8B-Instruct: no such file or folder. It looks like the name of a repository on the Hugging Face \
-         Hub; Diffulex does not download models. Run `hf download GSAI-ML/LLaDA-8B-Instruct --local-dir \
-         LLaDA-8B-Instruct`, then pass --model LLaDA-8B-Instruct"
-    );
-    // A folder that is there, and a path that is none of a repository's names.
-    for path in ["it/nobody", "./a/b", "a/b/c", "a b/c", "a/b.gguf"] {
-        let message = said(Path::new(path), &options());
-        assert_eq!(message, format!("{path}: no such file or folder; a model is a checkpoint folder or a GGUF file"));
-    }
-}
-
-#[test]
 fn a_home_that_the_shell_did_not_expand_is_told() {
     assert_eq!(
         said(Path::new("~/models"), &options()),
@@ -149,8 +134,12 @@ fn pointers_of_git_lfs_are_recognised() {
 
 #[test]
 fn autoregressive_models_are_told_as_such() {
-    const SERVED: &str = "SDAR, SDAR-MoE, LLaDA2, Stable-DiffCoder, DreamReasoner, Dream, Fast-dLLM v2, LLaDA, \
-                          LLaDA-MoE, DiffusionGemma";
+    const SERVED: &str =
+        "SDAR (JetLM/SDAR-1.7B-Chat), SDAR-MoE (JetLM/SDAR-30B-A3B-Chat), LLaDA2 (inclusionAI/LLaDA2.0-mini), \
+         Stable-DiffCoder (ByteDance-Seed/Stable-DiffCoder-8B-Instruct), DreamReasoner (Dream-org/DreamReasoner-8B), \
+         Dream (Dream-org/Dream-v0-Instruct-7B), Fast-dLLM v2 (Efficient-Large-Model/Fast_dLLM_v2_1.5B), \
+         LLaDA (GSAI-ML/LLaDA-8B-Instruct), LLaDA-MoE (inclusionAI/LLaDA-MoE-7B-A1B-Instruct), \
+         DiffusionGemma (google/diffusiongemma-26B-A4B-it)";
     for architecture in ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"] {
         let config = format!(r#"{{"architectures": ["{architecture}"]}}"#);
         assert_eq!(
