@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release -p diffulex-bench --bin constraint_rate -- MODEL_FOLDER [--rounds N] [--per-second N] [SOURCE ...]`. The
 //! sources of constraints: `random` schemas; schemas of 20 `counted` strings, each of which takes far longer than its turn;
-//! `hostile` patterns, deep nesting and thousands of values; and `large` schemas, nearly as large as a body may be. None of those
-//! requests is decoded: their limit is one token, for which they are refused once their constraint is compiled, if it can be.
+//! `hostile` patterns, deep nesting and thousands of values; `large` schemas, nearly as large as a schema may be, and `oversized`
+//! ones, nearly as large as a body may be. None of those requests is decoded: their limit is one token, for which they are refused
+//! once their constraint is compiled, if it can be.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 
@@ -17,7 +18,7 @@ use diffulex_protocol::{Constraint, SamplingParams, ServingCommand, ServingEvent
 use serde_json::json;
 
 const USAGE: &str =
-    "usage: constraint_rate MODEL_FOLDER [--rounds N] [--per-second N] [random|counted|hostile|large ...]";
+    "usage: constraint_rate MODEL_FOLDER [--rounds N] [--per-second N] [random|counted|hostile|large|oversized ...]";
 
 /// Time of a measurement. Chosen by us: some hundred steps of a small model.
 const ROUND: Duration = Duration::from_secs(2);
@@ -29,13 +30,15 @@ const REST: Duration = Duration::from_secs(1);
 const PROMPT_LEN: u32 = 16;
 const MAX_TOKENS: u32 = 128;
 
-/// Bytes of a large schema; a body has at most 4 MiB by default.
-const LARGE: usize = 4_000_000;
+/// Bytes of schemas: nearly as many as a schema may have, and as a body may have.
+const LARGE: usize = 1_000_000;
+const OVERSIZED: usize = 4_000_000;
 
 /// Makes the constraint of the request with this number.
 type Source = fn(u64) -> Constraint;
 
-const SOURCES: [(&str, Source); 4] = [("random", random), ("counted", counted), ("hostile", hostile), ("large", large)];
+const SOURCES: [(&str, Source); 5] =
+    [("random", random), ("counted", counted), ("hostile", hostile), ("large", large), ("oversized", oversized)];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -180,10 +183,17 @@ fn hostile(seed: u64) -> Constraint {
     }
 }
 
-/// Larger than a schema may be.
 fn large(seed: u64) -> Constraint {
-    let title = format!("{seed}") + &"x".repeat(LARGE);
-    Constraint::JsonSchema(json!({"title": title, "type": "integer"}).to_string())
+    titled(seed, LARGE)
+}
+
+fn oversized(seed: u64) -> Constraint {
+    titled(seed, OVERSIZED)
+}
+
+fn titled(seed: u64, n_bytes: usize) -> Constraint {
+    let title = format!("{seed}") + &"x".repeat(n_bytes);
+    Constraint::JsonSchema(json!({"title": title, "type": "object", "properties": {}}).to_string())
 }
 
 fn object(fields: &[(String, serde_json::Value)]) -> serde_json::Value {
