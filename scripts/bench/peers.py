@@ -162,32 +162,32 @@ def candle(folder):
 
 
 def gguf_file(folder, kind, architecture="qwen3"):
-    """The checkpoint as a GGUF file beside it, written and quantized by llama.cpp where there is none."""
+    """The checkpoint as a GGUF file beside it, written where there is none; other kinds than bf16 and q8_0 are quantized by llama.cpp."""
     prefix = "" if architecture == "qwen3" else architecture + "-"
     source, target = Path(folder) / f"{prefix}bf16.gguf", Path(folder) / f"{prefix}{kind}.gguf"
     if target.exists():
         return target
-    if not source.exists():
+    if kind == "q8_0":
+        write_gguf(folder, target, architecture, quantized=True)
+    elif not source.exists():
         write_gguf(folder, source, architecture)
-    if target == source:
+    if target.exists():
         return target
     import ctypes
 
     import llama_cpp as L
     params = L.llama_model_quantize_default_params()
-    params.ftype = {"q8_0": L.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
+    params.ftype = {"q4_k_m": L.LLAMA_FTYPE_MOSTLY_Q4_K_M}[kind]
     params.nthread = THREADS
     if L.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
         sys.exit("llama.cpp could not quantize")
     return target
 
 
-def write_gguf(folder, target, architecture="qwen3"):
-    """The checkpoint as a GGUF file. As `dream`: without the norms of q and k, with biases of q, k and v, and a mask."""
+def write_gguf(folder, target, architecture="qwen3", quantized=False):
+    """The checkpoint as a GGUF file, its matrices in Q8_0 if quantized. As `dream`: without the norms of q and k, with biases of q, k and v, and a mask."""
     import gguf
     import numpy as np
-    import torch
-    from safetensors import safe_open
     c = json.loads((Path(folder) / "config.json").read_text())
     w = gguf.GGUFWriter(str(target), architecture)
     w.add_block_count(c["num_hidden_layers"])
@@ -201,7 +201,7 @@ def write_gguf(folder, target, architecture="qwen3"):
     w.add_rope_freq_base(c["rope_theta"])
     w.add_layer_norm_rms_eps(c["rms_norm_eps"])
     w.add_vocab_size(c["vocab_size"])
-    w.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    w.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if quantized else gguf.LlamaFileType.MOSTLY_BF16)
     t = json.loads((Path(folder) / "tokenizer.json").read_text())
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("qwen2")
@@ -217,27 +217,45 @@ def write_gguf(folder, target, architecture="qwen3"):
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
              "self_attn.k_norm": "attn_k_norm", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
              "mlp.down_proj": "ffn_down"}
-    with safe_open(Path(folder) / "model.safetensors", "pt") as f:
-        for name in f.keys():
-            t = f.get_tensor(name)
-            if architecture == "dream" and name.endswith(("q_norm.weight", "k_norm.weight")):
-                continue
-            if name.startswith("model.layers."):
-                _, _, i, rest = name.split(".", 3)
-                new = f"blk.{i}.{names[rest.removesuffix('.weight')]}.weight"
-                if architecture == "dream" and rest.startswith(("self_attn.q_", "self_attn.k_", "self_attn.v_")):
-                    w.add_tensor(new.removesuffix("weight") + "bias", np.zeros(t.shape[0], np.float32))
-            else:
-                new = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
-            if t.dim() == 1:
-                w.add_tensor(new, t.float().numpy())
-            else:
-                raw = t.view(torch.uint16).numpy().view("uint8")
-                w.add_tensor(new, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType.BF16)
+    for name, raw in bfloat16_tensors(Path(folder) / "model.safetensors"):
+        if architecture == "dream" and name.endswith(("q_norm.weight", "k_norm.weight")):
+            continue
+        if name.startswith("model.layers."):
+            _, _, i, rest = name.split(".", 3)
+            new = f"blk.{i}.{names[rest.removesuffix('.weight')]}.weight"
+            if architecture == "dream" and rest.startswith(("self_attn.q_", "self_attn.k_", "self_attn.v_")):
+                w.add_tensor(new.removesuffix("weight") + "bias", np.zeros(raw.shape[0], np.float32))
+        else:
+            new = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+        if raw.ndim == 1:
+            w.add_tensor(new, widened(raw))
+        elif quantized:
+            q8_0 = gguf.GGMLQuantizationType.Q8_0
+            w.add_tensor(new, gguf.quantize(widened(raw), q8_0), raw_dtype=q8_0)
+        else:
+            raw = raw.view("uint8")
+            w.add_tensor(new, raw, raw_shape=raw.shape, raw_dtype=gguf.GGMLQuantizationType.BF16)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
+
+
+def bfloat16_tensors(file):
+    """Name and bits of each tensor of a safetensors file: numpy has no bfloat16."""
+    import numpy as np
+    with open(file, "rb") as f:
+        n_header = int.from_bytes(f.read(8), "little")
+        header = json.loads(f.read(n_header))
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            begin, end = tensor["data_offsets"]
+            yield name, np.memmap(file, np.uint16, "r", 8 + n_header + begin, ((end - begin) // 2,)).reshape(tensor["shape"])
+
+
+def widened(bits):
+    """bfloat16 as float32."""
+    return (bits.astype("uint32") << 16).view("float32")
 
 
 PEERS = {
