@@ -5,6 +5,13 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Number;
 
+/// Between two members or values. The spaces are those of Python's `json.dumps` and of chat templates' `tojson`, which is the JSON that models
+/// have read most.
+pub(crate) const COMMA: &str = ", ";
+
+/// Between a key and its value.
+pub(crate) const COLON: &str = ": ";
+
 /// A JSON value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json {
@@ -34,8 +41,8 @@ impl Json {
         }
     }
 
-    /// Compact JSON, members in their order.
-    pub(crate) fn compact(&self) -> String {
+    /// JSON on one line, members in their order.
+    pub(crate) fn line(&self) -> String {
         let mut text = String::new();
         self.write(&mut text);
         text
@@ -50,7 +57,7 @@ impl Json {
             Self::Array(values) => {
                 out.push('[');
                 for (value_idx, value) in values.iter().enumerate() {
-                    out.push_str(if value_idx == 0 { "" } else { "," });
+                    out.push_str(if value_idx == 0 { "" } else { COMMA });
                     value.write(out);
                 }
                 out.push(']');
@@ -58,9 +65,9 @@ impl Json {
             Self::Object(members) => {
                 out.push('{');
                 for (member_idx, (key, value)) in members.iter().enumerate() {
-                    out.push_str(if member_idx == 0 { "" } else { "," });
+                    out.push_str(if member_idx == 0 { "" } else { COMMA });
                     out.push_str(&quoted(key));
-                    out.push(':');
+                    out.push_str(COLON);
                     value.write(out);
                 }
                 out.push('}');

@@ -3,6 +3,8 @@
 //! A tree is what a regular expression is, with three forms more whose expressions would be long: lists, items of which some may be
 //! absent, and automata. Text is UTF-8.
 
+use crate::json::COMMA;
+
 /// A set of byte strings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Language {
@@ -118,7 +120,7 @@ impl Language {
             (_, Some(most)) if most < least => Self::Nothing,
             (Self::Nothing, _) if least > 0 => Self::Nothing,
             (Self::Nothing, _) | (_, Some(0)) => Self::empty(),
-            (part, _) => Self::List { part: Box::new(part), separator: Box::new(Self::text(",")), least, most },
+            (part, _) => Self::List { part: Box::new(part), separator: Box::new(Self::text(COMMA)), least, most },
         }
     }
 

@@ -67,8 +67,8 @@ fn choices_are_their_texts() {
 
 #[test]
 fn any_object_is_an_object_of_four_levels() {
-    let yes = ["{}", r#"{"a":[{"b":[]}],"c":-1.5e9}"#, r#"{"a":{"b":{"c":{}}}}"#];
-    takes(&Constraint::JsonObject, &yes, &["[]", "1", r#"{"a": 1}"#, r#"{"a":{"b":{"c":{"d":{}}}}}"#]);
+    let yes = ["{}", r#"{"a": [{"b": []}], "c": -1.5e9}"#, r#"{"a": {"b": {"c": {}}}}"#];
+    takes(&Constraint::JsonObject, &yes, &["[]", "1", r#"{"a":1}"#, r#"{"a": {"b": {"c": {"d": {}}}}}"#]);
 }
 
 #[test]

@@ -3,9 +3,8 @@
     python extract.py --url http://127.0.0.1:8000
 
 Two kinds of sentence, drawn with a seed: with the names of the fields in it, as in the task `json`, and one that only tells it,
-in the form of the task `reading`. Each is asked for free, under the schema, and under an expression of the same language that
-has spaces behind colons and commas: the model was trained on JSON with them, and a schema's JSON has none. Needs only Python's
-standard library.
+in the form of the task `reading`. Each is asked for free, under the schema, and under an expression of the same language without
+spaces behind colons and commas, which the model was not trained on. Needs only Python's standard library.
 """
 
 import argparse
@@ -21,9 +20,9 @@ SCHEMA = {"type": "object",
           "properties": {"name": {"type": "string", "pattern": f"^{NAME}$"}, "count": {"type": "integer", "minimum": 0, "maximum": 999},
                          "color": {"enum": facts.COLORS}},
           "required": ["name", "count", "color"], "additionalProperties": False}
-SPACED = r'\{"name": "%s", "count": (0|[1-9][0-9]{0,2}), "color": "(%s)"\}' % (NAME, "|".join(facts.COLORS))
+COMPACT = r'\{"name":"%s","count":(0|[1-9][0-9]{0,2}),"color":"(%s)"\}' % (NAME, "|".join(facts.COLORS))
 WAYS = {"free": {}, "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "things", "schema": SCHEMA}}},
-        "spaced": {"structured_outputs": {"regex": SPACED}}}
+        "compact": {"structured_outputs": {"regex": COMPACT}}}
 SENTENCES = {"named": "The name is {name}, the count is {count} and the color is {color}.", "told": "{name} has {count} {color} {things}."}
 PROMPT = "Make JSON from {sentence}"
 

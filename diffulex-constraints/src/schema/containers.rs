@@ -2,7 +2,7 @@
 
 use super::numbers::any_number;
 use super::strings::any_string;
-use crate::json::quoted;
+use crate::json::{COLON, COMMA, quoted};
 use crate::language::{Item, Language, Node};
 
 /// A declared member of an object.
@@ -19,16 +19,16 @@ pub(super) fn object(members: Vec<Member>) -> Language {
     }
     let present = members.into_iter().filter(|member| member.value != Language::Nothing);
     let items = present.map(|member| Item {
-        language: Language::sequence(vec![Language::text(&format!("{}:", quoted(&member.key))), member.value]),
+        language: Language::sequence(vec![Language::text(&format!("{}{COLON}", quoted(&member.key))), member.value]),
         is_required: member.is_required,
     });
-    let items = Language::Items { items: items.collect(), separator: Box::new(Language::text(",")) };
+    let items = Language::Items { items: items.collect(), separator: Box::new(Language::text(COMMA)) };
     Language::sequence(vec![Language::text("{"), items, Language::text("}")])
 }
 
 /// An object of `least` to `most` members with any keys and such values.
 pub(super) fn map(value: Language, least: u32, most: Option<u32>) -> Language {
-    let member = Language::sequence(vec![any_string(), Language::text(":"), value]);
+    let member = Language::sequence(vec![any_string(), Language::text(COLON), value]);
     Language::sequence(vec![Language::text("{"), Language::comma_list(member, least, most), Language::text("}")])
 }
 
@@ -57,14 +57,14 @@ fn with_prefix(prefix: Vec<Language>, rest: Language, least: u32, most: Option<u
     let mut nodes = Vec::new();
     let accepts = |n_values: u32| n_values >= least && most.is_none_or(|most| n_values <= most);
     for (value_idx, value) in (0..).zip(prefix) {
-        let comma = Language::text(if value_idx == 0 { "" } else { "," });
+        let comma = Language::text(if value_idx == 0 { "" } else { COMMA });
         let edge = (Language::sequence(vec![comma, value]), nodes.len() + 1);
         let edges = if most.is_some_and(|most| value_idx >= most) { Vec::new() } else { vec![edge] };
         nodes.push(Node { edges, accepts: accepts(value_idx) });
     }
     let mut end = Node { edges: Vec::new(), accepts: accepts(n_prefix) };
     if is_long {
-        let others = Language::sequence(vec![Language::text(","), rest]);
+        let others = Language::sequence(vec![Language::text(COMMA), rest]);
         let fewest = least.saturating_sub(n_prefix).max(1);
         end.edges.push((Language::repeat(others, fewest, most.map(|most| most - n_prefix)), nodes.len() + 1));
         nodes.push(end);

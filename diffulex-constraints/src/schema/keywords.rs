@@ -150,7 +150,7 @@ impl<'a> Keywords<'a> {
             _ => None,
         };
         let number =
-            number.ok_or_else(|| self.refuse(format!("{keyword} is {}, not a count", shortened(&value.compact()))))?;
+            number.ok_or_else(|| self.refuse(format!("{keyword} is {}, not a count", shortened(&value.line()))))?;
         if number > f64::from(limit) {
             return Err(self.refuse(format!("{keyword} is {number}, at most {limit} is allowed")));
         }
@@ -162,7 +162,7 @@ impl<'a> Keywords<'a> {
         match self.get(keyword) {
             None => Ok(None),
             Some(Json::Text(text)) => Ok(Some(text)),
-            Some(other) => Err(self.refuse(format!("{keyword} is {}, not a string", shortened(&other.compact())))),
+            Some(other) => Err(self.refuse(format!("{keyword} is {}, not a string", shortened(&other.line())))),
         }
     }
 
@@ -171,7 +171,7 @@ impl<'a> Keywords<'a> {
         match self.get(keyword) {
             None => Ok(None),
             Some(Json::Array(values)) => Ok(Some(values)),
-            Some(other) => Err(self.refuse(format!("{keyword} is {}, not an array", shortened(&other.compact())))),
+            Some(other) => Err(self.refuse(format!("{keyword} is {}, not an array", shortened(&other.line())))),
         }
     }
 
@@ -180,7 +180,7 @@ impl<'a> Keywords<'a> {
         match self.get(keyword) {
             None => Ok(None),
             Some(Json::Object(members)) => Ok(Some(members)),
-            Some(other) => Err(self.refuse(format!("{keyword} is {}, not an object", shortened(&other.compact())))),
+            Some(other) => Err(self.refuse(format!("{keyword} is {}, not an object", shortened(&other.line())))),
         }
     }
 
@@ -195,7 +195,7 @@ impl<'a> Keywords<'a> {
             Json::Text(name) => Kind::of(name),
             _ => None,
         };
-        let unknown = |name: &Json| self.refuse(format!("type is {}, not a type of JSON", shortened(&name.compact())));
+        let unknown = |name: &Json| self.refuse(format!("type is {}, not a type of JSON", shortened(&name.line())));
         let mut kinds: Vec<Kind> =
             names.iter().map(|name| kind(name).ok_or_else(|| unknown(name))).collect::<Result<_, _>>()?;
         kinds.sort_unstable();

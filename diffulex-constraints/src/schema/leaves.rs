@@ -51,7 +51,7 @@ pub(super) fn integer(keywords: Keywords<'_>) -> Result<Language, ConstraintErro
             // Beyond 128 bits, the cast ends at the bounds of 128 bits.
             (_, _, inexact) => rounded(inexact.unwrap_or(f64::INFINITY)) as i128,
         })),
-        Some(other) => Err(keywords.refuse(format!("{keyword} is {}, not a number", shortened(&other.compact())))),
+        Some(other) => Err(keywords.refuse(format!("{keyword} is {}, not a number", shortened(&other.line())))),
     };
     let lower =
         bound("minimum", f64::ceil)?.max(bound("exclusiveMinimum", f64::floor)?.map(|bound| bound.saturating_add(1)));
@@ -80,7 +80,7 @@ pub(super) fn number(keywords: Keywords<'_>) -> Result<Language, ConstraintError
                 Err(keywords.refuse(format!("{keyword} is {number}, for numbers at most {LARGEST} from 0 is allowed")))
             }
         },
-        Some(other) => Err(keywords.refuse(format!("{keyword} is {}, not a number", shortened(&other.compact())))),
+        Some(other) => Err(keywords.refuse(format!("{keyword} is {}, not a number", shortened(&other.line())))),
     };
     let at_least = bound("minimum")?.map(|(_, ceil)| ceil);
     let above = bound("exclusiveMinimum")?.map(|(floor, _)| floor + 1);

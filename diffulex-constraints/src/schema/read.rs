@@ -56,7 +56,7 @@ impl<'a> Reader<'a> {
             Json::Bool(false) => return Ok(Language::Nothing),
             Json::Object(members) => members,
             other => {
-                let value = shortened(&other.compact());
+                let value = shortened(&other.line());
                 return Err(refuse(&self.path, format!("a schema is an object, true or false, not {value}")));
             }
         };
@@ -141,7 +141,7 @@ impl<'a> Reader<'a> {
             Json::Bool(true) => Vec::new(),
             Json::Bool(false) => vec![("enum".to_owned(), Json::Array(Vec::new()))],
             other => {
-                let value = shortened(&other.compact());
+                let value = shortened(&other.line());
                 return Err(refuse(&self.path, format!("a schema is an object, true or false, not {value}")));
             }
         };
@@ -264,7 +264,7 @@ impl<'a> Reader<'a> {
         };
         let is_of_kind = |value: &Json| kinds.iter().any(|kind| kind.holds(value));
         let values = values.iter().filter(|value| is_of_kind(value));
-        Ok(Language::either(values.map(|value| Language::text(&value.compact())).collect()))
+        Ok(Language::either(values.map(|value| Language::text(&value.line())).collect()))
     }
 
     fn array(&mut self, keywords: Keywords<'_>, n_around: u32) -> Result<Language, ConstraintError> {
@@ -291,7 +291,7 @@ impl<'a> Reader<'a> {
             match name {
                 Json::Text(name) => required.push(name),
                 other => {
-                    return Err(keywords.refuse(format!("required has {}, not a string", shortened(&other.compact()))));
+                    return Err(keywords.refuse(format!("required has {}, not a string", shortened(&other.line()))));
                 }
             }
         }
