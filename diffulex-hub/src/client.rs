@@ -13,8 +13,9 @@ use crate::listing::Listing;
 use crate::name::HubName;
 use crate::settings::HubSettings;
 
-/// Failures in a row after which a request is given up. Chosen by us: with pauses that double from one second, half a minute.
-const MAX_FAILURES: u32 = 6;
+/// Failures in a row after which the list of files is given up. Chosen by us: with pauses that double from one second, three seconds, because
+/// a user without a network waits for them.
+const MAX_LIST_FAILURES: u32 = 3;
 
 /// Longest time that the Hub can make us wait. Chosen by us: its limits are counted over five minutes.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
@@ -59,7 +60,7 @@ impl Hub {
     pub async fn list(&self, name: &HubName) -> Result<Listing, HubError> {
         let HubSettings { endpoint, .. } = &self.settings;
         let url = format!("{endpoint}/api/models/{}/revision/{}?blobs=true", name.repository, escaped(name.revision(), ""));
-        let mut tries = Tries::new(self.settings.first_pause);
+        let mut tries = Tries::new(self.settings.first_pause, MAX_LIST_FAILURES);
         loop {
             let failure = match self.get(name, &url, 0).await {
                 Ok(answer) => match read(answer, &url).await {
@@ -135,12 +136,14 @@ impl From<HubError> for Failure {
 /// The tries of one request.
 pub(crate) struct Tries {
     n_failures: u32,
+    max_failures: u32,
     first_pause: Duration,
 }
 
 impl Tries {
-    pub(crate) fn new(first_pause: Duration) -> Self {
-        Self { n_failures: 0, first_pause }
+    /// At most `max_failures` in a row.
+    pub(crate) fn new(first_pause: Duration, max_failures: u32) -> Self {
+        Self { n_failures: 0, max_failures, first_pause }
     }
 
     /// There was progress: the next failure is the first again.
@@ -157,7 +160,7 @@ impl Tries {
             _ => false,
         };
         self.n_failures += 1;
-        if !may_pass || self.n_failures >= MAX_FAILURES {
+        if !may_pass || self.n_failures >= self.max_failures {
             return Err(error);
         }
         let pause = self.first_pause * 2_u32.pow(self.n_failures - 1);

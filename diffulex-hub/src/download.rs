@@ -20,6 +20,10 @@ use crate::name::HubName;
 /// Files that are fetched at once. Chosen by us: the Hub's tools take eight, and one connection often fills a line.
 const N_AT_ONCE: usize = 4;
 
+/// Failures in a row, without a byte between them, after which a download is given up. Chosen by us: with pauses that double from one second,
+/// half a minute.
+const MAX_FAILURES: u32 = 6;
+
 /// Bytes that are read at once when what is there is hashed. Chosen by us.
 const N_READ: usize = 1 << 20;
 
@@ -128,7 +132,7 @@ impl Hub {
             return Ok(());
         }
         let path = self.cache.unfinished(&name.repository, file);
-        let mut tries = Tries::new(self.settings.first_pause);
+        let mut tries = Tries::new(self.settings.first_pause, MAX_FAILURES);
         let mut was_wrong = false;
         let mut unfinished = Unfinished::open(&path, file)?;
         loop {

@@ -202,7 +202,7 @@ async fn without_the_hub_the_cache_is_enough() {
     assert!(error.contains("HF_HUB_OFFLINE"), "{error}");
     fixture.is_offline = false;
     let folder = fixture.obtain(MODEL).await.expect("a model");
-    fixture.stand_in.faults().refuse = vec![(503, None); 6];
+    fixture.stand_in.faults().refuse = vec![(503, None); 3];
     assert_eq!(fixture.obtain(MODEL).await.expect("as it is in the cache"), folder);
     fixture.is_offline = true;
     fixture.stand_in.requests();

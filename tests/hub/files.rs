@@ -5,7 +5,7 @@ use std::path::Path;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
 
 /// Files from this size on are kept apart from git, as on the Hub; weights always are.
-const LARGE: usize = 10_000;
+const LARGE: usize = 1_000_000;
 
 /// A file.
 #[derive(Clone)]

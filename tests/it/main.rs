@@ -30,6 +30,7 @@ mod gpu;
 mod harness;
 mod hostile;
 mod hostile_clients;
+mod hub;
 mod infilling;
 mod interface_errors;
 mod link;

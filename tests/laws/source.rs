@@ -7,13 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates, the lowest first: its folder, and the name that others import it by.
-pub(crate) const CRATES: [(&str, &str); 7] = [
+pub(crate) const CRATES: [(&str, &str); 8] = [
     ("strategies", "diffulex_strategies"),
     ("diffulex-protocol", "diffulex_protocol"),
     ("diffulex-constraints", "diffulex_constraints"),
     ("diffulex-gpu-emulator", "diffulex_gpu_emulator"),
     ("diffulex-kernels", "diffulex_kernels"),
     ("diffulex-engine", "diffulex_engine"),
+    ("diffulex-hub", "diffulex_hub"),
     ("diffulex-server", "diffulex_server"),
 ];
 

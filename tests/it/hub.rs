@@ -1,0 +1,129 @@
+//! Models by their names on the Hub: fetched, served, and started again without it.
+
+use std::process::{Command, Output, Stdio};
+
+use diffulex_hub_stand_in::{Faults, Repository, StandIn, Stored};
+use tempfile::TempDir;
+
+use crate::harness::{Server, golden_model, program, wait_until};
+
+const MODEL: &str = "test/tiny-sdar";
+
+/// A Hub with the tiny checkpoint, one that is autoregressive and one in GGUF, and an empty cache.
+fn hub() -> (StandIn, TempDir) {
+    let tiny = Repository::of_folder(MODEL, &golden_model()).unwrap();
+    let config = std::fs::read_to_string(golden_model().join("config.json")).unwrap();
+    let config = config.replace("SDARForCausalLM", "Qwen3ForCausalLM").into_bytes();
+    let weights = vec![7; 20_000];
+    let files = vec![Stored::new("config.json", config), Stored::new("model.safetensors", weights)];
+    let gguf = std::fs::read(golden_model().join("../gguf/tiny_q4_k_m.gguf")).unwrap();
+    let gguf = Repository::new("test/gguf", vec![Stored::new("tiny.gguf", gguf)]);
+    let repositories = vec![tiny, Repository::new("test/autoregressive", files), gguf];
+    (StandIn::start(repositories, None), tempfile::tempdir().unwrap())
+}
+
+/// The program with this Hub and this cache.
+fn with(hub: &str, cache: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = program();
+    command.args(arguments).env("HF_ENDPOINT", hub).env("HF_HOME", cache.path()).env_remove("HF_TOKEN");
+    command
+}
+
+fn run(hub: &StandIn, cache: &TempDir, arguments: &[&str]) -> (bool, String, String) {
+    let Output { status, stdout, stderr } = with(&hub.url, cache, arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.success(), text(stdout), text(stderr))
+}
+
+fn serve(hub: &str, cache: &TempDir, more: &[&str]) -> Server {
+    let server = Server::of_command(with(hub, cache, &[&["--port", "0", "--log-level", "warn", "--model", MODEL], more].concat()));
+    wait_until("a ready server", || server.get("/ready").status == 200);
+    server
+}
+
+fn is_of_content(request: &String) -> bool {
+    request.contains("signature")
+}
+
+#[test]
+fn a_model_is_fetched_served_under_its_name_and_started_again_without_the_hub() {
+    let (hub, cache) = hub();
+    *hub.faults() = Faults { refuse: vec![(429, Some(0))], break_after: vec![100_000, 300_000], ..Faults::default() };
+    let server = serve(&hub.url, &cache, &[]);
+    assert_eq!(server.get("/v1/models").json()["data"][0]["id"], MODEL);
+    assert_eq!(hub.requests().iter().filter(|request| is_of_content(request)).count(), 3);
+    drop(server);
+    let gone = hub.url.clone();
+    drop(hub);
+    let server = serve(&gone, &cache, &[]);
+    assert_eq!(server.get("/v1/models").json()["data"][0]["id"], MODEL);
+}
+
+#[test]
+fn two_servers_fetch_the_same_model_at_once() {
+    let (hub, cache) = hub();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| serve(&hub.url, &cache, &[]));
+        let one = serve(&hub.url, &cache, &["--in-process"]);
+        assert_eq!(other.join().unwrap().get("/ready").status, one.get("/ready").status);
+    });
+    assert_eq!(hub.requests().iter().filter(|request| is_of_content(request)).count(), 1);
+}
+
+#[test]
+fn a_download_that_was_killed_is_continued_and_nothing_half_is_served() {
+    let (hub, cache) = hub();
+    // It waits for the Hub half-way.
+    *hub.faults() = Faults { break_after: vec![400_000], refuse: Vec::new(), ..Faults::default() };
+    let mut pull = with(&hub.url, &cache, &["pull", MODEL]);
+    let mut pull = pull.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut requests = Vec::new();
+    wait_until("half a download", || {
+        requests.extend(hub.requests());
+        requests.iter().any(is_of_content)
+    });
+    // By now it is in the pause before the second try, or about to be.
+    pull.kill().unwrap();
+    pull.wait().unwrap();
+    let (succeeded, _, error) = run(&hub, &cache, &["generate", "--model", MODEL, "--max-tokens", "2", "hi"]);
+    assert!(succeeded, "{error}");
+    let offline = with(&hub.url, &cache, &["pull", MODEL]).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(offline.status.success());
+}
+
+#[test]
+fn what_is_not_served_here_is_refused_before_its_weights_are_fetched() {
+    let (hub, cache) = hub();
+    let (succeeded, _, error) = run(&hub, &cache, &["--port", "0", "--model", "test/autoregressive"]);
+    assert!(!succeeded && error.contains("test/autoregressive: Qwen3ForCausalLM is an autoregressive model"), "{error}");
+    assert!(error.contains("SDAR (JetLM/SDAR-1.7B-Chat)"), "{error}");
+    assert!(!hub.requests().iter().any(is_of_content));
+    for (arguments, what) in [
+        (&["pull", "test/gguf"][..], "name one of them: hf:test/gguf:tiny.gguf"),
+        (&["pull", "nothing"], "expected OWNER/NAME"),
+        (&["pull", "hf:a/../b"], "is not an owner or a name"),
+        (&["rm", "test/never"], "is not in the cache"),
+        (&["run", MODEL, "--model", "x"], "cannot be used with"),
+    ] {
+        let (succeeded, _, error) = run(&hub, &cache, arguments);
+        assert!(!succeeded && error.contains(what), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn models_are_pulled_listed_run_and_removed() {
+    let (hub, cache) = hub();
+    let (succeeded, folder, error) = run(&hub, &cache, &["pull", MODEL]);
+    assert!(succeeded && std::path::Path::new(folder.trim()).join("model.safetensors").is_file(), "{error}");
+    let mut chat = with(&hub.url, &cache, &["run", "hf:test/gguf:tiny.gguf", "--max-tokens", "4", "--seed", "1"]);
+    let chat = chat.stdin(Stdio::null()).output().unwrap();
+    assert!(chat.status.success(), "{}", String::from_utf8_lossy(&chat.stderr));
+    let (_, listed, _) = run(&hub, &cache, &["models"]);
+    let rows: Vec<&str> = listed.lines().collect();
+    assert_eq!(rows.len(), 2, "{listed}");
+    assert!(rows[0].contains("test/gguf") && rows[0].contains("tiny.gguf"), "{listed}");
+    assert!(rows[1].contains(MODEL) && rows[1].contains("SDAR") && rows[1].contains("main"), "{listed}");
+    let (succeeded, _, said) = run(&hub, &cache, &["rm", "test/gguf"]);
+    assert!(succeeded && said.contains("freed"), "{said}");
+    assert_eq!(run(&hub, &cache, &["models"]).1.lines().count(), 1);
+}
