@@ -41,6 +41,27 @@ pub struct CachedModel {
     pub modified: SystemTime,
 }
 
+impl CachedModel {
+    /// Reads the revisions and the GGUF files in the repository's folder.
+    fn read_contents(&mut self, folder: &Path) -> io::Result<()> {
+        walk(&folder.join("refs"), "", &mut |revision, path| {
+            // Others are about to become one.
+            if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+                self.revisions.push((revision, fs::read_to_string(path)?.trim().to_owned()));
+            }
+            Ok(())
+        })?;
+        self.revisions.sort();
+        for (_, commit) in &self.revisions {
+            walk(&folder.join("snapshots").join(commit), "", &mut |name, _| {
+                self.gguf.extend(name.ends_with(".gguf").then_some(name));
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
 impl Cache {
     /// The cache in `root`, which need not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
@@ -54,7 +75,8 @@ impl Cache {
 
     /// The folder with the files of a model, or the file that is the model, if all that is needed is there; `None` if nothing is.
     pub fn find(&self, name: &HubName, selection: Selection) -> Result<Option<PathBuf>, HubError> {
-        let Some(folder) = self.commit(name).map(|commit| self.snapshot(name, &commit)).filter(|path| path.is_dir()) else {
+        let Some(folder) = self.commit(name).map(|commit| self.snapshot(name, &commit)).filter(|path| path.is_dir())
+        else {
             return Ok(None);
         };
         let missing = missing(&folder, name, selection);
@@ -80,8 +102,9 @@ impl Cache {
             let path = entry.map_err(HubError::file(&self.root))?.path();
             let Some(repository) = path.file_name().and_then(|name| repository_of(name.to_str()?)) else { continue };
             let (n_bytes, modified) = size(&path.join("blobs")).map_err(HubError::file(&path))?;
-            let (revisions, gguf) = contents(&path).map_err(HubError::file(&path))?;
-            models.push(CachedModel { repository, n_bytes, revisions, gguf, modified });
+            let mut model = CachedModel { repository, n_bytes, revisions: Vec::new(), gguf: BTreeSet::new(), modified };
+            model.read_contents(&path).map_err(HubError::file(&path))?;
+            models.push(model);
         }
         models.sort_by(|one, other| one.repository.cmp(&other.repository));
         Ok(models)
@@ -155,7 +178,8 @@ impl Cache {
         let folder = self.locks(repository);
         let path = folder.join(format!("{}.lock", file.hash.text()));
         fs::create_dir_all(&folder).map_err(HubError::file(&folder))?;
-        let lock = File::options().create(true).truncate(false).write(true).open(&path).map_err(HubError::file(&path))?;
+        let lock =
+            File::options().create(true).truncate(false).write(true).open(&path).map_err(HubError::file(&path))?;
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(lock),
@@ -205,27 +229,6 @@ fn size(folder: &Path) -> io::Result<(u64, SystemTime)> {
         sum = (sum.0 + metadata.len(), sum.1.max(metadata.modified()?));
     }
     Ok(sum)
-}
-
-/// The revisions of a repository's folder, and its GGUF files.
-fn contents(repository: &Path) -> io::Result<(Vec<(String, String)>, BTreeSet<String>)> {
-    let mut revisions = Vec::new();
-    walk(&repository.join("refs"), "", &mut |revision, path| {
-        // Others are about to become one.
-        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
-            revisions.push((revision, fs::read_to_string(path)?.trim().to_owned()));
-        }
-        Ok(())
-    })?;
-    revisions.sort();
-    let mut gguf = BTreeSet::new();
-    for (_, commit) in &revisions {
-        walk(&repository.join("snapshots").join(commit), "", &mut |name, _| {
-            gguf.extend(name.ends_with(".gguf").then_some(name));
-            Ok(())
-        })?;
-    }
-    Ok((revisions, gguf))
 }
 
 /// Calls `found` with the name from `folder` on, and the path, of each file below it. A folder that is not there has none.

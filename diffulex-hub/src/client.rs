@@ -59,7 +59,8 @@ impl Hub {
     /// The files of a repository at the revision of `name`.
     pub async fn list(&self, name: &HubName) -> Result<Listing, HubError> {
         let HubSettings { endpoint, .. } = &self.settings;
-        let url = format!("{endpoint}/api/models/{}/revision/{}?blobs=true", name.repository, escaped(name.revision(), ""));
+        let url =
+            format!("{endpoint}/api/models/{}/revision/{}?blobs=true", name.repository, escaped(name.revision(), ""));
         let mut tries = Tries::new(self.settings.first_pause, MAX_LIST_FAILURES);
         loop {
             let failure = match self.get(name, &url, 0).await {
@@ -74,7 +75,13 @@ impl Hub {
     }
 
     /// Asks for the content of a file from byte `from` on.
-    pub(crate) async fn content(&self, name: &HubName, commit: &str, path: &str, from: u64) -> Result<Response, Failure> {
+    pub(crate) async fn content(
+        &self,
+        name: &HubName,
+        commit: &str,
+        path: &str,
+        from: u64,
+    ) -> Result<Response, Failure> {
         let HubSettings { endpoint, .. } = &self.settings;
         let url = format!("{endpoint}/{}/resolve/{commit}/{}", name.repository, escaped(path, "/"));
         self.get(name, &url, from).await

@@ -141,7 +141,8 @@ impl Hub {
                 if unfinished.n_bytes > n_before {
                     tries.progressed();
                 }
-                let (error, pause) = tries.again(self.told(name, file, failure)).map_err(|error| unfinished.leave(error))?;
+                let (error, pause) =
+                    tries.again(self.told(name, file, failure)).map_err(|error| unfinished.leave(error))?;
                 watch(Progress::Retries { error: &error, pause });
                 tokio::time::sleep(pause).await;
                 continue;

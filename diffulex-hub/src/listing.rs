@@ -143,9 +143,9 @@ impl Listing {
             Selection::Adapter if self.file(ADAPTER[0]).is_some() => Ok(self.only(&ADAPTER[..1])),
             Selection::Adapter => Err(unusable(format!("is not an adapter: it has no {}", ADAPTER[0]))),
             Selection::Model if self.file("config.json").is_some() => Ok(self.only(&BESIDE_WEIGHTS)),
-            Selection::Model if self.file(ADAPTER[0]).is_some() => {
-                Err(unusable(format!("is an adapter, not a model; pass its base model with --model, and --lora-path hf:{name}")))
-            }
+            Selection::Model if self.file(ADAPTER[0]).is_some() => Err(unusable(format!(
+                "is an adapter, not a model; pass its base model with --model, and --lora-path hf:{name}"
+            ))),
             Selection::Model => {
                 let one = self.ending(".gguf").into_iter().map(|path| format!("hf:{}:{path}", name.repository));
                 let one: Vec<String> = one.collect();
@@ -179,7 +179,8 @@ impl Listing {
             }
         };
         if names.is_empty() {
-            let others: Vec<String> = [".bin", ".pt", ".pth", ".gguf"].iter().flat_map(|end| self.ending(end)).collect();
+            let others: Vec<String> =
+                [".bin", ".pt", ".pth", ".gguf"].iter().flat_map(|end| self.ending(end)).collect();
             let found = if others.is_empty() { String::new() } else { format!("; it has {}", others.join(", ")) };
             return Err(unusable(format!("has no weights in safetensors{found}")));
         }
@@ -204,7 +205,8 @@ impl Listing {
 
 /// Names of the weight files in the content of an index.
 fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
-    let index: Value = serde_json::from_slice(index).map_err(|error| format!("has an {INDEX} that is not JSON: {error}"))?;
+    let index: Value =
+        serde_json::from_slice(index).map_err(|error| format!("has an {INDEX} that is not JSON: {error}"))?;
     let map = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty());
     let map = map.ok_or_else(|| format!("has an {INDEX} without weight_map"))?;
     map.values()
@@ -306,7 +308,10 @@ mod tests {
         let (commit, id) = ("a".repeat(40), "b".repeat(40));
         let answer = |sha: &str, sibling: &str| format!(r#"{{"sha": "{sha}", "siblings": [{sibling}]}}"#);
         let good = format!(r#"{{"rfilename": "x", "size": 3, "blobId": "{id}"}}"#);
-        assert_eq!(Listing::read(answer(&commit, &good).as_bytes()).expect("reads").files[0].digest(), format!("git:{id}"));
+        assert_eq!(
+            Listing::read(answer(&commit, &good).as_bytes()).expect("reads").files[0].digest(),
+            format!("git:{id}")
+        );
         for bad in [
             answer("main", &good),
             answer(&commit, &good.replace("\"x\"", "\"../x\"")),

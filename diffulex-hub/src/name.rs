@@ -167,7 +167,10 @@ mod tests {
             ("hf://a/b", name("a/b", None, None)),
             ("https://huggingface.co/a/b", name("a/b", None, None)),
             ("https://hf.co/a/b/tree/main/", name("a/b", Some("main"), None)),
-            ("https://huggingface.co/a/b/blob/main/x/m.gguf?download=true", name("a/b", Some("main"), Some("x/m.gguf"))),
+            (
+                "https://huggingface.co/a/b/blob/main/x/m.gguf?download=true",
+                name("a/b", Some("main"), Some("x/m.gguf")),
+            ),
         ];
         for (text, expected) in cases {
             assert_eq!(HubName::parse(text), Some(Ok(expected)), "{text}");
@@ -176,8 +179,18 @@ mod tests {
 
     #[test]
     fn paths_are_no_names() {
-        for path in ["model", "./a/b", "/a/b", "../a", "a/b/c", "~/a", "src/name.rs", "src/none", "a/model.gguf", "a/b.safetensors"]
-        {
+        for path in [
+            "model",
+            "./a/b",
+            "/a/b",
+            "../a",
+            "a/b/c",
+            "~/a",
+            "src/name.rs",
+            "src/none",
+            "a/model.gguf",
+            "a/b.safetensors",
+        ] {
             assert_eq!(HubName::parse(path), None, "{path}");
         }
     }

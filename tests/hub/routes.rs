@@ -65,7 +65,8 @@ fn answer(state: &State, request: &Request) -> Response {
     let [owner, name, verb, revision, ref rest @ ..] = parts[..] else {
         return error(StatusCode::NOT_FOUND, "RepoNotFound", "Repository not found");
     };
-    let has_token = request.headers().get(header::AUTHORIZATION).is_some_and(|value| value == &format!("Bearer {TOKEN}"));
+    let has_token =
+        request.headers().get(header::AUTHORIZATION).is_some_and(|value| value == &format!("Bearer {TOKEN}"));
     let name = format!("{owner}/{name}");
     let Some(repository) =
         state.repositories.iter().find(|repository| repository.name == name && (has_token || !repository.is_private))
@@ -90,14 +91,21 @@ fn answer(state: &State, request: &Request) -> Response {
 }
 
 fn info(repository: &Repository) -> Value {
-    let siblings: Value = repository.files.iter().map(|file| {
-        let lfs = file.sha256.as_ref().map(|sha256| json!({"sha256": sha256, "size": file.listed_bytes, "pointerSize": 134}));
-        let mut sibling = json!({"rfilename": file.path, "size": file.listed_bytes, "blobId": file.git_id});
-        if let Some(lfs) = lfs {
-            sibling["lfs"] = lfs;
-        }
-        sibling
-    }).collect();
+    let siblings: Value = repository
+        .files
+        .iter()
+        .map(|file| {
+            let lfs = file
+                .sha256
+                .as_ref()
+                .map(|sha256| json!({"sha256": sha256, "size": file.listed_bytes, "pointerSize": 134}));
+            let mut sibling = json!({"rfilename": file.path, "size": file.listed_bytes, "blobId": file.git_id});
+            if let Some(lfs) = lfs {
+                sibling["lfs"] = lfs;
+            }
+            sibling
+        })
+        .collect();
     json!({"id": repository.name, "modelId": repository.name, "sha": repository.commit(), "siblings": siblings,
            "private": repository.is_private, "gated": if repository.is_gated { json!("auto") } else { json!(false) }})
 }
@@ -115,8 +123,7 @@ fn resolved(state: &State, repository: &Repository, file: &Stored, method: &Meth
     let common = [("x-repo-commit", repository.commit())];
     if let Some(sha256) = &file.sha256 {
         let location = format!("{}/{sha256}?signature=s", state.content_host);
-        let linked =
-            [("x-linked-etag", format!("\"{sha256}\"")), ("x-linked-size", file.content.len().to_string())];
+        let linked = [("x-linked-etag", format!("\"{sha256}\"")), ("x-linked-size", file.content.len().to_string())];
         return (StatusCode::FOUND, common, linked, [(header::LOCATION, location)]).into_response();
     }
     let content = if method == Method::HEAD { Vec::new() } else { file.content.clone() };
@@ -132,11 +139,13 @@ fn large(state: &State, file: &Stored, method: &Method, headers: &HeaderMap) -> 
         return (etag, [(header::CONTENT_LENGTH, n_bytes.to_string())]).into_response();
     }
     let mut faults = locked(&state.faults);
-    let asked = headers.get(header::RANGE).and_then(|range| range.to_str().ok()?.strip_prefix("bytes=").map(str::to_owned));
+    let asked =
+        headers.get(header::RANGE).and_then(|range| range.to_str().ok()?.strip_prefix("bytes=").map(str::to_owned));
     let asked = asked.and_then(|range| range.split('-').next()?.parse::<usize>().ok());
     let from = asked.filter(|_| !faults.ignores_range);
     if from.is_some_and(|from| from >= n_bytes) {
-        return (StatusCode::RANGE_NOT_SATISFIABLE, [(header::CONTENT_RANGE, format!("bytes */{n_bytes}"))]).into_response();
+        return (StatusCode::RANGE_NOT_SATISFIABLE, [(header::CONTENT_RANGE, format!("bytes */{n_bytes}"))])
+            .into_response();
     }
     let mut content = file.content[from.unwrap_or(0)..].to_vec();
     if faults.corrupt > 0 {
@@ -166,5 +175,6 @@ fn large(state: &State, file: &Stored, method: &Method, headers: &HeaderMap) -> 
 }
 
 fn error(status: StatusCode, code: &'static str, message: &'static str) -> Response {
-    (status, [("x-error-code", code), ("x-error-message", message)], axum::Json(json!({"error": message}))).into_response()
+    (status, [("x-error-code", code), ("x-error-message", message)], axum::Json(json!({"error": message})))
+        .into_response()
 }

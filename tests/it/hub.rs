@@ -36,13 +36,17 @@ fn run(hub: &StandIn, cache: &TempDir, arguments: &[&str]) -> (bool, String, Str
 }
 
 fn serve(hub: &str, cache: &TempDir, more: &[&str]) -> Server {
-    let server = Server::of_command(with(hub, cache, &[&["--port", "0", "--log-level", "warn", "--model", MODEL], more].concat()));
+    let server = Server::of_command(with(
+        hub,
+        cache,
+        &[&["--port", "0", "--log-level", "warn", "--model", MODEL], more].concat(),
+    ));
     wait_until("a ready server", || server.get("/ready").status == 200);
     server
 }
 
-fn is_of_content(request: &String) -> bool {
-    request.contains("signature")
+fn is_of_content(request: impl AsRef<str>) -> bool {
+    request.as_ref().contains("signature")
 }
 
 #[test]
@@ -95,7 +99,10 @@ fn a_download_that_was_killed_is_continued_and_nothing_half_is_served() {
 fn what_is_not_served_here_is_refused_before_its_weights_are_fetched() {
     let (hub, cache) = hub();
     let (succeeded, _, error) = run(&hub, &cache, &["--port", "0", "--model", "test/autoregressive"]);
-    assert!(!succeeded && error.contains("test/autoregressive: Qwen3ForCausalLM is an autoregressive model"), "{error}");
+    assert!(
+        !succeeded && error.contains("test/autoregressive: Qwen3ForCausalLM is an autoregressive model"),
+        "{error}"
+    );
     assert!(error.contains("SDAR (JetLM/SDAR-1.7B-Chat)"), "{error}");
     assert!(!hub.requests().iter().any(is_of_content));
     for (arguments, what) in [

@@ -187,7 +187,9 @@ pub fn command() -> clap::Command {
         .mut_subcommand("serve", |command| of_subcommand(command, SERVE_EXAMPLES))
         .mut_subcommand("batch", |command| of_subcommand(command, BATCH_EXAMPLES))
         .mut_subcommand("worker", |command| of_subcommand(command, WORKER_EXAMPLES))
-        .mut_subcommand("run", |command| of_subcommand(command, RUN_EXAMPLES).mut_arg("model", |flag| flag.hide(true).conflicts_with("name")))
+        .mut_subcommand("run", |command| {
+            of_subcommand(command, RUN_EXAMPLES).mut_arg("model", |flag| flag.hide(true).conflicts_with("name"))
+        })
         .mut_subcommand("pull", |command| of_subcommand(command, PULL_EXAMPLES))
         .mut_subcommand("shell", |command| of_subcommand(command, SHELL_EXAMPLES))
         .mut_subcommand("generate", |command| of_subcommand(command, GENERATE_EXAMPLES))
@@ -225,7 +227,8 @@ const PULL_EXAMPLES: &str = "  diffulex-server pull GSAI-ML/LLaDA-8B-Instruct
   diffulex-server pull hf:OWNER/NAME@REVISION:FILE.gguf
 ";
 
-const WORKER_EXAMPLES: &str = "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
+const WORKER_EXAMPLES: &str =
+    "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
   diffulex-server --connect ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
 ";
 

@@ -158,7 +158,8 @@ fn fetch(name: &HubName, selection: Selection) -> Result<PathBuf, FetchError> {
     };
     let path = std::thread::scope(|scope| {
         let download = std::thread::Builder::new().name("diffulex-hub".to_owned()).spawn_scoped(scope, || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(FetchError::Thread)?;
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(FetchError::Thread)?;
             runtime.block_on(hub.obtain(name, selection, check, &|progress| bar.show(progress)))
         });
         let download = download.map_err(FetchError::Thread)?;
@@ -179,8 +180,9 @@ struct Bar<'a> {
 impl<'a> Bar<'a> {
     fn new(name: &'a HubName) -> Self {
         // The template is a constant: if it were malformed, the default one would do.
-        let style = ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left")
-            .unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style =
+            ProgressStyle::with_template("{msg} {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left")
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::new(0).with_style(style).with_message(name.to_string());
         Self { name, started: Instant::now(), files: Mutex::default(), bar }
     }

@@ -134,8 +134,7 @@ fn pointers_of_git_lfs_are_recognised() {
 
 #[test]
 fn autoregressive_models_are_told_as_such() {
-    const SERVED: &str =
-        "SDAR (JetLM/SDAR-1.7B-Chat), SDAR-MoE (JetLM/SDAR-30B-A3B-Chat), LLaDA2 (inclusionAI/LLaDA2.0-mini), \
+    const SERVED: &str = "SDAR (JetLM/SDAR-1.7B-Chat), SDAR-MoE (JetLM/SDAR-30B-A3B-Chat), LLaDA2 (inclusionAI/LLaDA2.0-mini), \
          Stable-DiffCoder (ByteDance-Seed/Stable-DiffCoder-8B-Instruct), DreamReasoner (Dream-org/DreamReasoner-8B), \
          Dream (Dream-org/Dream-v0-Instruct-7B), Fast-dLLM v2 (Efficient-Large-Model/Fast_dLLM_v2_1.5B), \
          LLaDA (GSAI-ML/LLaDA-8B-Instruct), LLaDA-MoE (inclusionAI/LLaDA-MoE-7B-A1B-Instruct), \
