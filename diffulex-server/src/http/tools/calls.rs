@@ -4,6 +4,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use super::definitions::Tool;
 use super::forms::Form;
 use super::reader::{Event, Reader};
 use crate::http::content::part::{Call, Piece};
@@ -19,8 +20,8 @@ const SHORT_ID_LENGTH: usize = 9;
 pub(in crate::http) struct CallForm {
     pub(super) form: &'static Form,
     /// Tools that may be called.
-    pub(super) names: Vec<String>,
-    /// Those whose calls the constraint of the answer keeps whole.
+    pub(super) tools: Vec<Tool>,
+    /// Names of those whose calls the constraint of the answer keeps whole.
     pub(super) kept: Vec<String>,
     /// Calls after the first are left out.
     pub(super) is_single: bool,
@@ -46,7 +47,7 @@ impl CallForm {
     /// That of a tool `f`.
     #[cfg(test)]
     pub(in crate::http) fn of_f(parser: super::forms::ToolCallParser, is_single: bool) -> Self {
-        Self { form: Form::of(Some(parser), ""), names: vec!["f".to_owned()], kept: Vec::new(), is_single }
+        Self { form: Form::of(Some(parser), ""), tools: vec![Tool::of_test("f")], kept: Vec::new(), is_single }
     }
 
     /// A reader of one answer, whose ids begin with `prefix`.
@@ -56,7 +57,7 @@ impl CallForm {
         } else {
             Ids { prefix, length: ID_LENGTH }
         };
-        let reader = Reader::new(self.form, self.names.clone(), self.kept.clone());
+        let reader = Reader::new(self.form, self.tools.clone(), self.kept.clone());
         CallReader { reader, ids, is_single: self.is_single, n_calls: 0 }
     }
 }

@@ -57,6 +57,12 @@ impl Tool {
         Ok(Self { name, description, parameters, is_strict: strict == Some(true) })
     }
 
+    /// A tool called `name` with any arguments.
+    #[cfg(test)]
+    pub(in crate::http) fn of_test(name: &str) -> Self {
+        Self { name: name.to_owned(), description: None, parameters: no_parameters(), is_strict: false }
+    }
+
     /// The tool as chat templates expect it.
     pub(super) fn for_template(&self) -> Value {
         let mut function = Map::new();

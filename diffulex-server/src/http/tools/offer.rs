@@ -81,8 +81,28 @@ impl GivenTools {
             return Ok(None);
         }
         let form = Form::of(app.options.tool_call_parser, app.frontend.text().chat_template());
+        let form = settled(form, &tools, &choice)?;
         let is_single = are_parallel == Some(false) || matches!(choice, ToolChoice::Named(_));
         Ok(Some(Offer { tools, choice, is_single, form }))
+    }
+}
+
+/// The form of the calls of an answer. Calls that must fit their schemas are written as JSON, whatever form the model writes by itself; where
+/// the model may also write freely, it would not know which, so strict tools are refused.
+fn settled(form: &'static Form, tools: &[Tool], choice: &ToolChoice) -> Result<&'static Form, ApiError> {
+    if *choice != ToolChoice::Auto {
+        return Ok(form.enforced());
+    }
+    match tools.iter().position(|tool| tool.is_strict).filter(|_| form.enforced() != form) {
+        None => Ok(form),
+        Some(index) => {
+            let place = format!("tools[{index}].strict");
+            let message = format!(
+                "{place}: calls in the form of --tool-call-parser gemma4 and qwen3_coder are not held to a schema while the model may choose; \
+                 use tool_choice \"required\" or name the function"
+            );
+            Err(ApiError::invalid(&place, message))
+        }
     }
 }
 
@@ -143,7 +163,7 @@ impl Offer {
         let name = |tool: &Tool| tool.name.clone();
         CallForm {
             form: self.form,
-            names: self.tools.iter().filter(may_be_called).map(name).collect(),
+            tools: self.tools.iter().filter(may_be_called).cloned().collect(),
             kept: self.kept().map(name).collect(),
             is_single: self.is_single,
         }
@@ -188,7 +208,8 @@ mod tests {
         assert_eq!(tags(&required), Some((names(&["loose", "exact"]), false, 1, true)));
         let named = offer(ToolChoice::Named("loose".to_owned()), true);
         assert_eq!(tags(&named), Some((names(&["loose"]), false, 1, false)));
-        assert_eq!(named.call_form().names, names(&["loose"]));
+        assert_eq!(named.call_form().tools.len(), 1);
+        assert_eq!(named.call_form().tools[0].name, "loose");
         let mut loose = offer(ToolChoice::Auto, false);
         loose.tools.pop();
         assert_eq!(loose.constraint(), None);

@@ -65,6 +65,23 @@ mod tests {
     use crate::http::tools::forms::ToolCallParser;
 
     #[test]
+    fn calls_in_text_have_the_notation_that_is_read() {
+        let arguments = json!({"city": "Rome", "days": [1, {"a": null}]}).as_object().unwrap().clone();
+        let call = ToolCall { id: "1".to_owned(), name: "weather".to_owned(), arguments };
+        let message = ChatMessage { tool_calls: vec![call], ..ChatMessage::new("assistant", "") };
+        let written = |parser| plain(message.clone(), Form::of(Some(parser), "")).content;
+        assert_eq!(
+            written(ToolCallParser::Gemma4),
+            "<|tool_call>call:weather{city:<|\"|>Rome<|\"|>,days:[1,{a:null}]}<tool_call|>"
+        );
+        assert_eq!(
+            written(ToolCallParser::Qwen3Coder),
+            "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n[1,{\"a\":null}]\n</parameter>\n\
+             </function>\n</tool_call>"
+        );
+    }
+
+    #[test]
     fn a_conversation_with_calls_becomes_text() {
         let form = Form::of(Some(ToolCallParser::Hermes), "");
         let arguments = json!({"city": "Rome"}).as_object().unwrap().clone();

@@ -4,10 +4,17 @@
 //! belong to a call. What turns out not to be one is text again, byte for byte; white space and separators around calls are left out.
 //! Never here: ids of calls.
 
+mod cursor;
+mod gemma;
+mod parameters;
+
 use serde::Deserialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::forms::{ARGUMENTS, Form};
+use self::cursor::{Cursor, Match};
+use super::definitions::Tool;
+use super::forms::{Form, Notation};
 
 /// Something read.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,8 +37,8 @@ pub(super) enum Event {
 pub(super) struct Reader {
     form: &'static Form,
     /// Tools that are called. Other names are no calls.
-    names: Vec<String>,
-    /// Those whose arguments are given while they are written, because nothing but a call can follow its beginning.
+    tools: Vec<Tool>,
+    /// Names of those whose arguments are given while they are written, because nothing but a call can follow its beginning.
     kept: Vec<String>,
     /// Text that is not decided.
     held: String,
@@ -55,14 +62,6 @@ enum State {
     Rest,
 }
 
-/// What a text is at some place.
-enum Match<T> {
-    Yes(T),
-    No,
-    /// More text decides.
-    Open,
-}
-
 /// A call at the beginning of a text.
 enum Found {
     /// All of it, with its arguments and its end.
@@ -77,8 +76,8 @@ struct Written {
 }
 
 impl Reader {
-    pub(super) fn new(form: &'static Form, names: Vec<String>, kept: Vec<String>) -> Self {
-        Self { form, names, kept, held: String::new(), state: State::Text, follows_call: false, object: None }
+    pub(super) fn new(form: &'static Form, tools: Vec<Tool>, kept: Vec<String>) -> Self {
+        Self { form, tools, kept, held: String::new(), state: State::Text, follows_call: false, object: None }
     }
 
     /// Reads on.
@@ -251,11 +250,29 @@ impl Reader {
         self.item(at, is_end)
     }
 
-    /// The call whose object begins at `at`.
+    /// The call whose name and arguments begin at `at`.
     fn item(&mut self, at: usize, is_end: bool) -> Match<Found> {
         let mut cursor = Cursor { text: &self.held, at, is_end };
+        let written = match self.form.notation {
+            Notation::Json => return self.object(at, is_end),
+            Notation::Gemma => gemma::call(&mut cursor),
+            Notation::Parameters => parameters::call(&mut cursor, &self.tools),
+        };
+        match written {
+            Match::Yes((name, arguments)) if self.is_tool(&name) => {
+                let arguments = Value::Object(arguments).to_string();
+                self.closed(Written { name, arguments }, cursor.at, is_end)
+            }
+            Match::Yes(_) | Match::No => Match::No,
+            Match::Open => Match::Open,
+        }
+    }
+
+    /// The call that is a JSON object, which begins at `at`.
+    fn object(&mut self, at: usize, is_end: bool) -> Match<Found> {
+        let mut cursor = Cursor { text: &self.held, at, is_end };
         let head = match cursor.name() {
-            Match::Yes(name) if !self.names.contains(&name) => Match::No,
+            Match::Yes(name) if !self.is_tool(&name) => Match::No,
             Match::Yes(name) if self.kept.contains(&name) => match cursor.key() {
                 Match::Yes(()) => return Match::Yes(Found::Begun(name, cursor.at)),
                 Match::No => Match::Yes(()),
@@ -281,21 +298,30 @@ impl Reader {
             self.object = Some((start, extent));
             return if is_end { Match::No } else { Match::Open };
         };
-        let Some(written) = Written::of(&self.held[start..start + length], &self.names) else { return Match::No };
-        let mut cursor = Cursor { text: &self.held, at: start + length, is_end };
-        if self.form.is_list {
-            return Match::Yes(Found::Whole(written, cursor.at));
+        match Written::of(&self.held[start..start + length]).filter(|written| self.is_tool(&written.name)) {
+            Some(written) if self.form.is_list => Match::Yes(Found::Whole(written, start + length)),
+            Some(written) => self.closed(written, start + length, is_end),
+            None => Match::No,
         }
+    }
+
+    /// A call whose arguments end at `at`, with its closing.
+    fn closed(&self, written: Written, at: usize, is_end: bool) -> Match<Found> {
+        let mut cursor = Cursor { text: &self.held, at, is_end };
         if !self.form.closing.is_empty() {
             cursor.skip_space();
         }
         match cursor.literal(self.form.closing) {
             Match::Open => Match::Open,
-            Match::No if !(is_end && self.form.closing.starts_with(&self.held[cursor.at..])) => Match::No,
+            Match::No if !(is_end && self.form.closing.starts_with(cursor.rest())) => Match::No,
             // The end of the answer ends the call, too.
-            Match::No => Match::Yes(Found::Whole(written, n_held)),
+            Match::No => Match::Yes(Found::Whole(written, self.held.len())),
             Match::Yes(()) => Match::Yes(Found::Whole(written, cursor.at)),
         }
+    }
+
+    fn is_tool(&self, name: &str) -> bool {
+        self.tools.iter().any(|tool| tool.name == name)
     }
 
     fn give_call(&mut self, found: Found, events: &mut Vec<Event>) {
@@ -330,19 +356,9 @@ impl Reader {
     }
 }
 
-impl<T> Match<T> {
-    fn and<U>(self, next: impl FnOnce() -> Match<U>) -> Match<U> {
-        match self {
-            Self::Yes(_) => next(),
-            Self::No => Match::No,
-            Self::Open => Match::Open,
-        }
-    }
-}
-
 impl Written {
-    /// The call that `object` is, of one of the tools `names`.
-    fn of(object: &str, names: &[String]) -> Option<Self> {
+    /// The call that `object` is.
+    fn of(object: &str) -> Option<Self> {
         #[derive(Deserialize)]
         struct Object<'a> {
             name: String,
@@ -360,7 +376,7 @@ impl Written {
                 json
             }
         };
-        names.contains(&name).then_some(Self { name, arguments })
+        Some(Self { name, arguments })
     }
 }
 
@@ -401,77 +417,6 @@ impl Extent {
     /// The same with `n_bytes` read of a text.
     fn from(self, n_bytes: usize) -> Self {
         Self { n_bytes, ..self }
-    }
-}
-
-/// A place in a text, of which more may come.
-struct Cursor<'a> {
-    text: &'a str,
-    at: usize,
-    is_end: bool,
-}
-
-impl Cursor<'_> {
-    fn rest(&self) -> &str {
-        &self.text[self.at..]
-    }
-
-    fn skip_space(&mut self) {
-        self.at = self.text.len() - self.rest().trim_start().len();
-    }
-
-    /// Passes `literal`, if it comes next.
-    fn literal(&mut self, literal: &str) -> Match<()> {
-        if self.rest().starts_with(literal) {
-            self.at += literal.len();
-            return Match::Yes(());
-        }
-        if !self.is_end && literal.starts_with(self.rest()) { Match::Open } else { Match::No }
-    }
-
-    /// Passes `literal` and the white space before it.
-    fn token(&mut self, literal: &str) -> Match<()> {
-        self.skip_space();
-        self.literal(literal)
-    }
-
-    /// Passes the first key of an object, which has the name of its tool, and the name.
-    fn name(&mut self) -> Match<String> {
-        for literal in ["{", "\"name\"", ":", "\""] {
-            match self.token(literal) {
-                Match::Yes(()) => {}
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            }
-        }
-        let Some(length) = self.rest().find('"') else { return if self.is_end { Match::No } else { Match::Open } };
-        let name = self.rest()[..length].to_owned();
-        self.at += length + 1;
-        Match::Yes(name)
-    }
-
-    /// Passes the key of the arguments, up to them.
-    fn key(&mut self) -> Match<()> {
-        match self.token(",") {
-            Match::Yes(()) => self.skip_space(),
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
-        }
-        let start = self.at;
-        for key in ARGUMENTS {
-            self.at = start;
-            let key = format!("\"{key}\"");
-            match self.literal(&key).and(|| self.token(":")).and(|| self.token("{")) {
-                // The brace belongs to the arguments.
-                Match::Yes(()) => {
-                    self.at -= 1;
-                    return Match::Yes(());
-                }
-                Match::No => {}
-                Match::Open => return Match::Open,
-            }
-        }
-        Match::No
     }
 }
 

@@ -1,17 +1,21 @@
 //! Written forms of calls: what a model writes to call a tool.
 //!
-//! In every form a call is a JSON object with the tool's name and its arguments; forms differ in what is around it. Each file has one
-//! form and its source. Never here: how text is read ([`super::reader`]).
+//! In most forms a call is a JSON object with the tool's name and its arguments, and forms differ in what is around it; two have a notation of
+//! their own. Each file has one form and its source. Never here: how text is read ([`super::reader`]).
 
 mod form;
+mod gemma4;
 mod hermes;
 mod llama3_json;
 mod mistral;
+mod notations;
+mod qwen3_coder;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use form::ARGUMENTS;
 pub(in crate::http) use form::Form;
+pub(super) use form::{ARGUMENTS, Notation};
+pub(super) use notations::gemma::QUOTE;
 
 /// The form in which the model writes calls of tools, by vLLM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -24,13 +28,22 @@ pub enum ToolCallParser {
     Llama3Json,
     /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`: Mistral.
     Mistral,
+    /// `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`: Qwen3-Coder.
+    #[serde(alias = "qwen3_xml")]
+    #[value(alias = "qwen3_xml")]
+    Qwen3Coder,
+    /// `<|tool_call>call:...{...}<tool_call|>`: Gemma 4, DiffusionGemma.
+    Gemma4,
 }
 
 impl Form {
     /// The form that `chosen` names, or else that of the calls in a chat `template`.
     pub(in crate::http) fn of(chosen: Option<ToolCallParser>, template: &str) -> &'static Self {
         let named = || {
+            // Qwen3-Coder's templates have the mark of hermes, too.
             let marks = [
+                (qwen3_coder::MARK, ToolCallParser::Qwen3Coder),
+                (gemma4::MARK, ToolCallParser::Gemma4),
                 (hermes::MARK, ToolCallParser::Hermes),
                 (mistral::MARK, ToolCallParser::Mistral),
                 (llama3_json::MARK, ToolCallParser::Llama3Json),
@@ -41,7 +54,14 @@ impl Form {
             ToolCallParser::Hermes => &hermes::FORM,
             ToolCallParser::Llama3Json => &llama3_json::FORM,
             ToolCallParser::Mistral => &mistral::FORM,
+            ToolCallParser::Qwen3Coder => &qwen3_coder::FORM,
+            ToolCallParser::Gemma4 => &gemma4::FORM,
         }
+    }
+
+    /// The form of calls that a constraint keeps to their schemas: this one where its calls are JSON.
+    pub(super) fn enforced(&'static self) -> &'static Self {
+        if self.notation == Notation::Json { self } else { &hermes::FORM }
     }
 }
 
@@ -59,6 +79,8 @@ mod tests {
             ("{{ '<tool_call>' }}", &hermes::FORM),
             ("{{ '[TOOL_CALLS]' }}", &mistral::FORM),
             ("{{ '<|python_tag|>' }}", &llama3_json::FORM),
+            ("{{ '<tool_call>\n<function=' + name }}", &qwen3_coder::FORM),
+            ("{{ '<|tool_call>call:' + name }}", &gemma4::FORM),
             ("{{ messages }}", &hermes::FORM),
         ];
         for (template, form) in cases {
@@ -78,6 +100,8 @@ mod tests {
             let tagged = without_space(&format!("{begin}{{\"b\":1,\"a\":\"x\"}}{end}"));
             assert_eq!(without_space(&form.written(std::slice::from_ref(&call))), tagged);
         }
+        assert_eq!(gemma4::FORM.enforced(), &hermes::FORM);
+        assert_eq!(mistral::FORM.enforced(), &mistral::FORM);
         let tag = hermes::FORM.tag("f", String::new());
         assert_eq!(tag.begin, "<tool_call>\n{\"name\": \"f\", \"arguments\": ");
         assert_eq!(tag.end, "}\n</tool_call>");

@@ -3,12 +3,18 @@ use proptest::prelude::*;
 use super::*;
 use crate::http::tools::forms::ToolCallParser;
 
-const FORMS: [ToolCallParser; 3] = [ToolCallParser::Hermes, ToolCallParser::Llama3Json, ToolCallParser::Mistral];
+const FORMS: [ToolCallParser; 5] = [
+    ToolCallParser::Hermes,
+    ToolCallParser::Llama3Json,
+    ToolCallParser::Mistral,
+    ToolCallParser::Qwen3Coder,
+    ToolCallParser::Gemma4,
+];
 
 fn reader(parser: ToolCallParser, is_kept: bool) -> Reader {
-    let names = vec!["f".to_owned(), "look_up".to_owned()];
-    let kept = if is_kept { names.clone() } else { Vec::new() };
-    Reader::new(Form::of(Some(parser), ""), names, kept)
+    let names = ["f", "look_up"];
+    let kept = if is_kept { names.map(str::to_owned).to_vec() } else { Vec::new() };
+    Reader::new(Form::of(Some(parser), ""), names.map(Tool::of_test).to_vec(), kept)
 }
 
 /// `events` with neighbours joined.
@@ -70,6 +76,76 @@ fn calls_of_each_form_are_read_with_the_text_around_them() {
     }
 }
 
+/// A reader of calls of `f`, whose arguments have these types.
+fn typed(parser: ToolCallParser) -> Reader {
+    let properties = serde_json::json!({
+        "text": {"type": "string"}, "count": {"type": "integer"}, "flag": {"type": "boolean"}, "list": {"type": "array"},
+        "object": {"type": "object"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {}
+    });
+    let mut tool = Tool::of_test("f");
+    tool.parameters.insert("properties".to_owned(), properties);
+    Reader::new(Form::of(Some(parser), ""), vec![tool], Vec::new())
+}
+
+#[test]
+fn notations_that_are_not_json_become_json() {
+    use ToolCallParser::{Gemma4, Qwen3Coder};
+    let cases = [
+        (
+            Qwen3Coder,
+            "<tool_call>\n<function=f>\n<parameter=text>\n12\n\n</parameter>\n<parameter=count>\n12\n</parameter>\n\
+             <parameter=list>\n[1, \"a\"]\n</parameter>\n</function>\n</tool_call>",
+            r#"{"text":"12\n","count":12,"list":[1,"a"]}"#,
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=flag>True</parameter><parameter=maybe>null</parameter>\
+             <parameter=any>1</parameter><parameter=other>x</parameter><parameter=object>{\"a\": 1}</parameter></function></tool_call>",
+            r#"{"flag":true,"maybe":null,"any":"1","other":"x","object":{"a":1}}"#,
+        ),
+        // What is no JSON stays as it is, for the client to judge.
+        (
+            Qwen3Coder,
+            "<tool_call>\n<function=f>\n<parameter=count>\ntwelve\n</parameter>\n</function>\n</tool_call>",
+            r#"{"count":"twelve"}"#,
+        ),
+        (Qwen3Coder, "<tool_call>\n<function=f>\n</function>\n</tool", "{}"),
+        (
+            Gemma4,
+            "<|tool_call>call:f{text:<|\"|>a, }]: \"b\"<|\"|>,count:-3,flag:true,list:[1,<|\"|>x<|\"|>,[]],object:{a:{b:null}},maybe:word}<tool_call|>",
+            r#"{"text":"a, }]: \"b\"","count":-3,"flag":true,"list":[1,"x",[]],"object":{"a":{"b":null}},"maybe":"word"}"#,
+        ),
+        (Gemma4, "<|tool_call>call:f{}<tool_call|>", "{}"),
+        (Gemma4, "<|tool_call> call:f{ <|\"|>a b<|\"|> : 1.5 , c:2 } <tool_call|>", r#"{"a b":1.5,"c":2}"#),
+        (Gemma4, "<|tool_call>call:f{text:<|\"|><tool_call|><|\"|>}", r#"{"text":"<tool_call|>"}"#),
+    ];
+    for (parser, answer, arguments) in cases {
+        assert_eq!(read(typed(parser), &[answer]), call("f", arguments), "{answer}");
+    }
+    let deep = format!("<|tool_call>call:f{{a:{}1{}}}<tool_call|>", "[".repeat(500), "]".repeat(500));
+    assert_eq!(read(typed(Gemma4), &[&deep]), [text(&deep)]);
+}
+
+#[test]
+fn several_calls_with_text_around_them_are_read_in_every_notation() {
+    for (parser, one, other) in [
+        (
+            ToolCallParser::Qwen3Coder,
+            "<tool_call>\n<function=f>\n<parameter=text>\nx\n</parameter>\n</function>\n</tool_call>",
+            "\n<tool_call>\n<function=f>\n</function>\n</tool_call>",
+        ),
+        (
+            ToolCallParser::Gemma4,
+            "<|tool_call>call:f{text:<|\"|>x<|\"|>}<tool_call|>",
+            "<|tool_call>call:f{}<tool_call|>",
+        ),
+    ] {
+        let expected =
+            [vec![text("Look:")], call("f", r#"{"text":"x"}"#), call("f", "{}"), vec![text(" Done.")]].concat();
+        assert_eq!(read(typed(parser), &[&format!("Look:\n{one}{other} Done.")]), expected, "{parser:?}");
+    }
+}
+
 #[test]
 fn text_after_a_call_keeps_its_white_space() {
     let answer = "<tool_call>{\"name\": \"f\"}</tool_call>\n\nDone. ";
@@ -92,6 +168,16 @@ fn what_is_not_a_call_is_text_byte_for_byte() {
         "{\"name\": \"Ann\", \"age\": 3} and {\"name\": 1}",
         "[TOOL_CALLS] and [1, [2], {\"name\": \"f\"",
         "<|python_tag|>print(1)",
+        "<tool_call>\n<function=unknown>\n</function>\n</tool_call>",
+        "<tool_call><function=f><parameter=a>1</function></tool_call>",
+        "<tool_call><function=f>\nx</function></tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=a>\n1",
+        "<|tool_call>call:unknown{}<tool_call|>",
+        "<|tool_call>call:f{a}<tool_call|>",
+        "<|tool_call>call:f{a:}<tool_call|>",
+        "<|tool_call>call:f{a:<|\"|>x<tool_call|>",
+        "<|tool_call>call:f{a:1 <|\"|>b<|\"|>}<tool_call|>",
+        "<|tool_call>f{}<tool_call|>",
         "größe {\u{1f642} [",
         "  \n ",
     ];
@@ -174,8 +260,19 @@ fn answers() -> impl Strategy<Value = String> {
         Just("{\"name\": \"nobody\", \"arguments\": {}}"),
         Just("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"n\": [1]}}\n</tool_call>"),
         Just("[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}"),
+        Just("<|tool_call>"),
+        Just("<tool_call|>"),
+        Just("<|\"|>"),
+        Just("call:f{"),
+        Just("a:"),
+        Just("<function=f>"),
+        Just("<parameter=a>"),
+        Just("</parameter>"),
+        Just("</function>"),
+        Just("<|tool_call>call:f{a:<|\"|>x<|\"|>}<tool_call|>"),
+        Just("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
     ];
-    proptest::collection::vec(pieces, 0..14).prop_map(|pieces| pieces.concat())
+    proptest::collection::vec(pieces, 0..16).prop_map(|pieces| pieces.concat())
 }
 
 proptest! {
