@@ -440,6 +440,44 @@ async fn the_form_of_calls_can_be_chosen() {
 }
 
 #[tokio::test]
+async fn notations_that_are_not_json_are_calls_on_every_interface() {
+    let qwen3_coder =
+        "Look:\n<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>";
+    let gemma4 = "Look:<|tool_call>call:get_weather{city:<|\"|>Rome<|\"|>}<tool_call|>";
+    // Templates name their form; what else they hold does not matter here.
+    for (mark, answer) in [("<tool_call><function=", qwen3_coder), ("<|tool_call>call:", gemma4)] {
+        let template = format!("{{{{ tools }}}}{{{{ '{mark}' }}}}{{{{ messages[0].content }}}}");
+        let fixture = Fixture::with(Some(&template), |options| options).await;
+        fixture.tell(answer);
+        let chat = fixture.ok(CHAT, &body(CHAT, json!({}))).await.json();
+        let message = &chat["choices"][0]["message"];
+        let expected = json!({"name": "get_weather", "arguments": "{\"city\":\"Rome\"}"});
+        assert_eq!(
+            (&message["content"], &message["tool_calls"][0]["function"]),
+            (&json!("Look:"), &expected),
+            "{mark}"
+        );
+        let frames = fixture.ok(CHAT, &body(CHAT, json!({"stream": true}))).await.frames();
+        assert_eq!(gathered(&frames)[0]["function"], expected);
+        let response = fixture.ok(RESPONSES, &body(RESPONSES, json!({}))).await.json();
+        assert_eq!(response["output"][1]["arguments"], expected["arguments"], "{response}");
+        let message = fixture.ok(MESSAGES, &body(MESSAGES, json!({}))).await.json();
+        assert_eq!(message["content"][1]["input"], json!({"city": "Rome"}), "{message}");
+        let chat = fixture.ok(OLLAMA, &body(OLLAMA, json!({"stream": false}))).await.json();
+        assert_eq!(chat["message"]["tool_calls"][0]["function"]["arguments"], json!({"city": "Rome"}), "{chat}");
+        // Where a call must fit its schema, it is written as JSON.
+        fixture.tell("<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Rome\"}}\n</tool_call>");
+        let chat = fixture.ok(CHAT, &body(CHAT, json!({"tool_choice": "required"}))).await.json();
+        assert_eq!(list(&chat["choices"][0]["message"]["tool_calls"]).len(), 1);
+        assert!(fixture.tags().unwrap().tags[0].begin.starts_with("<tool_call>\n{\"name\": "));
+        let mut strict = json!({"type": "function", "function": function()});
+        strict["function"]["strict"] = json!(true);
+        let refused = fixture.post(CHAT, &body(CHAT, json!({"tools": [strict]}))).await;
+        assert_eq!((refused.status, refused.json()["error"]["param"].clone()), (400, json!("tools[0]")));
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_offered_is_refused_by_name() {
     let fixture = qwen().await;
     let function = |name: &str| json!({"type": "function", "function": {"name": name}});

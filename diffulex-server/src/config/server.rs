@@ -64,7 +64,7 @@ pub struct ServerConfig {
     /// Run the engine on a thread of this process instead of in a worker process.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub in_process: bool,
-    /// Form in which the model writes calls of tools: hermes, llama3_json or mistral [default: the form of its chat template, or hermes].
+    /// Form in which the model writes calls of tools: hermes, llama3_json, mistral, qwen3_coder or gemma4 [default: the form of its chat template, or hermes].
     #[arg(long, value_name = "NAME")]
     pub tool_call_parser: Option<ToolCallParser>,
     /// Form in which the model writes what it thinks: qwen3, deepseek_r1, gemma4 or none [default: the form of its chat template, or none].

@@ -96,9 +96,9 @@ fn settled(form: &'static Form, tools: &[Tool], choice: &ToolChoice) -> Result<&
     match tools.iter().position(|tool| tool.is_strict).filter(|_| form.enforced() != form) {
         None => Ok(form),
         Some(index) => {
-            let place = format!("tools[{index}].strict");
+            let place = format!("tools[{index}]");
             let message = format!(
-                "{place}: calls in the form of --tool-call-parser gemma4 and qwen3_coder are not held to a schema while the model may choose; \
+                "{place}: strict: calls in the form of --tool-call-parser gemma4 and qwen3_coder are not held to a schema while the model may choose; \
                  use tool_choice \"required\" or name the function"
             );
             Err(ApiError::invalid(&place, message))

@@ -81,6 +81,8 @@ mod tests {
             ("{{ '<|python_tag|>' }}", &llama3_json::FORM),
             ("{{ '<tool_call>\n<function=' + name }}", &qwen3_coder::FORM),
             ("{{ '<|tool_call>call:' + name }}", &gemma4::FORM),
+            // As in the templates of Ling 2 and LLaDA2.
+            ("<role>ASSISTANT</role>{{ '<tool_call>\n{\"name\": \"' }}", &hermes::FORM),
             ("{{ messages }}", &hermes::FORM),
         ];
         for (template, form) in cases {
