@@ -74,6 +74,19 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Passes a name up to `mark`, and the mark. Signs of a notation and line ends are in no name.
+    pub(super) fn name_up_to(&mut self, mark: char) -> Match<&'a str> {
+        let rest = self.rest();
+        match rest.find(|sign| sign == mark || "{}[]<>,:\n".contains(sign)) {
+            Some(length) if rest[length..].starts_with(mark) => {
+                self.at += length + mark.len_utf8();
+                Match::Yes(rest[..length].trim())
+            }
+            None if !self.is_end => Match::Open,
+            Some(_) | None => Match::No,
+        }
+    }
+
     /// Passes the first key of an object, which has the name of its tool, and the name.
     pub(super) fn name(&mut self) -> Match<String> {
         for literal in ["{", "\"name\"", ":", "\""] {

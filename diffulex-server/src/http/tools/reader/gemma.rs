@@ -15,8 +15,8 @@ pub(super) fn call(cursor: &mut Cursor<'_>) -> Match<(String, Map<String, Value>
         Match::No => return Match::No,
         Match::Open => return Match::Open,
     }
-    let name = match cursor.up_to("{") {
-        Match::Yes(name) => name.trim().to_owned(),
+    let name = match cursor.name_up_to('{') {
+        Match::Yes(name) => name.to_owned(),
         Match::No => return Match::No,
         Match::Open => return Match::Open,
     };
@@ -46,8 +46,8 @@ fn members(cursor: &mut Cursor<'_>, depth: usize) -> Match<Map<String, Value>> {
                 Match::Open => return Match::Open,
             },
             Match::Open => return Match::Open,
-            Match::No => match cursor.up_to(":") {
-                Match::Yes(key) => key.trim().to_owned(),
+            Match::No => match cursor.name_up_to(':') {
+                Match::Yes(key) => key.to_owned(),
                 Match::No => return Match::No,
                 Match::Open => return Match::Open,
             },

@@ -7,14 +7,20 @@ use serde_json::{Map, Value};
 use super::cursor::{Cursor, Match};
 use crate::http::tools::definitions::Tool;
 
+/// Deepest nesting of alternatives and references. Chosen by us.
+const MAX_DEPTH: usize = 8;
+
 /// Passes a call; its name and its arguments.
 pub(super) fn call(cursor: &mut Cursor<'_>, tools: &[Tool]) -> Match<(String, Map<String, Value>)> {
-    let name = match cursor.literal("<function=").and(|| cursor.up_to(">")) {
-        Match::Yes(name) => name.trim(),
+    let name = match cursor.literal("<function=").and(|| cursor.name_up_to('>')) {
+        Match::Yes(name) => name,
         Match::No => return Match::No,
         Match::Open => return Match::Open,
     };
-    let properties = tools.iter().find(|tool| tool.name == name).and_then(|tool| tool.parameters.get("properties"));
+    let tool = tools.iter().find(|tool| tool.name == name);
+    let schema_of = |key: &str| tool?.parameters.get("properties")?.get(key);
+    let definition_of =
+        |name: &str| ["$defs", "definitions"].into_iter().find_map(|of| tool?.parameters.get(of)?.get(name));
     let mut arguments = Map::new();
     loop {
         match cursor.token("</function>") {
@@ -22,8 +28,8 @@ pub(super) fn call(cursor: &mut Cursor<'_>, tools: &[Tool]) -> Match<(String, Ma
             Match::Open => return Match::Open,
             Match::No => {}
         }
-        let key = match cursor.literal("<parameter=").and(|| cursor.up_to(">")) {
-            Match::Yes(key) => key.trim(),
+        let key = match cursor.literal("<parameter=").and(|| cursor.name_up_to('>')) {
+            Match::Yes(key) => key,
             Match::No => return Match::No,
             Match::Open => return Match::Open,
         };
@@ -35,14 +41,16 @@ pub(super) fn call(cursor: &mut Cursor<'_>, tools: &[Tool]) -> Match<(String, Ma
         // The line ends around a value belong to the notation.
         let text = text.strip_prefix('\n').unwrap_or(text);
         let text = text.strip_suffix('\n').unwrap_or(text);
-        arguments.insert(key.to_owned(), value(text, properties.and_then(|properties| properties.get(key))));
+        let mut types = Vec::new();
+        if let Some(schema) = schema_of(key) {
+            add_types(schema, &definition_of, MAX_DEPTH, &mut types);
+        }
+        arguments.insert(key.to_owned(), value(text, &types));
     }
 }
 
-/// A value by its schema: JSON where the schema takes no text, if it is JSON. What is not stays a text, which the client can judge.
-fn value(text: &str, schema: Option<&Value>) -> Value {
-    let mut types = Vec::new();
-    schema.iter().for_each(|schema| add_types(schema, &mut types));
+/// A value by the types of its schema: JSON where they have no text, if it is JSON. What is not stays a text, which the client can judge.
+fn value(text: &str, types: &[&str]) -> Value {
     let is_null = types.contains(&"null") && text.trim() == "null";
     if is_null || !(types.is_empty() || types.contains(&"string")) {
         let json = serde_json::from_str(text).ok();
@@ -60,13 +68,29 @@ fn value(text: &str, schema: Option<&Value>) -> Value {
     text.into()
 }
 
-/// The types that a schema names, also in its alternatives.
-fn add_types<'a>(schema: &'a Value, types: &mut Vec<&'a str>) {
+/// The types that a schema names: its own, those of its alternatives and parts, of the definition it refers to, and of its values.
+fn add_types<'a>(
+    schema: &'a Value,
+    definition_of: &dyn Fn(&str) -> Option<&'a Value>,
+    depth: usize,
+    types: &mut Vec<&'a str>,
+) {
+    let Some(depth) = depth.checked_sub(1) else { return };
     match schema.get("type") {
         Some(Value::String(name)) => types.push(name),
         Some(Value::Array(names)) => types.extend(names.iter().filter_map(Value::as_str)),
         _ => {}
     }
-    let alternatives = ["anyOf", "oneOf"].into_iter().filter_map(|keyword| schema.get(keyword)?.as_array());
-    alternatives.flatten().for_each(|schema| add_types(schema, types));
+    let values = schema.get("enum").and_then(Value::as_array).into_iter().flatten().chain(schema.get("const"));
+    types.extend(values.map(|value| match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }));
+    let parts = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|keyword| schema.get(keyword)?.as_array()).flatten();
+    let named = schema.get("$ref").and_then(Value::as_str).and_then(|path| definition_of(path.rsplit('/').next()?));
+    parts.chain(named).for_each(|schema| add_types(schema, definition_of, depth, types));
 }

@@ -80,10 +80,13 @@ fn calls_of_each_form_are_read_with_the_text_around_them() {
 fn typed(parser: ToolCallParser) -> Reader {
     let properties = serde_json::json!({
         "text": {"type": "string"}, "count": {"type": "integer"}, "flag": {"type": "boolean"}, "list": {"type": "array"},
-        "object": {"type": "object"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {}
+        "object": {"type": "object"}, "named": {"$ref": "#/$defs/A"}, "parts": {"allOf": [{"$ref": "#/$defs/A"}]},
+        "values": {"enum": [1, 2]}, "endless": {"$ref": "#/$defs/B"}, "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "any": {}
     });
     let mut tool = Tool::of_test("f");
     tool.parameters.insert("properties".to_owned(), properties);
+    let definitions = serde_json::json!({"A": {"type": "object"}, "B": {"$ref": "#/$defs/B"}});
+    tool.parameters.insert("$defs".to_owned(), definitions);
     Reader::new(Form::of(Some(parser), ""), vec![tool], Vec::new())
 }
 
@@ -102,6 +105,12 @@ fn notations_that_are_not_json_become_json() {
             "<tool_call><function=f><parameter=flag>True</parameter><parameter=maybe>null</parameter>\
              <parameter=any>1</parameter><parameter=other>x</parameter><parameter=object>{\"a\": 1}</parameter></function></tool_call>",
             r#"{"flag":true,"maybe":null,"any":"1","other":"x","object":{"a":1}}"#,
+        ),
+        (
+            Qwen3Coder,
+            "<tool_call><function=f><parameter=named>{\"a\": 1}</parameter><parameter=parts>{}</parameter>\
+             <parameter=values>2</parameter><parameter=endless>1</parameter></function></tool_call>",
+            r#"{"named":{"a":1},"parts":{},"values":2,"endless":"1"}"#,
         ),
         // What is no JSON stays as it is, for the client to judge.
         (
@@ -122,6 +131,11 @@ fn notations_that_are_not_json_become_json() {
     for (parser, answer, arguments) in cases {
         assert_eq!(read(typed(parser), &[answer]), call("f", arguments), "{answer}");
     }
+    let comma = "<|tool_call>call:f{count:1,}<tool_call|>";
+    let answer = format!("{comma}<|tool_call>call:f{{count:2}}<tool_call|>");
+    assert_eq!(read(typed(Gemma4), &[&answer]), [vec![text(comma)], call("f", r#"{"count":2}"#)].concat());
+    let mut waits = typed(Gemma4);
+    assert_eq!(waits.push("<|tool_call>call:me when, you"), [text("<|tool_call>call:me when, you")]);
     let deep = format!("<|tool_call>call:f{{a:{}1{}}}<tool_call|>", "[".repeat(500), "]".repeat(500));
     assert_eq!(read(typed(Gemma4), &[&deep]), [text(&deep)]);
 }
