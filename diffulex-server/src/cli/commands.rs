@@ -91,7 +91,7 @@ pub struct RunArgs {
 /// What `pull` and `rm` take.
 #[derive(Clone, Debug, Args)]
 pub struct PullArgs {
-    /// OWNER/NAME[@REVISION][:FILE] on the Hugging Face Hub.
+    /// OWNER/NAME on the Hugging Face Hub, with @REVISION and :FILE behind it where needed.
     #[arg(value_name = "NAME")]
     pub name: String,
 }
