@@ -80,7 +80,7 @@ pub struct ShellArgs {
 /// The flags of `run`.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
-    /// Model: OWNER/NAME[@REVISION] or hf:OWNER/NAME:FILE.gguf of the Hugging Face Hub, a checkpoint folder or a GGUF file.
+    /// Model: OWNER/NAME or hf:OWNER/NAME:FILE.gguf of the Hugging Face Hub, a checkpoint folder or a GGUF file.
     #[arg(value_name = "MODEL")]
     pub name: PathBuf,
     /// Flags of `shell`.

@@ -64,7 +64,7 @@ impl EngineArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelFlags {
-    /// Model: OWNER/NAME[@REVISION] or hf:OWNER/NAME:FILE.gguf of the Hugging Face Hub, a checkpoint folder with config.json, tokenizer.json
+    /// Model: OWNER/NAME or hf:OWNER/NAME:FILE.gguf of the Hugging Face Hub, a checkpoint folder with config.json, tokenizer.json
     /// and safetensors, or a GGUF file [default: the demo model].
     #[arg(long, value_name = "MODEL")]
     model: Option<PathBuf>,
