@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use self::cursor::{Cursor, Match};
+use self::cursor::{Cursor, Miss};
 use super::definitions::Tool;
 use super::forms::{Form, Notation};
 
@@ -123,9 +123,9 @@ impl Reader {
             return true;
         };
         match self.call(at, is_end) {
-            Match::Yes(found) => self.give_call(found, events),
-            Match::Open => return false,
-            Match::No => {
+            Ok(found) => self.give_call(found, events),
+            Err(Miss::Open) => return false,
+            Err(Miss::Other) => {
                 let first = self.held[at..].chars().next().map_or(0, char::len_utf8);
                 self.give_text(at + first, events);
             }
@@ -138,29 +138,29 @@ impl Reader {
         let mut cursor = Cursor { text: &self.held, at: 0, is_end };
         cursor.skip_space();
         match cursor.literal("]") {
-            Match::Yes(()) => {
+            Ok(()) => {
                 let end = cursor.at;
                 self.drop_held(end);
                 self.state = State::Text;
                 return true;
             }
-            Match::Open => return false,
-            Match::No => {}
+            Err(Miss::Open) => return false,
+            Err(Miss::Other) => {}
         }
         let next = match cursor.literal(",") {
-            Match::Yes(()) => {
+            Ok(()) => {
                 cursor.skip_space();
                 let at = cursor.at;
                 self.item(at, is_end)
             }
-            Match::Open => return false,
-            Match::No => Match::No,
+            Err(Miss::Open) => return false,
+            Err(Miss::Other) => Err(Miss::Other),
         };
         match next {
-            Match::Yes(found) => self.give_call(found, events),
-            Match::Open => return false,
+            Ok(found) => self.give_call(found, events),
+            Err(Miss::Open) => return false,
             // Something else has begun in the place of an item.
-            Match::No => self.state = State::Text,
+            Err(Miss::Other) => self.state = State::Text,
         }
         true
     }
@@ -189,17 +189,17 @@ impl Reader {
             // White space before nothing is text.
             let has_closing = !self.form.is_list && !self.form.closing.is_empty();
             let closing = |cursor: &mut Cursor<'_>| cursor.token(self.form.closing);
-            cursor.literal("}").and(|| if has_closing { closing(&mut cursor) } else { Match::Yes(()) })
+            cursor.literal("}").and_then(|()| if has_closing { closing(&mut cursor) } else { Ok(()) })
         };
         match end() {
-            Match::Open => return false,
-            Match::Yes(()) => {
+            Err(Miss::Open) => return false,
+            Ok(()) => {
                 let end = cursor.at;
                 self.state = if self.form.is_list { State::List } else { State::Text };
                 self.drop_held(end);
             }
             // An answer that was cut, or one that is not as it was promised.
-            Match::No => {
+            Err(Miss::Other) => {
                 self.state = State::Text;
                 let is_cut = is_end && format!("}}{}", self.form.closing).starts_with(&without_space(&self.held));
                 if is_cut {
@@ -230,94 +230,80 @@ impl Reader {
     }
 
     /// The call that begins at `at` of what is held.
-    fn call(&mut self, at: usize, is_end: bool) -> Match<Found> {
+    fn call(&mut self, at: usize, is_end: bool) -> Result<Found, Miss> {
         let form = self.form;
         let mut cursor = Cursor { text: &self.held, at, is_end };
-        match cursor.literal(form.opening) {
-            Match::Yes(()) => cursor.skip_space(),
-            Match::No if form.opening_may_miss => {}
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
+        if cursor.takes(form.opening)? {
+            cursor.skip_space();
+        } else if !form.opening_may_miss {
+            return Err(Miss::Other);
         }
         if form.is_list {
-            match cursor.literal("[") {
-                Match::Yes(()) => cursor.skip_space(),
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            }
+            cursor.literal("[")?;
+            cursor.skip_space();
         }
         let at = cursor.at;
         self.item(at, is_end)
     }
 
     /// The call whose name and arguments begin at `at`.
-    fn item(&mut self, at: usize, is_end: bool) -> Match<Found> {
+    fn item(&mut self, at: usize, is_end: bool) -> Result<Found, Miss> {
         let mut cursor = Cursor { text: &self.held, at, is_end };
-        let written = match self.form.notation {
+        let (name, arguments) = match self.form.notation {
             Notation::Json => return self.object(at, is_end),
-            Notation::Gemma => gemma::call(&mut cursor),
-            Notation::Parameters => parameters::call(&mut cursor, &self.tools),
+            Notation::Gemma => gemma::call(&mut cursor)?,
+            Notation::Parameters => parameters::call(&mut cursor, &self.tools)?,
         };
-        match written {
-            Match::Yes((name, arguments)) if self.is_tool(&name) => {
-                let arguments = Value::Object(arguments).to_string();
-                self.closed(Written { name, arguments }, cursor.at, is_end)
-            }
-            Match::Yes(_) | Match::No => Match::No,
-            Match::Open => Match::Open,
+        if !self.is_tool(&name) {
+            return Err(Miss::Other);
         }
+        let arguments = Value::Object(arguments).to_string();
+        self.closed(Written { name, arguments }, cursor.at, is_end)
     }
 
     /// The call that is a JSON object, which begins at `at`.
-    fn object(&mut self, at: usize, is_end: bool) -> Match<Found> {
+    fn object(&mut self, at: usize, is_end: bool) -> Result<Found, Miss> {
         let mut cursor = Cursor { text: &self.held, at, is_end };
-        let head = match cursor.name() {
-            Match::Yes(name) if !self.is_tool(&name) => Match::No,
-            Match::Yes(name) if self.kept.contains(&name) => match cursor.key() {
-                Match::Yes(()) => return Match::Yes(Found::Begun(name, cursor.at)),
-                Match::No => Match::Yes(()),
-                Match::Open => Match::Open,
+        match cursor.name() {
+            Ok(name) if !self.is_tool(&name) => return Err(Miss::Other),
+            Ok(name) if self.kept.contains(&name) => match cursor.key() {
+                Ok(()) => return Ok(Found::Begun(name, cursor.at)),
+                Err(Miss::Other) => {}
+                Err(Miss::Open) => return Err(Miss::Open),
             },
-            Match::Yes(_) => Match::Yes(()),
             // What has no opening is a call by its first key; other objects may have another order.
-            Match::No if self.form.opening_may_miss => Match::No,
-            Match::No => Match::Yes(()),
-            Match::Open => Match::Open,
-        };
-        match head {
-            Match::Yes(()) => {}
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
+            Err(Miss::Other) if self.form.opening_may_miss => return Err(Miss::Other),
+            Ok(_) | Err(Miss::Other) => {}
+            Err(Miss::Open) => return Err(Miss::Open),
         }
         let n_held = self.held.len();
         let (start, mut extent) = self.object.filter(|(start, _)| *start == at).unwrap_or((at, Extent::default()));
         if !self.held[start..].starts_with('{') {
-            return if start < n_held || is_end { Match::No } else { Match::Open };
+            return Err(if start < n_held || is_end { Miss::Other } else { Miss::Open });
         }
         let Some(length) = extent.read(&self.held.as_bytes()[start..]) else {
             self.object = Some((start, extent));
-            return if is_end { Match::No } else { Match::Open };
+            return Err(if is_end { Miss::Other } else { Miss::Open });
         };
         match Written::of(&self.held[start..start + length]).filter(|written| self.is_tool(&written.name)) {
-            Some(written) if self.form.is_list => Match::Yes(Found::Whole(written, start + length)),
+            Some(written) if self.form.is_list => Ok(Found::Whole(written, start + length)),
             Some(written) => self.closed(written, start + length, is_end),
-            None => Match::No,
+            None => Err(Miss::Other),
         }
     }
 
     /// A call whose arguments end at `at`, with its closing.
-    fn closed(&self, written: Written, at: usize, is_end: bool) -> Match<Found> {
+    fn closed(&self, written: Written, at: usize, is_end: bool) -> Result<Found, Miss> {
         let mut cursor = Cursor { text: &self.held, at, is_end };
         if !self.form.closing.is_empty() {
             cursor.skip_space();
         }
-        match cursor.literal(self.form.closing) {
-            Match::Open => Match::Open,
-            Match::No if !(is_end && self.form.closing.starts_with(cursor.rest())) => Match::No,
-            // The end of the answer ends the call, too.
-            Match::No => Match::Yes(Found::Whole(written, self.held.len())),
-            Match::Yes(()) => Match::Yes(Found::Whole(written, cursor.at)),
+        if cursor.takes(self.form.closing)? {
+            return Ok(Found::Whole(written, cursor.at));
         }
+        // The end of the answer ends the call, too.
+        let is_cut = is_end && self.form.closing.starts_with(cursor.rest());
+        if is_cut { Ok(Found::Whole(written, self.held.len())) } else { Err(Miss::Other) }
     }
 
     fn is_tool(&self, name: &str) -> bool {

@@ -4,30 +4,13 @@
 
 use crate::http::tools::forms::ARGUMENTS;
 
-/// What a text is at some place.
-pub(super) enum Match<T> {
-    Yes(T),
-    No,
+/// Why nothing was passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Miss {
+    /// Something else is there.
+    Other,
     /// More text decides.
     Open,
-}
-
-impl<T> Match<T> {
-    pub(super) fn map<U>(self, of: impl FnOnce(T) -> U) -> Match<U> {
-        match self {
-            Self::Yes(value) => Match::Yes(of(value)),
-            Self::No => Match::No,
-            Self::Open => Match::Open,
-        }
-    }
-
-    pub(super) fn and<U>(self, next: impl FnOnce() -> Match<U>) -> Match<U> {
-        match self {
-            Self::Yes(_) => next(),
-            Self::No => Match::No,
-            Self::Open => Match::Open,
-        }
-    }
 }
 
 /// A place in a text, of which more may come.
@@ -47,79 +30,79 @@ impl<'a> Cursor<'a> {
     }
 
     /// Passes `literal`, if it comes next.
-    pub(super) fn literal(&mut self, literal: &str) -> Match<()> {
+    pub(super) fn literal(&mut self, literal: &str) -> Result<(), Miss> {
         if self.rest().starts_with(literal) {
             self.at += literal.len();
-            return Match::Yes(());
+            return Ok(());
         }
-        if !self.is_end && literal.starts_with(self.rest()) { Match::Open } else { Match::No }
+        Err(if !self.is_end && literal.starts_with(self.rest()) { Miss::Open } else { Miss::Other })
     }
 
     /// Passes `literal` and the white space before it.
-    pub(super) fn token(&mut self, literal: &str) -> Match<()> {
+    pub(super) fn token(&mut self, literal: &str) -> Result<(), Miss> {
         self.skip_space();
         self.literal(literal)
     }
 
-    /// Passes text up to `mark`, and the mark.
-    pub(super) fn up_to(&mut self, mark: &str) -> Match<&'a str> {
-        let rest = self.rest();
-        match rest.find(mark) {
-            Some(length) => {
-                self.at += length + mark.len();
-                Match::Yes(&rest[..length])
-            }
-            None if self.is_end => Match::No,
-            None => Match::Open,
+    /// Whether `literal` comes next; it is passed then.
+    pub(super) fn takes(&mut self, literal: &str) -> Result<bool, Miss> {
+        match self.literal(literal) {
+            Ok(()) => Ok(true),
+            Err(Miss::Other) => Ok(false),
+            Err(Miss::Open) => Err(Miss::Open),
         }
+    }
+
+    /// Passes text up to `mark`, and the mark.
+    pub(super) fn up_to(&mut self, mark: &str) -> Result<&'a str, Miss> {
+        let rest = self.rest();
+        let length = rest.find(mark).ok_or(self.beyond())?;
+        self.at += length + mark.len();
+        Ok(&rest[..length])
     }
 
     /// Passes a name up to `mark`, and the mark. Signs of a notation and line ends are in no name.
-    pub(super) fn name_up_to(&mut self, mark: char) -> Match<&'a str> {
+    pub(super) fn name_up_to(&mut self, mark: char) -> Result<&'a str, Miss> {
         let rest = self.rest();
-        match rest.find(|sign| sign == mark || "{}[]<>,:\n".contains(sign)) {
-            Some(length) if rest[length..].starts_with(mark) => {
-                self.at += length + mark.len_utf8();
-                Match::Yes(rest[..length].trim())
-            }
-            None if !self.is_end => Match::Open,
-            Some(_) | None => Match::No,
+        let length = rest.find(|sign| sign == mark || "{}[]<>,:\n".contains(sign)).ok_or(self.beyond())?;
+        if !rest[length..].starts_with(mark) {
+            return Err(Miss::Other);
         }
+        self.at += length + mark.len_utf8();
+        Ok(rest[..length].trim())
+    }
+
+    /// What it means that something does not come before the end of the text.
+    pub(super) fn beyond(&self) -> Miss {
+        if self.is_end { Miss::Other } else { Miss::Open }
     }
 
     /// Passes the first key of an object, which has the name of its tool, and the name.
-    pub(super) fn name(&mut self) -> Match<String> {
+    pub(super) fn name(&mut self) -> Result<String, Miss> {
         for literal in ["{", "\"name\"", ":", "\""] {
-            match self.token(literal) {
-                Match::Yes(()) => {}
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            }
+            self.token(literal)?;
         }
         self.up_to("\"").map(str::to_owned)
     }
 
     /// Passes the key of the arguments, up to them.
-    pub(super) fn key(&mut self) -> Match<()> {
-        match self.token(",") {
-            Match::Yes(()) => self.skip_space(),
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
-        }
+    pub(super) fn key(&mut self) -> Result<(), Miss> {
+        self.token(",")?;
+        self.skip_space();
         let start = self.at;
         for key in ARGUMENTS {
             self.at = start;
             let key = format!("\"{key}\"");
-            match self.literal(&key).and(|| self.token(":")).and(|| self.token("{")) {
+            match self.literal(&key).and_then(|()| self.token(":")).and_then(|()| self.token("{")) {
                 // The brace belongs to the arguments.
-                Match::Yes(()) => {
+                Ok(()) => {
                     self.at -= 1;
-                    return Match::Yes(());
+                    return Ok(());
                 }
-                Match::No => {}
-                Match::Open => return Match::Open,
+                Err(Miss::Other) => {}
+                Err(Miss::Open) => return Err(Miss::Open),
             }
         }
-        Match::No
+        Err(Miss::Other)
     }
 }

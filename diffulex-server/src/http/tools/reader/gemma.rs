@@ -2,118 +2,79 @@
 
 use serde_json::{Map, Value};
 
-use super::cursor::{Cursor, Match};
+use super::cursor::{Cursor, Miss};
 use crate::http::tools::forms::QUOTE;
 
 /// Deepest nesting. Chosen by us: that of `serde_json`.
 const MAX_DEPTH: usize = 128;
 
 /// Passes a call; its name and its arguments.
-pub(super) fn call(cursor: &mut Cursor<'_>) -> Match<(String, Map<String, Value>)> {
-    match cursor.literal("call:") {
-        Match::Yes(()) => {}
-        Match::No => return Match::No,
-        Match::Open => return Match::Open,
-    }
-    let name = match cursor.name_up_to('{') {
-        Match::Yes(name) => name.to_owned(),
-        Match::No => return Match::No,
-        Match::Open => return Match::Open,
-    };
-    members(cursor, MAX_DEPTH).map(|arguments| (name, arguments))
+pub(super) fn call(cursor: &mut Cursor<'_>) -> Result<(String, Map<String, Value>), Miss> {
+    cursor.literal("call:")?;
+    let name = cursor.name_up_to('{')?.to_owned();
+    Ok((name, members(cursor, MAX_DEPTH)?))
 }
 
 /// Passes the members of an object, and its end.
-fn members(cursor: &mut Cursor<'_>, depth: usize) -> Match<Map<String, Value>> {
+fn members(cursor: &mut Cursor<'_>, depth: usize) -> Result<Map<String, Value>, Miss> {
     let mut members = Map::new();
-    loop {
-        match cursor.token("}") {
-            Match::Yes(()) => return Match::Yes(members),
-            Match::Open => return Match::Open,
-            Match::No => {}
-        }
-        if !members.is_empty() {
-            match cursor.token(",") {
-                Match::Yes(()) => cursor.skip_space(),
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            }
-        }
-        let key = match quoted(cursor) {
-            Match::Yes(key) => match cursor.token(":") {
-                Match::Yes(()) => key,
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            },
-            Match::Open => return Match::Open,
-            Match::No => match cursor.name_up_to(':') {
-                Match::Yes(key) => key.to_owned(),
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            },
+    while !ends(cursor, "}", members.is_empty())? {
+        let key = if cursor.takes(QUOTE)? {
+            let key = cursor.up_to(QUOTE)?;
+            cursor.token(":")?;
+            key
+        } else {
+            cursor.name_up_to(':')?
         };
-        match value(cursor, depth) {
-            Match::Yes(value) => members.insert(key, value),
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
-        };
+        let value = value(cursor, depth)?;
+        members.insert(key.to_owned(), value);
     }
+    Ok(members)
 }
 
 /// Passes the values of a list, and its end.
-fn values(cursor: &mut Cursor<'_>, depth: usize) -> Match<Vec<Value>> {
+fn values(cursor: &mut Cursor<'_>, depth: usize) -> Result<Vec<Value>, Miss> {
     let mut values = Vec::new();
-    loop {
-        match cursor.token("]") {
-            Match::Yes(()) => return Match::Yes(values),
-            Match::Open => return Match::Open,
-            Match::No => {}
-        }
-        if !values.is_empty() {
-            match cursor.token(",") {
-                Match::Yes(()) => {}
-                Match::No => return Match::No,
-                Match::Open => return Match::Open,
-            }
-        }
-        match value(cursor, depth) {
-            Match::Yes(value) => values.push(value),
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
-        }
+    while !ends(cursor, "]", values.is_empty())? {
+        values.push(value(cursor, depth)?);
     }
+    Ok(values)
 }
 
-fn value(cursor: &mut Cursor<'_>, depth: usize) -> Match<Value> {
-    let Some(depth) = depth.checked_sub(1) else { return Match::No };
+/// Passes `end`, or else what separates the next part from the one before.
+fn ends(cursor: &mut Cursor<'_>, end: &str, is_first: bool) -> Result<bool, Miss> {
     cursor.skip_space();
-    match quoted(cursor) {
-        Match::Yes(text) => return Match::Yes(text.into()),
-        Match::Open => return Match::Open,
-        Match::No => {}
+    let is_end = cursor.takes(end)?;
+    if !is_end && !is_first {
+        cursor.literal(",")?;
+        cursor.skip_space();
     }
-    if matches!(cursor.literal("{"), Match::Yes(())) {
-        return members(cursor, depth).map(Value::from);
+    Ok(is_end)
+}
+
+fn value(cursor: &mut Cursor<'_>, depth: usize) -> Result<Value, Miss> {
+    let depth = depth.checked_sub(1).ok_or(Miss::Other)?;
+    cursor.skip_space();
+    if cursor.takes(QUOTE)? {
+        return Ok(cursor.up_to(QUOTE)?.into());
     }
-    if matches!(cursor.literal("["), Match::Yes(())) {
-        return values(cursor, depth).map(Value::from);
+    if cursor.takes("{")? {
+        return Ok(members(cursor, depth)?.into());
+    }
+    if cursor.takes("[")? {
+        return Ok(values(cursor, depth)?.into());
     }
     bare(cursor)
 }
 
-/// Passes a text between two marks.
-fn quoted(cursor: &mut Cursor<'_>) -> Match<String> {
-    cursor.literal(QUOTE).and(|| cursor.up_to(QUOTE)).map(str::to_owned)
-}
-
 /// Passes what is written without marks: a number, a word of JSON, or a text that has none of the signs.
-fn bare(cursor: &mut Cursor<'_>) -> Match<Value> {
+fn bare(cursor: &mut Cursor<'_>) -> Result<Value, Miss> {
     let rest = cursor.rest();
-    let Some(length) = rest.find([',', '}', ']']) else { return if cursor.is_end { Match::No } else { Match::Open } };
+    let length = rest.find([',', '}', ']']).ok_or(cursor.beyond())?;
     let text = rest[..length].trim();
     if text.is_empty() || text.contains(QUOTE) {
-        return Match::No;
+        return Err(Miss::Other);
     }
     cursor.at += length;
-    Match::Yes(serde_json::from_str(text).unwrap_or_else(|_| text.into()))
+    Ok(serde_json::from_str(text).unwrap_or_else(|_| text.into()))
 }

@@ -4,40 +4,29 @@
 
 use serde_json::{Map, Value};
 
-use super::cursor::{Cursor, Match};
+use super::cursor::{Cursor, Miss};
 use crate::http::tools::definitions::Tool;
 
 /// Deepest nesting of alternatives and references. Chosen by us.
 const MAX_DEPTH: usize = 8;
 
 /// Passes a call; its name and its arguments.
-pub(super) fn call(cursor: &mut Cursor<'_>, tools: &[Tool]) -> Match<(String, Map<String, Value>)> {
-    let name = match cursor.literal("<function=").and(|| cursor.name_up_to('>')) {
-        Match::Yes(name) => name,
-        Match::No => return Match::No,
-        Match::Open => return Match::Open,
-    };
+pub(super) fn call(cursor: &mut Cursor<'_>, tools: &[Tool]) -> Result<(String, Map<String, Value>), Miss> {
+    cursor.literal("<function=")?;
+    let name = cursor.name_up_to('>')?;
     let tool = tools.iter().find(|tool| tool.name == name);
     let schema_of = |key: &str| tool?.parameters.get("properties")?.get(key);
     let definition_of =
         |name: &str| ["$defs", "definitions"].into_iter().find_map(|of| tool?.parameters.get(of)?.get(name));
     let mut arguments = Map::new();
     loop {
-        match cursor.token("</function>") {
-            Match::Yes(()) => return Match::Yes((name.to_owned(), arguments)),
-            Match::Open => return Match::Open,
-            Match::No => {}
+        cursor.skip_space();
+        if cursor.takes("</function>")? {
+            return Ok((name.to_owned(), arguments));
         }
-        let key = match cursor.literal("<parameter=").and(|| cursor.name_up_to('>')) {
-            Match::Yes(key) => key,
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
-        };
-        let text = match cursor.up_to("</parameter>") {
-            Match::Yes(text) => text,
-            Match::No => return Match::No,
-            Match::Open => return Match::Open,
-        };
+        cursor.literal("<parameter=")?;
+        let key = cursor.name_up_to('>')?;
+        let text = cursor.up_to("</parameter>")?;
         // The line ends around a value belong to the notation.
         let text = text.strip_prefix('\n').unwrap_or(text);
         let text = text.strip_suffix('\n').unwrap_or(text);
