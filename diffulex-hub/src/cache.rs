@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::error::HubError;
-use crate::listing::{RemoteFile, Selection, missing};
+use crate::listing::{ADAPTER, INDEX, RemoteFile, Selection, WEIGHTS, is_hash, shards};
 use crate::name::HubName;
 
 /// Between two looks at a lock that another process holds. Chosen by us.
@@ -86,7 +86,7 @@ impl Cache {
         Ok(Some(Self::of_snapshot(folder, name)))
     }
 
-    /// What is passed on of a snapshot: the folder, or the one file that the name has.
+    /// The path of a model in a snapshot: the folder, or the file of the name.
     pub(crate) fn of_snapshot(folder: PathBuf, name: &HubName) -> PathBuf {
         name.file.as_ref().map_or(folder.clone(), |file| folder.join(file))
     }
@@ -161,7 +161,7 @@ impl Cache {
 
     /// Lets the revision of `name` mean `commit`.
     pub(crate) fn point(&self, name: &HubName, commit: &str) -> Result<(), HubError> {
-        if name.revision() == commit {
+        if self.commit(name).as_deref() == Some(commit) {
             return Ok(());
         }
         let path = self.repository(&name.repository).join("refs").join(name.revision());
@@ -195,7 +195,7 @@ impl Cache {
         let path = self.repository(&name.repository).join("refs").join(revision);
         let commit = fs::read_to_string(path).unwrap_or_else(|_| revision.to_owned());
         let commit = commit.trim();
-        (commit.len() == 40 && commit.bytes().all(|digit| digit.is_ascii_hexdigit())).then(|| commit.to_owned())
+        is_hash(commit, 40).then(|| commit.to_owned())
     }
 
     fn repository(&self, repository: &str) -> PathBuf {
@@ -205,6 +205,34 @@ impl Cache {
     fn locks(&self, repository: &str) -> PathBuf {
         self.root.join(".locks").join(folder_of(repository))
     }
+}
+
+/// What a folder of the cache lacks of a model. Empty for a model that is whole.
+fn missing(folder: &Path, name: &HubName, selection: Selection) -> Vec<String> {
+    let is_there = |path: &str| folder.join(path).is_file();
+    let lacks = |paths: &[&str]| -> Vec<String> {
+        paths.iter().filter(|path| !is_there(path)).map(|path| (*path).to_owned()).collect()
+    };
+    match (&name.file, selection) {
+        (Some(path), _) => lacks(&[path]),
+        (None, Selection::Adapter) => lacks(&ADAPTER),
+        (None, Selection::Model) => {
+            let index = fs::read(folder.join(INDEX)).ok().map(|index| shards(&index));
+            let weights = match index {
+                Some(Ok(shards)) => lacks(&shards.iter().map(String::as_str).collect::<Vec<_>>()),
+                Some(Err(_)) => vec![INDEX.to_owned()],
+                None if has_weights(folder) => Vec::new(),
+                None => vec![WEIGHTS.to_owned()],
+            };
+            lacks(&["config.json"]).into_iter().chain(weights).collect()
+        }
+    }
+}
+
+fn has_weights(folder: &Path) -> bool {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    paths.any(|path| path.extension().is_some_and(|ending| ending == "safetensors") && path.is_file())
 }
 
 fn folder_of(repository: &str) -> String {

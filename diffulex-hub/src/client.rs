@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RANGE, RETRY_AFTER};
+use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue, RANGE, RETRY_AFTER};
 use reqwest::{ClientBuilder, Response, StatusCode};
 
 use crate::cache::Cache;
@@ -38,17 +38,23 @@ pub struct Hub {
     pub(crate) settings: HubSettings,
     pub(crate) cache: Cache,
     client: reqwest::Client,
+    /// With the token, if there is one.
+    authorization: Option<HeaderValue>,
 }
 
 impl Hub {
     /// The Hub of `settings`. The client is the caller's, who knows whom to trust.
-    pub fn new(settings: HubSettings, client: ClientBuilder) -> Result<Self, reqwest::Error> {
+    pub fn new(settings: HubSettings, client: ClientBuilder) -> Result<Self, HubError> {
+        let bearer = |token| HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| HubError::Token);
+        let mut authorization = settings.token.as_ref().map(bearer).transpose()?;
+        authorization.iter_mut().for_each(|value| value.set_sensitive(true));
         let client = client
             .user_agent(concat!("diffulex/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(SILENCE)
             .read_timeout(SILENCE)
-            .build()?;
-        Ok(Self { cache: Cache::new(&settings.cache), settings, client })
+            .build()
+            .map_err(|error| HubError::Client { what: told(error) })?;
+        Ok(Self { cache: Cache::new(&settings.cache), settings, client, authorization })
     }
 
     /// The cache.
@@ -88,22 +94,15 @@ impl Hub {
     }
 
     async fn get(&self, name: &HubName, url: &str, from: u64) -> Result<Response, Failure> {
-        let mut headers = HeaderMap::new();
-        if let Some(token) = &self.settings.token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| HubError::Connection {
-                url: url.to_owned(),
-                what: "the token (HF_TOKEN) has letters that no HTTP header can have".to_owned(),
-            })?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
+        let mut request = self.client.get(url);
+        if let Some(value) = &self.authorization {
+            request = request.header(AUTHORIZATION, value);
         }
-        if from > 0
-            && let Ok(range) = HeaderValue::from_str(&format!("bytes={from}-"))
-        {
-            headers.insert(RANGE, range);
+        if from > 0 {
+            request = request.header(RANGE, format!("bytes={from}-"));
         }
         // A redirect to another host loses the token: reqwest's doing, and tested here.
-        let answer = self.client.get(url).headers(headers).send().await.map_err(|error| unreachable(url, error))?;
+        let answer = request.send().await.map_err(|error| unreachable(url, error))?;
         if answer.status().is_success() || answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(answer);
         }
@@ -188,13 +187,17 @@ async fn read(mut answer: Response, url: &str) -> Result<Vec<u8>, HubError> {
     Ok(bytes)
 }
 
-/// An error of the connection with its causes: reqwest's own words are only that it could not send. Redirects are signed addresses,
-/// which are nobody's business.
+/// An error of the connection to `url`.
 pub(crate) fn unreachable(url: &str, error: reqwest::Error) -> HubError {
+    HubError::Connection { url: url.to_owned(), what: told(error) }
+}
+
+/// An error with its causes: reqwest's own words are only that it could not send. Without the address, which is signed after a redirect
+/// and must not be logged.
+fn told(error: reqwest::Error) -> String {
     let error = error.without_url();
     let causes = std::iter::successors(std::error::Error::source(&error), |cause| cause.source());
-    let what = causes.fold(error.to_string(), |told, cause| format!("{told}: {cause}"));
-    HubError::Connection { url: url.to_owned(), what }
+    causes.fold(error.to_string(), |told, cause| format!("{told}: {cause}"))
 }
 
 /// A part of an address, with all escaped but letters, digits, `-_.~` and what is `kept`.

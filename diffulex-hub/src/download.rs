@@ -12,9 +12,10 @@ use reqwest::header::CONTENT_RANGE;
 use reqwest::{Response, StatusCode};
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
+use crate::cache::Cache;
 use crate::client::{Failure, Hub, Tries, unreachable};
 use crate::error::HubError;
-use crate::listing::{Hash, Listing, RemoteFile, Selection};
+use crate::listing::{Hash, INDEX, Listing, RemoteFile, Selection};
 use crate::name::HubName;
 
 /// Files that are fetched at once. Chosen by us: the Hub's tools take eight, and one connection often fills a line.
@@ -80,15 +81,15 @@ impl Hub {
         if name.file.is_none() {
             check(&folder)?;
         }
-        let index = beside.iter().find(|file| file.path.ends_with(".index.json")).map(|file| folder.join(&file.path));
+        let index = beside.iter().find(|file| file.path == INDEX).map(|file| folder.join(&file.path));
         let index = index.map(|path| fs::read(&path).map_err(HubError::file(path))).transpose()?;
         let weights = listing.weights(name, selection, index.as_deref())?;
         self.fetch(name, &listing, &weights, watch).await?;
         self.cache.point(name, &listing.commit)?;
-        Ok(crate::cache::Cache::of_snapshot(folder, name))
+        Ok(Cache::of_snapshot(folder, name))
     }
 
-    /// Brings files into the cache.
+    /// Brings files into the cache. Those that are there are only looked at: the cache may be read-only.
     async fn fetch(
         &self,
         name: &HubName,
@@ -96,20 +97,23 @@ impl Hub {
         files: &[RemoteFile],
         watch: &Watch<'_>,
     ) -> Result<(), HubError> {
-        let missing = |file: &&RemoteFile| !self.cache.blob(&name.repository, file).is_file();
-        let missing: Vec<RemoteFile> = files.iter().filter(missing).cloned().collect();
-        let to_come = |file: &RemoteFile| {
-            let there = fs::metadata(self.cache.unfinished(&name.repository, file)).map_or(0, |there| there.len());
-            file.n_bytes.saturating_sub(there)
+        let folder = self.cache.snapshot(name, &listing.commit);
+        let missing: Vec<RemoteFile> =
+            files.iter().filter(|file| !folder.join(&file.path).is_file()).cloned().collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let n_there = |file: &RemoteFile| {
+            let of = |path: PathBuf| fs::metadata(path).map(|there| there.len()).ok();
+            let blob = || of(self.cache.blob(&name.repository, file));
+            blob().or_else(|| of(self.cache.unfinished(&name.repository, file))).unwrap_or(0)
         };
-        let needed: u64 = missing.iter().map(to_come).sum();
+        let needed: u64 = missing.iter().map(|file| file.n_bytes.saturating_sub(n_there(file))).sum();
         if let Some(free) = self.cache.free_bytes().filter(|free| needed > *free) {
             return Err(self.disk_full(name, needed, free));
         }
-        if !missing.is_empty() {
-            watch(Progress::Needs(&missing));
-        }
-        let downloads = files.iter().map(|file| async move {
+        watch(Progress::Needs(&missing));
+        let downloads = missing.iter().map(|file| async move {
             self.blob(name, &listing.commit, file, watch).await?;
             self.cache.link(name, &listing.commit, file)
         });
@@ -152,7 +156,7 @@ impl Hub {
                 return fs::rename(&path, &blob).map_err(HubError::file(blob));
             }
             fs::remove_file(&path).map_err(HubError::file(&path))?;
-            // What was there before may have been wrong, so that the first time is no proof.
+            // Bytes of an earlier run may be wrong: one mismatch does not prove that the Hub's content is.
             if std::mem::replace(&mut was_wrong, true) {
                 let (model, expected) = (name.to_string(), file.hash.text().to_owned());
                 return Err(HubError::WrongHash { model, file: file.path.clone(), expected, found });

@@ -1,10 +1,19 @@
-//! What can go wrong with a model of the Hub, in the words of who asked for it.
+//! Errors of fetching models, worded for the user.
 
 use std::path::PathBuf;
 
 /// A model that is not there.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
+    /// The token cannot be sent.
+    #[error("the token (HF_TOKEN) has characters that no HTTP header can have")]
+    Token,
+    /// TLS cannot be set up, for example because the system has no certificates.
+    #[error("the client for the Hub: {what}")]
+    Client {
+        /// The cause.
+        what: String,
+    },
     /// The Hub may not be asked, and the cache does not have it.
     #[error("{model} is not in the cache {}, and HF_HUB_OFFLINE forbids to fetch it", .cache.display())]
     Offline {
@@ -20,7 +29,7 @@ pub enum HubError {
         repository: String,
         /// The Hub.
         endpoint: String,
-        /// Whether a token was sent.
+        /// The request had a token.
         has_token: bool,
     },
     /// The owner wants its terms accepted.
@@ -30,7 +39,7 @@ pub enum HubError {
         repository: String,
         /// The Hub.
         endpoint: String,
-        /// Whether a token was sent.
+        /// The request had a token.
         has_token: bool,
     },
     /// No such branch, tag or commit.
@@ -38,7 +47,7 @@ pub enum HubError {
     NoRevision {
         /// `OWNER/NAME`.
         repository: String,
-        /// What was asked for.
+        /// The requested revision.
         revision: String,
     },
     /// The repository has not what is needed.
@@ -46,7 +55,7 @@ pub enum HubError {
     Unusable {
         /// The model.
         model: String,
-        /// What is missing, or what there is instead.
+        /// The missing files, or the files of other formats.
         what: String,
     },
     /// The cache has a part of the model.
@@ -60,7 +69,7 @@ pub enum HubError {
     /// The Hub answered with an error.
     #[error("{url}: the Hub answered {status}{}", .message.as_ref().map(|text| format!(": {text}")).unwrap_or_default())]
     Status {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// Status code.
         status: u16,
@@ -70,7 +79,7 @@ pub enum HubError {
     /// The Hub cannot be reached, or breaks off each time.
     #[error("{url}: {what}")]
     Connection {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// Why not.
         what: String,
@@ -78,7 +87,7 @@ pub enum HubError {
     /// The answer is not what the Hub's interface promises.
     #[error("{url}: {what}")]
     Answer {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// What is wrong.
         what: String,

@@ -20,13 +20,13 @@ pub enum Selection {
 }
 
 /// The index of weights that are divided among several files.
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The weights where they are one file.
-const WEIGHTS: &str = "model.safetensors";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
 
 /// Files of an adapter.
-const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+pub(crate) const ADAPTER: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 
 /// What a checkpoint has beside its weights: what the loader reads.
 const BESIDE_WEIGHTS: [&str; 8] = [
@@ -204,7 +204,7 @@ impl Listing {
 }
 
 /// Names of the weight files in the content of an index.
-fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
+pub(crate) fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Value =
         serde_json::from_slice(index).map_err(|error| format!("has an {INDEX} that is not JSON: {error}"))?;
     let map = index.get("weight_map").and_then(Value::as_object).filter(|map| !map.is_empty());
@@ -214,35 +214,8 @@ fn shards(index: &[u8]) -> Result<BTreeSet<String>, String> {
         .collect()
 }
 
-/// What a folder of the cache lacks of a model. Empty for a model that is whole.
-pub(crate) fn missing(folder: &std::path::Path, name: &HubName, selection: Selection) -> Vec<String> {
-    let is_there = |path: &str| folder.join(path).is_file();
-    let lacks = |paths: &[&str]| -> Vec<String> {
-        paths.iter().filter(|path| !is_there(path)).map(|path| (*path).to_owned()).collect()
-    };
-    match (&name.file, selection) {
-        (Some(path), _) => lacks(&[path]),
-        (None, Selection::Adapter) => lacks(&ADAPTER),
-        (None, Selection::Model) => {
-            let index = std::fs::read(folder.join(INDEX)).ok().map(|index| shards(&index));
-            let weights = match index {
-                Some(Ok(shards)) => lacks(&shards.iter().map(String::as_str).collect::<Vec<_>>()),
-                Some(Err(_)) => vec![INDEX.to_owned()],
-                None if has_weights(folder) => Vec::new(),
-                None => vec![WEIGHTS.to_owned()],
-            };
-            lacks(&["config.json"]).into_iter().chain(weights).collect()
-        }
-    }
-}
-
-fn has_weights(folder: &std::path::Path) -> bool {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths = entries.map(|entry| entry.path());
-    paths.any(|path| path.extension().is_some_and(|ending| ending == "safetensors") && path.is_file())
-}
-
-fn is_hash(text: &str, n_digits: usize) -> bool {
+/// Whether a text is a hash of so many digits, as git and the Hub write it.
+pub(crate) fn is_hash(text: &str, n_digits: usize) -> bool {
     text.len() == n_digits && text.bytes().all(|digit| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit))
 }
 
@@ -276,6 +249,9 @@ mod tests {
         let one: Vec<&str> = ["config.json", "tokenizer.json", "model.safetensors"].into_iter().chain(others).collect();
         let (beside, weights) = of_model(&one, None).expect("a model");
         assert_eq!((beside.join(" "), weights.join(" ")), ("config.json tokenizer.json".into(), WEIGHTS.into()));
+
+        let (_, weights) = of_model(&["config.json", "a.safetensors", "b/c.safetensors"], None).expect("a model");
+        assert_eq!(weights, ["a.safetensors"]);
 
         let divided = ["config.json", INDEX, "a-1.safetensors", "a-2.safetensors", "old.safetensors"];
         let index = r#"{"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors", "z": "a-1.safetensors"}}"#;

@@ -201,6 +201,7 @@ mod tests {
             ("hf:a", "has no owner"),
             ("hf:a/..", "is not an owner or a name"),
             ("hf:a/b--c", "is not an owner or a name"),
+            ("hf:a/b..c", "is not an owner or a name"),
             ("hf:a/b/c", "is not an owner or a name"),
             ("a/b@", "is not a revision"),
             ("a/b@../../x", "is not a revision"),

@@ -89,6 +89,9 @@ async fn what_is_needed_is_fetched_once() {
     assert_eq!(fixture.obtain(MODEL).await.expect("again"), folder);
     let requests = fixture.stand_in.requests();
     assert_eq!(requests.len(), 1, "the list alone: {requests:?}");
+    assert!(std::fs::remove_dir_all(fixture.cache.path().join("hub/.locks")).is_ok());
+    fixture.obtain(MODEL).await.expect("a cache that is only read");
+    assert!(!fixture.cache.path().join("hub/.locks").exists(), "no lock for a file that is there");
     let one = format!("hf:{MODEL}@main:model.safetensors");
     assert_eq!(fixture.obtain(&one).await.expect("a file"), folder.join("model.safetensors"));
 }

@@ -31,9 +31,6 @@ pub enum FetchError {
     /// The environment names no folder for downloads.
     #[error("{0}")]
     Settings(String),
-    /// TLS cannot be set up.
-    #[error("the client for the Hub: {0}")]
-    Client(String),
     /// The Hub or the cache.
     #[error(transparent)]
     Hub(#[from] HubError),
@@ -141,7 +138,7 @@ fn required(text: &str) -> Result<HubName, FetchError> {
 fn hub() -> Result<Hub, FetchError> {
     let settings = HubSettings::of_environment().map_err(FetchError::Settings)?;
     let client = outbound::public_client(settings.endpoint.starts_with("https:"));
-    Hub::new(settings, client).map_err(|error| FetchError::Client(outbound::chain(&error)))
+    Ok(Hub::new(settings, client)?)
 }
 
 /// Fetches a model, with a bar on a terminal and a line otherwise. Nobody is served meanwhile.
