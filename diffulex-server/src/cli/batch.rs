@@ -195,7 +195,7 @@ async fn service_of(args: &BatchArgs) -> Result<(EngineLoop, HttpService), Batch
     let files = demo::model_files(config.model.as_deref()).map_err(LaunchError::from)?;
     let text = TextModel::load(&files).map_err(LaunchError::from)?;
     let options = config.engine.clone();
-    let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
+    let name = config.name_of(&files);
     let http_options = launch::http_options(&config, &files, name).map_err(LaunchError::from)?;
     let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
     let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;

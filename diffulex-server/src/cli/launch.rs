@@ -257,7 +257,7 @@ async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
         let program = std::env::current_exe().map_err(LaunchError::system("find this program"))?;
         Box::new(WorkerProcesses::new(worker_plan(&config, program, Arc::clone(&private_dir)))?)
     };
-    let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
+    let name = config.name_of(&files);
     let result = serve_with(&config, listener, address, &files, name, starter).await;
     private_dir.close();
     result

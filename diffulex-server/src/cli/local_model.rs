@@ -88,7 +88,7 @@ impl LocalModel {
             seed: answers.seed,
             ..defaults
         };
-        let name = config.served_model_name.clone().unwrap_or_else(|| files.name());
+        let name = config.name_of(&files);
         let options = config.engine.clone();
         let factory: EngineFactory = Arc::new(move || launch::load_engine(&files, &options));
         let engine = EngineLoop::start(factory, text, config.frontend_options()).await?;

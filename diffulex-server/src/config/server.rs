@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use diffulex_engine::EngineOptions;
+use diffulex_engine::{EngineOptions, ModelFiles};
 use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
 
@@ -175,6 +175,11 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
+    /// Name of the model of `files` in answers.
+    pub(crate) fn name_of(&self, files: &ModelFiles) -> String {
+        self.served_model_name.clone().unwrap_or_else(|| files.name())
+    }
+
     /// Folder for crash reports: the given one, or `diffulex/crashes` in the user's state folder (XDG Base Directory
     /// Specification). `None` where there is neither.
     pub fn crash_report_folder(&self) -> Option<PathBuf> {
