@@ -202,7 +202,6 @@ const COMMON_FLAGS: [&str; 9] =
 const SERVE_EXAMPLES: &str =
     "  diffulex-server                                      the built-in model, on http://127.0.0.1:8000
   diffulex-server --model JetLM/SDAR-1.7B-Chat         a model of the Hugging Face Hub, fetched once
-  diffulex-server --model ./SDAR-1.7B-Chat --port 8080 a checkpoint folder
   diffulex-server --model llada-q8_0.gguf              a GGUF file
 ";
 
