@@ -33,7 +33,7 @@ const QUESTION_LEN: u32 = 16;
 /// Letters that stand for the options, and their ids in the vocabularies of `checkpoint.py` and of Qwen.
 const LABELS: [(&str, u32); 3] = [("A", 32), ("B", 33), ("C", 34)];
 
-/// What a round measured.
+/// Measurements of a round.
 #[derive(Clone, Copy)]
 struct Measured {
     /// Milliseconds of a step, or of a token that answers.

@@ -98,7 +98,7 @@ struct Chat {
 impl Chat {
     /// Mean milliseconds per step over [`ROUND`], with requests that come at a rate.
     fn steps(&mut self, others: Option<(u64, Source)>) -> Result<f64, Box<dyn Error>> {
-        // Made before, as making them is no work of the engine's.
+        // Made before the clock starts: that is not the engine's work.
         let (per_second, constraint) = others.unwrap_or((0, random));
         let numbers = self.n_sent..self.n_sent + ROUND.as_secs() * per_second;
         let mut others: VecDeque<ServingCommand> = numbers
