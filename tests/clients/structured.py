@@ -3,6 +3,7 @@
 A class of Calls has the methods of METHODS that its library can do; each is a cell of a table of docs/clients.md.
 """
 
+import json
 from typing import Literal
 
 from contract import Servers
@@ -86,8 +87,8 @@ class StructuredContract(Servers):
     def check_schema(self, feature):
         answer, n_constrained = self.ask(feature)
         if isinstance(answer, str):
-            # Text has no spaces, and the properties in their order.
-            self.assertEqual(answer, Sum.model_validate_json(answer).model_dump_json())
+            # Text has spaces where json.dumps writes them, and the properties in their order.
+            self.assertEqual(answer, json.dumps(Sum.model_validate_json(answer).model_dump()))
         else:
             self.assertIsInstance(answer, Sum)
         # A model without a schema may be right by chance.

@@ -284,8 +284,8 @@ for (const calls of CLIENTS)
       const { answer, constrained } = await ask(method);
       const sum = typeof answer === "string" ? JSON.parse(answer) : answer;
       assert.deepEqual(Sum.parse(sum), sum);
-      // Text has no spaces, and the properties in their order.
-      if (typeof answer === "string") assert.equal(answer, JSON.stringify({ total: sum.total, kind: sum.kind }));
+      // Text has a space behind each colon and comma, and the properties in their order. A total may be larger than a number here holds.
+      if (typeof answer === "string") assert.match(answer, /^\{"total": -?\d+, "kind": "(even|odd)"\}$/);
       // A model without a schema may be right by chance.
       assert.equal(constrained, 1);
     };
