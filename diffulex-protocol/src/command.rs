@@ -153,6 +153,9 @@ pub struct ServingGenerate {
     /// Parts of the answer that must each belong to a language of their own. They may not overlap, and `constraint` must be `None`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub holes: Vec<Hole>,
+    /// Position of the answer before which end tokens do not end it: the rest of a hole that is not the last.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub ends_from: u32,
     /// The client's own tag, logged and never interpreted.
     #[serde(default)]
     pub user: Option<String>,

@@ -163,6 +163,7 @@ fn full_commands() -> Vec<ServingCommand> {
         constraint: Some(tags()),
         pins: vec![Pin { position: 3, ids: vec![5] }],
         holes: vec![Hole { position: 1, len: 2, constraint: Constraint::JsonObject }],
+        ends_from: 1,
         user: Some("u".to_owned()),
         created_time: 1.5,
     };

@@ -248,7 +248,8 @@ impl Admission<'_> {
             self.config.alignment,
         )
         .with_given(given)
-        .with_suffix(suffix);
+        .with_suffix(suffix)
+        .ending_from(request.ends_from);
         let sequence = if is_prompt_only { sequence.prompt_only() } else { sequence };
         let sequence = if request.labels.is_empty() { sequence } else { sequence.choosing(&request.labels) };
         let constraints = if is_prompt_only { Vec::new() } else { constraints(&sequence, request, compiled)? };

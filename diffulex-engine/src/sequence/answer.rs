@@ -34,7 +34,8 @@ pub struct Answer {
     pub(super) positions: Positions,
     /// Tokens behind the prompt that the client gave, by position.
     given: BTreeMap<usize, u32>,
-    /// First position at which an end token ends the answer: after the last token that the client gave, and after `min_tokens`.
+    /// First position at which an end token ends the answer: after the last token that the client gave, after `min_tokens`, and after
+    /// what the client names.
     stops_from: usize,
     /// Position of the first end token, if one is written.
     first_stop: Option<usize>,
@@ -75,6 +76,11 @@ impl Answer {
             self.stops_from = self.stops_from.max(last + 1);
         }
         self.write_given(self.prompt_len);
+    }
+
+    /// End tokens before the answer's position `n_first` do not end it.
+    pub(super) fn end_from(&mut self, n_first: usize) {
+        self.stops_from = self.stops_from.max(self.prompt_len + n_first);
     }
 
     /// Writes the given tokens at opened positions from `start` on.

@@ -70,6 +70,13 @@ impl Sequence {
         self
     }
 
+    /// The same, where end tokens before the answer's position `n_first` do not end it.
+    #[must_use]
+    pub(crate) fn ending_from(mut self, n_first: u32) -> Self {
+        self.answer.end_from(n_first as usize);
+        self
+    }
+
     /// The same with `suffix` after the answer: every position attends to it, and it is never written. Only if every position
     /// attends to the whole answer.
     #[must_use]

@@ -15,10 +15,11 @@ pub(in crate::frontend) struct Fingerprint(pub(super) u64);
 impl Fingerprint {
     /// Under `key`, which keeps clients from making two that are equal.
     pub(in crate::frontend) fn of(key: &impl BuildHasher, generate: &ServingGenerate) -> Self {
-        let ServingGenerate { prompt, masked, suffix, adapter, embed, labels, constraint, pins, holes, .. } = generate;
+        let ServingGenerate { prompt, masked, suffix, adapter, embed, labels, .. } = generate;
+        let ServingGenerate { constraint, pins, holes, ends_from, .. } = generate;
         let params = &generate.sampling_params;
         let mut hash = Hashed(key.build_hasher());
-        (prompt, masked, suffix, adapter, labels, constraint, pins, holes).hash(&mut hash.0);
+        (prompt, masked, suffix, adapter, labels, constraint, pins, holes, ends_from).hash(&mut hash.0);
         (params.max_tokens, params.prompt_logprobs.is_some()).hash(&mut hash.0);
         // Written to memory, which cannot fail.
         let _ = serde_json::to_writer(&mut hash, &(embed, &params.decoding));
@@ -92,6 +93,7 @@ mod tests {
                 ..plain()
             },
             ServingGenerate { constraint: Some(Constraint::Regex("a".to_owned())), ..plain() },
+            ServingGenerate { ends_from: 1, ..plain() },
             ServingGenerate { sampling_params: settings, ..plain() },
             ServingGenerate { sampling_params: longer, ..plain() },
             ServingGenerate { sampling_params: scored, ..plain() },

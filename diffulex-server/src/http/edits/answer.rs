@@ -1,11 +1,11 @@
 //! The answer to an edit: the whole text, and where the model wrote in it.
 
+use diffulex_engine::TextModel;
 use diffulex_protocol::ServingReply;
 use serde::Serialize;
 
 use crate::http::answer::parts::{DiffusionReport, Usage, unix_seconds};
-use crate::http::app::App;
-use crate::http::edits::canvas::{Canvas, Piece};
+use crate::http::edits::canvas::{Canvas, Draft, Piece};
 
 /// The answer.
 #[derive(Serialize)]
@@ -39,30 +39,31 @@ struct Span {
 
 impl<'a> Edit<'a> {
     /// The answer that `reply` is to `canvas`.
-    pub(super) fn of(app: &App, canvas: &Canvas, reply: &'a ServingReply, model: &'a str) -> Self {
+    pub(super) fn of(tokenizer: &TextModel, canvas: &Canvas, reply: &'a ServingReply, model: &'a str) -> Self {
         let mut text = canvas.beginning.clone();
         let mut n_chars = text.chars().count();
         let mut spans = Vec::new();
         for piece in &canvas.pieces {
-            let (name, positions, is_draft) = match piece {
+            let (name, positions, draft) = match piece {
                 Piece::Text(own) => {
                     text.push_str(own);
                     n_chars += own.chars().count();
                     continue;
                 }
-                Piece::Written { name, positions, is_draft } => (name, positions, *is_draft),
+                Piece::Written { name, positions, draft } => (name, positions, draft.as_ref()),
             };
             // An end token in the last place ends the answer.
             let end = positions.end.min(reply.token_ids.len());
             let positions = positions.start.min(end)..end;
-            let written = app.frontend.text().decode(&reply.token_ids[positions.clone()]);
+            let ids = &reply.token_ids[positions.clone()];
+            let written = draft.map_or_else(|| tokenizer.decode(ids), |draft| draft.rewritten(tokenizer, ids));
             let confidences = reply.confidences.get(positions).unwrap_or_default();
             let start = n_chars;
             n_chars += written.chars().count();
             text.push_str(&written);
             spans.push(Span {
                 name: name.clone(),
-                kind: if is_draft { "draft" } else { "hole" },
+                kind: kind(draft),
                 start,
                 end: n_chars,
                 text: written,
@@ -82,4 +83,9 @@ impl<'a> Edit<'a> {
             diffulex: DiffusionReport::of(reply),
         }
     }
+}
+
+/// The word for a place that the model writes.
+pub(super) fn kind(draft: Option<&Draft>) -> &'static str {
+    if draft.is_some() { "draft" } else { "hole" }
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::frontend::Submission;
+use crate::http::answer::answer_form::AnswerForm;
 use crate::http::answer::error::ApiError;
 use crate::http::app::App;
 use crate::http::request::fields::PromptField;
@@ -16,7 +17,8 @@ use crate::http::request::interface::{InterfaceBody, unsupported};
 use crate::http::request::numbers::whole;
 use crate::http::request::route_options::RouteOptions;
 
-const OPTIONS: RouteOptions = RouteOptions::of("/v1/edits");
+/// A stream shows the canvas as it is written, in any order.
+const OPTIONS: RouteOptions = RouteOptions::of("/v1/edits").denoising();
 
 /// Fields that the internal request calls otherwise.
 pub(super) const NAMES: [(&str, &str); 3] = [("max_tokens", "canvas"), ("pins", "canvas"), ("holes", "canvas")];
@@ -27,19 +29,20 @@ const MAX_PARTS: usize = 64;
 /// Any text: of a hole without a form of its own.
 const ANY_TEXT: &str = "(?s).*";
 
-/// Fields of other routes that would end the text early, leave holes open or report tokens, which an edit does not.
-const NOT_HERE: [&str; 10] = [
-    "denoise",
+/// Fields of other routes that would end the text early, leave holes open or stream it from left to right, which an edit does not.
+const NOT_HERE: [&str; 8] = [
     "ignore_eos",
     "max_nfe",
     "max_repetition_run",
     "min_tokens",
     "pins",
-    "snapshot",
     "stop",
     "stop_token_ids",
     "stream_mode",
 ];
+
+/// Fields of the frames of a stream.
+const OF_STREAMS: [&str; 2] = ["denoise", "snapshot"];
 
 /// Fields of the body.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -96,16 +99,17 @@ pub(super) struct Asked {
     pub(super) submission: Submission,
     pub(super) parts: Vec<Part>,
     pub(super) prompt: String,
-    pub(super) model: String,
+    pub(super) form: AnswerForm,
 }
 
 /// The edit that a body asks for.
 pub(super) fn ask(app: &App, mut body: InterfaceBody<EditsFields>) -> Result<Asked, ApiError> {
-    if body.get("stream").is_some_and(|stream| *stream != Value::Bool(false)) {
-        return unsupported("stream", " on /v1/edits; /generate takes pins and streams");
-    }
     if let Some(field) = NOT_HERE.iter().find(|field| body.get(field).is_some()) {
         return unsupported(field, " on /v1/edits");
+    }
+    let is_stream = body.get("stream") == Some(&Value::Bool(true));
+    if let Some(field) = OF_STREAMS.iter().find(|field| !is_stream && body.get(field).is_some()) {
+        return unsupported(field, " on /v1/edits without \"stream\": true");
     }
     // Its answer is as long as the canvas, which only tokens tell.
     body.set("max_tokens", 1);
@@ -123,7 +127,7 @@ pub(super) fn ask(app: &App, mut body: InterfaceBody<EditsFields>) -> Result<Ask
     // Replaced by tokens when the canvas is laid out.
     request.prompt = Some(PromptField::Text("-".to_owned()));
     let (submission, form) = request.into_submission(app, &OPTIONS)?;
-    Ok(Asked { submission, parts, prompt, model: form.model })
+    Ok(Asked { submission, parts, prompt, form })
 }
 
 impl PartField {

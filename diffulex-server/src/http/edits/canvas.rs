@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use diffulex_engine::ServingInput;
+use diffulex_engine::{ServingInput, TextModel};
 use diffulex_protocol::{Hole, Pin};
 
 use crate::frontend::{Submission, Tokenising};
@@ -27,9 +27,17 @@ pub(super) enum Piece {
         name: Option<String>,
         /// Its positions.
         positions: Range<usize>,
-        /// Whether some of them are of a draft.
-        is_draft: bool,
+        /// Its text before, of a draft.
+        draft: Option<Draft>,
     },
+}
+
+/// Text of which the model writes a share again.
+pub(super) struct Draft {
+    /// As it was sent.
+    text: String,
+    /// Those of its positions whose tokens stay, ascending.
+    stays: Vec<usize>,
 }
 
 /// A canvas.
@@ -40,6 +48,8 @@ pub(super) struct Canvas {
     holes: Vec<Hole>,
     /// Positions of the answer.
     n_tokens: usize,
+    /// The first position of the last place that is written: end tokens before it are the rest of a place.
+    last_written: usize,
     /// The canvas's own text before the answer.
     pub(super) beginning: String,
     /// What follows it.
@@ -69,6 +79,7 @@ impl Canvas {
             pins: Vec::new(),
             holes: Vec::new(),
             n_tokens: 0,
+            last_written: 0,
             beginning,
             pieces: Vec::new(),
             sees_right,
@@ -100,18 +111,21 @@ impl Canvas {
             }
             Part::Hole { name, len, constraint } => {
                 self.n_tokens += len as usize;
+                self.last_written = start;
                 self.holes.push(Hole { position: start as u32, len, constraint });
-                self.pieces.push(Piece::Written { name, positions: start..self.n_tokens, is_draft: false });
+                self.pieces.push(Piece::Written { name, positions: start..self.n_tokens, draft: None });
             }
             Part::Draft { text, strength } => {
-                let ids = tokens(app, text).await?;
+                let ids = tokens(app, text.clone()).await?;
                 let n_again = (strength * ids.len() as f32).round() as usize;
                 let mut kept = order(ids.len(), seed, index, DRAWN).split_off(n_again);
                 kept.sort_unstable();
                 let pin = |at: usize| Pin { position: (start + at) as u32, ids: vec![ids[at]] };
-                self.pins.extend(kept.into_iter().map(pin));
+                self.pins.extend(kept.iter().copied().map(pin));
                 self.n_tokens += ids.len();
-                self.pieces.push(Piece::Written { name: None, positions: start..self.n_tokens, is_draft: true });
+                self.last_written = start;
+                let draft = Draft { text, stays: kept };
+                self.pieces.push(Piece::Written { name: None, positions: start..self.n_tokens, draft: Some(draft) });
             }
         }
         Ok(())
@@ -122,11 +136,29 @@ impl Canvas {
         let generate = &mut submission.generate;
         generate.pins.clone_from(&self.pins);
         generate.holes.clone_from(&self.holes);
+        generate.ends_from = self.last_written as u32;
         generate.sampling_params.max_tokens = self.n_tokens as u32;
         submission.inputs = vec![ServingInput::ids(self.prompt.clone())];
         submission.fills_masks = false;
         submission.constraint_field = Some("canvas");
         submission
+    }
+}
+
+impl Draft {
+    /// Its text with `ids` as its tokens. What stays is as it was sent, special tokens, too, which no written text has.
+    pub(super) fn rewritten(&self, tokenizer: &TextModel, ids: &[u32]) -> String {
+        if self.stays.len() == ids.len() {
+            return self.text.clone();
+        }
+        let mut text = String::new();
+        let mut n_read = 0;
+        for stays in self.stays.iter().copied().filter(|stays| ids.get(*stays).is_some_and(|id| tokenizer.is_special(*id))) {
+            text.push_str(&tokenizer.decode(&ids[n_read..stays]));
+            text.push_str(&tokenizer.token(ids[stays]).unwrap_or_default());
+            n_read = stays + 1;
+        }
+        text + &tokenizer.decode(&ids[n_read..])
     }
 }
 

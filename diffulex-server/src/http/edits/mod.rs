@@ -5,17 +5,20 @@
 mod answer;
 mod body;
 mod canvas;
+mod stream;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
 
 use crate::frontend::Submission;
 use crate::http::answer::error::ApiError;
-use crate::http::answer::parts::{self, only_reply};
+use crate::http::answer::parts::{self, Spacing, only_reply};
+use crate::http::answer::sse;
 use crate::http::app::App;
 use crate::http::edits::answer::Edit;
 use crate::http::edits::body::{Asked, EditsFields, ask};
 use crate::http::edits::canvas::Canvas;
+use crate::http::edits::stream::EditFramer;
 use crate::http::entry::Entry;
 use crate::http::request::body::{self as bodies, Dialect, ParsedBody};
 use crate::http::request::interface::InterfaceBody;
@@ -33,12 +36,16 @@ async fn edits(State(app): State<App>, request: Request) -> Result<Response, Api
 
 async fn respond(app: &App, request: Request) -> Result<Response, ApiError> {
     let ParsedBody { value: asked, held, requester } = bodies::json(app, request, Dialect::OpenAi, ask).await?;
-    let Asked { submission, parts, prompt, model } = asked;
+    let Asked { submission, parts, prompt, form } = asked;
     let canvas =
         Canvas::lay_out(app, parts, prompt, submission.generate.sampling_params.seed.unwrap_or_default()).await?;
     let submission = canvas.submission(Submission { requester, ..submission });
     let streams = app.frontend.submit(submission).await?;
     drop(held);
+    if form.is_stream {
+        let framer = EditFramer::new(app.frontend.clone(), canvas, form);
+        return sse::respond(streams, framer, Spacing::Python, app.telemetry.clone()).await;
+    }
     let reply = only_reply(streams).await?;
-    Ok(parts::json(&Edit::of(app, &canvas, &reply, &model)))
+    Ok(parts::json(&Edit::of(app.frontend.text(), &canvas, &reply, &form.model)))
 }
