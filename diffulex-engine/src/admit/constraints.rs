@@ -4,6 +4,7 @@
 //! order of arrival, so that hostile ones take one core at most and delay nothing but each other.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -44,11 +45,15 @@ pub(crate) struct Compiled {
 /// The outcome of compiling, shared by requests.
 type Outcome = Result<Arc<Compiled>, ConstraintError>;
 
+/// The hash of a constraint. It may have a megabyte, so that it is hashed once.
+type Hash = u64;
+
 /// What the compiling thread sends back.
-type Done = (Constraint, Outcome);
+type Done = (Constraint, Hash, Outcome);
 
 /// A kept outcome.
 struct Kept {
+    constraint: Constraint,
     outcome: Outcome,
     n_bytes: usize,
     /// When it was used last, by a count of uses.
@@ -67,23 +72,30 @@ pub(crate) struct Settled {
 /// A request some of whose constraints are not compiled.
 struct Waiting {
     request: ServingGenerate,
-    /// Outcomes of its constraints, in order, with the time that each took for this request.
-    outcomes: Vec<Option<(Outcome, Duration)>>,
+    /// Its constraints, in order.
+    wanted: Vec<Wanted>,
+}
+
+/// A constraint that a request waits for, or has.
+struct Wanted {
+    hash: Hash,
+    /// With the time that it took for this request.
+    outcome: Option<(Outcome, Duration)>,
 }
 
 impl Waiting {
     /// The first constraint without an outcome.
-    fn next(&self) -> Option<&Constraint> {
-        let missing = self.request.constraints().zip(&self.outcomes).find(|(_, outcome)| outcome.is_none());
-        missing.map(|(constraint, _)| constraint)
+    fn next(&self) -> Option<(&Constraint, Hash)> {
+        let mut all = self.request.constraints().zip(&self.wanted);
+        all.find(|(_, wanted)| wanted.outcome.is_none()).map(|(constraint, wanted)| (constraint, wanted.hash))
     }
 
     /// Notes `outcome` wherever `constraint` is waited for. True if it is.
-    fn note(&mut self, constraint: &Constraint, outcome: &Outcome, took: Duration) -> bool {
+    fn note(&mut self, (constraint, hash): (&Constraint, Hash), outcome: &Outcome, took: Duration) -> bool {
         let mut took = Some(took);
-        for (wanted, place) in self.request.constraints().zip(&mut self.outcomes) {
-            if wanted == constraint && place.is_none() {
-                *place = Some((outcome.clone(), took.take().unwrap_or_default()));
+        for (own, wanted) in self.request.constraints().zip(&mut self.wanted) {
+            if wanted.outcome.is_none() && wanted.hash == hash && own == constraint {
+                wanted.outcome = Some((outcome.clone(), took.take().unwrap_or_default()));
             }
         }
         took.is_none()
@@ -95,7 +107,7 @@ impl Waiting {
             return Err(Box::new(self));
         }
         let of = |(outcome, took): (Outcome, Duration)| outcome.map(|compiled| (compiled, took));
-        let compiled: Result<_, ConstraintError> = self.outcomes.into_iter().flatten().map(of).collect();
+        let compiled: Result<_, ConstraintError> = self.wanted.into_iter().filter_map(|wanted| wanted.outcome).map(of).collect();
         let compiled = compiled.map_err(|error| RequestError::invalid(PARAM, error.message));
         Ok(Settled { request: self.request, compiled })
     }
@@ -103,15 +115,18 @@ impl Waiting {
 
 /// Compiled constraints, and the requests that wait for theirs.
 pub(crate) struct Constraints {
-    kept: HashMap<Arc<Constraint>, Kept>,
+    /// Of constraints with the same hash, the one that came last.
+    kept: HashMap<Hash, Kept>,
     /// What is kept, by its last use: refusals are small, so there may be hundreds of thousands.
-    by_use: BTreeMap<u64, Arc<Constraint>>,
+    by_use: BTreeMap<u64, Hash>,
+    /// Nobody outside can make constraints whose hashes are the same.
+    hasher: RandomState,
     kept_bytes: usize,
     n_uses: u64,
     waiting: VecDeque<Waiting>,
     /// Whether the thread compiles one of them.
     is_compiling: bool,
-    orders: Sender<Constraint>,
+    orders: Sender<(Constraint, Hash)>,
     done: Receiver<Done>,
 }
 
@@ -126,6 +141,7 @@ impl Constraints {
         Ok(Self {
             kept: HashMap::new(),
             by_use: BTreeMap::new(),
+            hasher: RandomState::new(),
             kept_bytes: 0,
             n_uses: 0,
             waiting: VecDeque::new(),
@@ -137,8 +153,13 @@ impl Constraints {
 
     /// `request` with its constraints if all are compiled; otherwise the request waits.
     pub(crate) fn take(&mut self, request: ServingGenerate) -> Option<Settled> {
-        let outcomes = request.constraints().map(|constraint| Some((self.find(constraint)?, Duration::ZERO))).collect();
-        match (Waiting { request, outcomes }).settled() {
+        let mut wanted = Vec::new();
+        for constraint in request.constraints() {
+            let hash = self.hasher.hash_one(constraint);
+            let outcome = self.find(constraint, hash).map(|outcome| (outcome, Duration::ZERO));
+            wanted.push(Wanted { hash, outcome });
+        }
+        match (Waiting { request, wanted }).settled() {
             Ok(settled) => Some(settled),
             Err(waiting) => {
                 self.waiting.push_back(*waiting);
@@ -153,7 +174,7 @@ impl Constraints {
         let mut all = Vec::new();
         let mut wait = wait;
         while self.is_compiling {
-            let (constraint, outcome) = match self.done.recv_timeout(wait) {
+            let (constraint, hash, outcome) = match self.done.recv_timeout(wait) {
                 Ok(done) => done,
                 Err(RecvTimeoutError::Timeout) => break,
                 // The thread has panicked, which its own words do not outlive.
@@ -170,7 +191,7 @@ impl Constraints {
             // The time counts for the first that asked.
             let mut took = outcome.as_ref().map_or(Duration::ZERO, |compiled| compiled.took);
             for mut waiting in std::mem::take(&mut self.waiting) {
-                if waiting.note(&constraint, &outcome, took) {
+                if waiting.note((&constraint, hash), &outcome, took) {
                     took = Duration::ZERO;
                 }
                 match waiting.settled() {
@@ -178,7 +199,7 @@ impl Constraints {
                     Err(waiting) => self.waiting.push_back(*waiting),
                 }
             }
-            self.keep(constraint, outcome);
+            self.keep(constraint, hash, outcome);
             self.order_next();
         }
         all
@@ -210,24 +231,24 @@ impl Constraints {
         if self.is_compiling {
             return;
         }
-        if let Some(constraint) = self.waiting.front().and_then(|waiting| waiting.next().cloned()) {
+        if let Some((constraint, hash)) = self.waiting.front().and_then(Waiting::next) {
             // Without the thread, `settled` finds its channel closed.
-            let _ = self.orders.send(constraint);
+            let _ = self.orders.send((constraint.clone(), hash));
             self.is_compiling = true;
         }
     }
 
-    fn find(&mut self, constraint: &Constraint) -> Option<Outcome> {
-        let kept = self.kept.get_mut(constraint)?;
+    fn find(&mut self, constraint: &Constraint, hash: Hash) -> Option<Outcome> {
+        let kept = self.kept.get_mut(&hash).filter(|kept| kept.constraint == *constraint)?;
         self.n_uses += 1;
-        let constraint = self.by_use.remove(&kept.used)?;
-        self.by_use.insert(self.n_uses, constraint);
+        self.by_use.remove(&kept.used);
+        self.by_use.insert(self.n_uses, hash);
         kept.used = self.n_uses;
         Some(kept.outcome.clone())
     }
 
     /// Keeps an outcome, and forgets those that were used longest ago while there are too many bytes.
-    fn keep(&mut self, constraint: Constraint, outcome: Outcome) {
+    fn keep(&mut self, constraint: Constraint, hash: Hash, outcome: Outcome) {
         let n_text = text_bytes(&constraint);
         let n_compiled = outcome
             .as_ref()
@@ -235,9 +256,8 @@ impl Constraints {
         self.n_uses += 1;
         let n_bytes = n_text + n_compiled;
         self.kept_bytes += n_bytes;
-        let constraint = Arc::new(constraint);
-        self.by_use.insert(self.n_uses, constraint.clone());
-        if let Some(before) = self.kept.insert(constraint, Kept { outcome, n_bytes, used: self.n_uses }) {
+        self.by_use.insert(self.n_uses, hash);
+        if let Some(before) = self.kept.insert(hash, Kept { constraint, outcome, n_bytes, used: self.n_uses }) {
             self.by_use.remove(&before.used);
             self.kept_bytes -= before.n_bytes;
         }
@@ -268,13 +288,13 @@ fn compile_all(
     text: &TextModel,
     n_rows: usize,
     eos_token_ids: &[u32],
-    orders: &Receiver<Constraint>,
+    orders: &Receiver<(Constraint, Hash)>,
     finished: &Sender<Done>,
 ) {
     step_back();
     // Read once, when the first constraint comes: it takes a fraction of a second and many models never need it.
     let mut vocabulary: Option<Result<Vocabulary, ConstraintError>> = None;
-    while let Ok(constraint) = orders.recv() {
+    while let Ok((constraint, hash)) = orders.recv() {
         let started = Instant::now();
         let vocabulary = vocabulary.get_or_insert_with(|| spelling::vocabulary(text, n_rows, eos_token_ids));
         let outcome = match vocabulary {
@@ -283,7 +303,7 @@ fn compile_all(
                 .unwrap_or_else(|what| Err(ConstraintError::new(format!("the constraint cannot be compiled: {what}")))),
             Err(error) => Err(error.clone()),
         };
-        if finished.send((constraint, outcome)).is_err() {
+        if finished.send((constraint, hash, outcome)).is_err() {
             return;
         }
     }
