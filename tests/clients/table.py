@@ -16,6 +16,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/clients.md"
 BEGIN, END = "<!-- table: made by tests/clients/table.py -->", "<!-- end of the table -->"
 FEATURES = ("plain", "stream", "abort", "error", "Unicode", "wrong key", "too long", "denoise")
 STRUCTURED = ("JSON schema", "JSON streamed", "tools", "tools streamed")
+THINKING = ("thinking", "thinking streamed")
 CLIENT_HEAD = ("client", "version", "interface", "calls")
 TOOLS_HEAD = ("client or tool", "version", "interface", "runs")
 
@@ -52,7 +53,7 @@ def tools(cells):
     """The rows of tools, whose features are other than clients'."""
     runs = collections.defaultdict(set)
     for (client, interface, version, _), features in cells.items():
-        if others := set(features) - {*FEATURES, *STRUCTURED}:
+        if others := set(features) - {*FEATURES, *STRUCTURED, *THINKING}:
             runs[client, version, interface] |= others
     return sorted((*key, ", ".join(sorted(features))) for key, features in runs.items())
 
@@ -79,7 +80,7 @@ def main():
     head, rest = page.split(BEGIN)
     written, tail = rest.split(END)
     cells = read(sys.argv[1])
-    tables = [((*CLIENT_HEAD, *asked), rows(cells, asked)) for asked in (FEATURES, STRUCTURED)]
+    tables = [((*CLIENT_HEAD, *asked), rows(cells, asked)) for asked in (FEATURES, STRUCTURED, THINKING)]
     tables.append((TOOLS_HEAD, tools(cells)))
     made = "\n\n".join("\n".join(lines(*table)) for table in tables)
     print(made)

@@ -5,6 +5,8 @@ import unittest
 import anthropic
 from contract import QUESTION, AsyncCalls, Calls, Contract
 from structured import FUNCTION, MAX_TOKENS, MESSAGES, NAME, RESULT, SHORT, StructuredContract, Sum
+from thinking import MAX_TOKENS as MOST_THOUGHTS
+from thinking import NEXT, TURNS, Kind, ThinkingContract
 
 
 class Messages(Calls):
@@ -53,6 +55,25 @@ class Messages(Calls):
         stream = self.anthropic.messages.stream(model=self.model, **self.asked, **self.offered, tool_choice={"type": "any"})
         with self.entered(stream) as stream:
             return self.went_on(self.done(stream.get_final_message()))
+
+    kind = {"output_config": {"format": {"type": "json_schema", "schema": Kind.model_json_schema()}}}
+
+    def thinks(self):
+        return self.thought_on(self.done(self.anthropic.messages.create(**self.asked_to_think(TURNS))))
+
+    def thinks_stream(self):
+        with self.entered(self.anthropic.messages.stream(**self.asked_to_think(TURNS))) as stream:
+            return self.thought_on(self.done(stream.get_final_message()))
+
+    def asked_to_think(self, messages):
+        return {"model": self.model, "messages": messages, "max_tokens": MOST_THOUGHTS, "extra_body": self.kind}
+
+    def thought_on(self, message):
+        """The thoughts and the text of a message, and the text of the next one, for which its blocks go back as they came."""
+        of = {block.type: block for block in message.content}
+        turns = [*TURNS, {"role": "assistant", "content": message.content}, NEXT]
+        again = self.done(self.anthropic.messages.create(**self.asked_to_think(turns)))
+        return of["thinking"].thinking, of["text"].text, again.content[-1].text
 
     def went_on(self, message):
         """The arguments of the calls, and the answer to their results."""
@@ -108,6 +129,14 @@ class MessagesStructured(StructuredContract, unittest.TestCase):
 
 
 class AsyncMessagesStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncMessages
+
+
+class MessagesThinking(ThinkingContract, unittest.TestCase):
+    calls = Messages
+
+
+class AsyncMessagesThinking(ThinkingContract, unittest.TestCase):
     calls = AsyncMessages
 
 

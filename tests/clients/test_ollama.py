@@ -13,6 +13,8 @@ from contract import (
     EmbeddingCalls,
 )
 from structured import FUNCTION, MAX_TOKENS, MESSAGES, NAME, RESULT, SHORT, StructuredContract, Sum
+from thinking import MAX_TOKENS as MOST_THOUGHTS
+from thinking import NEXT, TURNS, Kind, ThinkingContract
 
 
 class Ollama:
@@ -60,6 +62,23 @@ class Chat(Ollama, Calls):
 
     def tools_stream(self):
         return self.went_on([part.message for part in self.items(self.offer(MESSAGES, stream=True))])
+
+    def thinks(self):
+        return self.thought_on([self.think(TURNS)])
+
+    def thinks_stream(self):
+        return self.thought_on(self.items(self.think(TURNS, stream=True)))
+
+    def think(self, messages, **more):
+        options, form = self.options(MOST_THOUGHTS, {}), Kind.model_json_schema()
+        return self.done(self.ollama.chat(model=self.model, messages=messages, options=options, format=form, **more))
+
+    def thought_on(self, parts):
+        """Thoughts and text of an answer, and the text of the next one."""
+        thoughts = "".join(part.message.thinking or "" for part in parts)
+        text = "".join(part.message.content or "" for part in parts)
+        answered = {"role": "assistant", "content": text, "thinking": thoughts}
+        return thoughts, text, self.think([*TURNS, answered, NEXT]).message.content
 
     def went_on(self, answered):
         """The arguments of the calls of messages, and the answer after a call that has its result."""
@@ -208,6 +227,16 @@ class GenerateStructured(StructuredContract, unittest.TestCase):
 
 class AsyncGenerateStructured(StructuredContract, unittest.TestCase):
     calls = AsyncGenerate
+
+
+@unittest.skipUnless("thinking" in ollama.Message.model_fields, "no thoughts in this version")
+class ChatThinking(ThinkingContract, unittest.TestCase):
+    calls = Chat
+
+
+@unittest.skipUnless("thinking" in ollama.Message.model_fields, "no thoughts in this version")
+class AsyncChatThinking(ThinkingContract, unittest.TestCase):
+    calls = AsyncChat
 
 
 if __name__ == "__main__":

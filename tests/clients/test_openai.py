@@ -14,6 +14,8 @@ from contract import AsyncCalls, AsyncEmbeddingCalls, Calls, Contract, Embedding
 from decisions import FEATURE, INPUT, QUESTIONS, DecisionChecks
 from server import shared
 from structured import FUNCTION, MAX_TOKENS, MESSAGES, QUESTION, RESULT, SHORT, StructuredContract, Sum
+from thinking import MAX_TOKENS as MOST_THOUGHTS
+from thinking import NEXT, TURNS, Kind, ThinkingContract
 
 
 class OpenAI:
@@ -64,6 +66,29 @@ class Chat(OpenAI, Calls):
         stream = self.openai.chat.completions.stream(model=self.model, **self.asked, tools=tools, tool_choice="required")
         with self.entered(stream) as stream:
             return self.went_on(self.done(stream.get_final_completion()))
+
+    def thinks(self):
+        reply = self.done(self.think(TURNS))
+        message = reply.choices[0].message
+        assert 0 < reply.usage.completion_tokens_details.reasoning_tokens < reply.usage.completion_tokens, reply.usage
+        return self.thought_on(message.reasoning_content, message.content)
+
+    def thinks_stream(self):
+        chunks = self.items(self.done(self.think(TURNS, stream=True)))
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        thoughts = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        return self.thought_on(thoughts, "".join(delta.content or "" for delta in deltas))
+
+    def think(self, messages, **more):
+        schema = {"type": "json_schema", "json_schema": {"name": "kind", "schema": Kind.model_json_schema()}}
+        create = self.openai.chat.completions.create
+        return create(model=self.model, messages=messages, max_tokens=MOST_THOUGHTS, temperature=0, response_format=schema, **more)
+
+    def thought_on(self, thoughts, text):
+        """Thoughts and text of an answer, and the text of the next one."""
+        answered = {"role": "assistant", "content": text, "reasoning_content": thoughts}
+        reply = self.done(self.think([*TURNS, answered, NEXT]))
+        return thoughts, text, reply.choices[0].message.content
 
     def went_on(self, reply):
         """The arguments of the calls, and the answer to their results."""
@@ -125,6 +150,29 @@ class Responses(OpenAI, Calls):
         stream = self.openai.responses.stream(model=self.model, **self.asked, **self.offered, tool_choice="required")
         with self.entered(stream) as stream:
             return self.went_on(self.done(stream.get_final_response()))
+
+    def thinks(self):
+        response = self.done(self.openai.responses.create(**self.asked_to_think(TURNS)))
+        usage = response.usage
+        assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens, usage
+        return self.thought_on(response)
+
+    def thinks_stream(self):
+        # Keeps a copy of the response, and raises if the events do not fit it.
+        with self.entered(self.openai.responses.stream(**self.asked_to_think(TURNS))) as stream:
+            return self.thought_on(self.done(stream.get_final_response()))
+
+    def asked_to_think(self, items):
+        form = {"type": "json_schema", "name": "kind", "schema": Kind.model_json_schema()}
+        text = {"format": form}
+        return {"model": self.model, "input": items, "max_output_tokens": MOST_THOUGHTS, "temperature": 0, "text": text}
+
+    def thought_on(self, response):
+        """As of a chat; the items of the answer go back as they came."""
+        thoughts = "".join(part.text for item in response.output if item.type == "reasoning" for part in item.content)
+        items = [*TURNS, *(item.to_dict() for item in response.output), NEXT]
+        again = self.done(self.openai.responses.create(**self.asked_to_think(items)))
+        return thoughts, response.output_text, again.output_text
 
     def went_on(self, response):
         """As of a chat; the items of the answer go back as they came."""
@@ -375,6 +423,22 @@ class ResponsesStructured(StructuredContract, unittest.TestCase):
 
 
 class AsyncResponsesStructured(StructuredContract, unittest.TestCase):
+    calls = AsyncResponses
+
+
+class ChatThinking(ThinkingContract, unittest.TestCase):
+    calls = Chat
+
+
+class AsyncChatThinking(ThinkingContract, unittest.TestCase):
+    calls = AsyncChat
+
+
+class ResponsesThinking(ThinkingContract, unittest.TestCase):
+    calls = Responses
+
+
+class AsyncResponsesThinking(ThinkingContract, unittest.TestCase):
     calls = AsyncResponses
 
 
