@@ -196,6 +196,39 @@ async fn a_prompt_that_opens_the_block_is_followed_by_thoughts() {
 }
 
 #[tokio::test]
+async fn usage_counts_the_tokens_of_thoughts() {
+    let fixture = of_template(OPENS).await;
+    let text = fixture.engine.frontend().text();
+    for (thoughts, rest) in [("Hm, is it?\n</think>", "\n\nIt is."), ("Hm, never closed", ""), ("", "")] {
+        fixture.tell(&format!("{thoughts}{rest}"));
+        let n_thought = json!(text.encode_with(thoughts, false).unwrap().len());
+        let whole = fixture.ok(CHAT, &body(CHAT, &json!({}))).await.json();
+        assert_eq!(whole["usage"]["completion_tokens_details"], json!({"reasoning_tokens": n_thought}), "{thoughts}");
+        let streamed = fixture.ok(CHAT, &body(CHAT, &json!({"stream": true}))).await;
+        let n_streamed = streamed.frames().pop().unwrap()["usage"]["completion_tokens_details"].take();
+        assert_eq!(n_streamed, whole["usage"]["completion_tokens_details"]);
+        let several = fixture.ok(CHAT, &body(CHAT, &json!({"n": 2}))).await.json();
+        let n_of_both = &several["usage"]["completion_tokens_details"]["reasoning_tokens"];
+        assert_eq!(n_of_both.as_u64(), n_thought.as_u64().map(|n| 2 * n), "{several}");
+        let of_response = &json!({"output_tokens_details": {"reasoning_tokens": n_thought}});
+        let whole = fixture.ok(RESPONSES, &body(RESPONSES, &json!({}))).await.json();
+        assert_eq!(whole["usage"]["output_tokens_details"], of_response["output_tokens_details"]);
+        let events = fixture.ok(RESPONSES, &body(RESPONSES, &json!({"stream": true}))).await.events();
+        let n_streamed = &events.last().unwrap().1["response"]["usage"]["output_tokens_details"];
+        assert_eq!(*n_streamed, whole["usage"]["output_tokens_details"]);
+    }
+    // Marks that the answer may open but does not: no thoughts.
+    let fixture = golden().await;
+    fixture.tell("Yes.</think>");
+    let plain = fixture.ok(CHAT, &body(CHAT, &json!({}))).await.json();
+    assert_eq!(plain["usage"]["completion_tokens_details"]["reasoning_tokens"], json!(0), "{plain}");
+    fixture.tell("<think>Hm.</think>Yes.");
+    let n_thought = fixture.engine.frontend().text().encode_with("<think>Hm.</think>", false).unwrap().len();
+    let opened = fixture.ok(CHAT, &body(CHAT, &json!({}))).await.json();
+    assert_eq!(opened["usage"]["completion_tokens_details"]["reasoning_tokens"], json!(n_thought), "{opened}");
+}
+
+#[tokio::test]
 async fn each_interface_turns_thinking_off_in_its_own_field() {
     let fixture = of_template(OPENS).await;
     fixture.tell("Yes.</think>");

@@ -35,11 +35,12 @@ pub struct Told {
 
 struct Speaker {
     card: ModelCard,
+    text: Arc<TextModel>,
     told: Arc<Mutex<Told>>,
 }
 
 impl Speaker {
-    fn events(request: &ServingGenerate, told: &Told) -> Vec<ServingEvent> {
+    fn events(&self, request: &ServingGenerate, told: &Told) -> Vec<ServingEvent> {
         let characters: Vec<char> = told.answer.chars().collect();
         let pieces = characters.chunks(told.n_piece.max(1)).map(String::from_iter).enumerate();
         let event = |(seq, text): (usize, String)| {
@@ -62,6 +63,7 @@ impl Speaker {
         let reason = if told.is_cut { FinishReason::MaxNewTokensReached } else { FinishReason::EosTokenGenerated };
         let text = told.answer.clone();
         events.push(ServingEvent::Reply(Box::new(ServingReply {
+            token_ids: self.text.encode_with(&text, false).unwrap(),
             text,
             ..ServingReply::new(request.rid.as_str(), reason)
         })));
@@ -75,7 +77,7 @@ impl ServingEngine for Speaker {
         let mut events = Vec::new();
         for command in commands {
             if let ServingCommand::Generate(request) = command {
-                events.extend(Self::events(&request, &told));
+                events.extend(self.events(&request, &told));
                 told.asked.push(request);
             }
         }
@@ -117,12 +119,14 @@ impl Fixture {
         if let Some(template) = template {
             std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
         }
-        let text = TextModel::load(&ModelFiles::folder(folder.path()).unwrap()).unwrap();
+        let files = ModelFiles::folder(folder.path()).unwrap();
+        let text = TextModel::load(&files).unwrap();
+        let spoken = Arc::new(TextModel::load(&files).unwrap());
         let told = Arc::new(Mutex::new(Told { n_piece: 7, ..Told::default() }));
         let engine_told = Arc::clone(&told);
         let factory: EngineFactory = Arc::new(move || {
             let card = ModelCard { vocab_size: 600, max_model_len: 8192, ..ModelCard::default() };
-            Ok(Box::new(Speaker { card, told: Arc::clone(&engine_told) }))
+            Ok(Box::new(Speaker { card, text: Arc::clone(&spoken), told: Arc::clone(&engine_told) }))
         });
         let engine = EngineLoop::start(factory, text, options()).await.unwrap();
         let frontend = engine.frontend().clone();

@@ -29,6 +29,9 @@ pub(in crate::http) struct Usage {
     pub(in crate::http) total_tokens: u32,
     /// Where they came from.
     pub(in crate::http) prompt_tokens_details: PromptTokensDetails,
+    /// What they are; absent where thoughts are not told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::http) completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 /// OpenAI's breakdown of prompt tokens.
@@ -36,6 +39,21 @@ pub(in crate::http) struct Usage {
 pub(in crate::http) struct PromptTokensDetails {
     /// Found in the prefix cache.
     pub(in crate::http) cached_tokens: u32,
+}
+
+/// OpenAI's breakdown of an answer's tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(in crate::http) struct CompletionTokensDetails {
+    /// Of thoughts, with their marks.
+    pub(in crate::http) reasoning_tokens: u32,
+}
+
+impl CompletionTokensDetails {
+    /// Both together; `None` without either.
+    fn sum(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        let reasoning_tokens = [one, other].into_iter().flatten().map(|details| details.reasoning_tokens);
+        reasoning_tokens.reduce(|one, other| one + other).map(|reasoning_tokens| Self { reasoning_tokens })
+    }
 }
 
 impl Usage {
@@ -47,6 +65,7 @@ impl Usage {
             completion_tokens,
             total_tokens: reply.prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens: reply.cached_tokens },
+            completion_tokens_details: None,
         }
     }
 
@@ -56,6 +75,7 @@ impl Usage {
         self.completion_tokens += prompt.completion_tokens;
         self.total_tokens += prompt.total_tokens;
         self.prompt_tokens_details.cached_tokens += prompt.prompt_tokens_details.cached_tokens;
+        self.add_details(prompt.completion_tokens_details);
     }
 
     /// One prompt with several choices: the prompt counts once, as OpenAI does.
@@ -64,6 +84,12 @@ impl Usage {
         self.completion_tokens += choice.completion_tokens;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
         self.prompt_tokens_details = choice.prompt_tokens_details;
+        self.add_details(choice.completion_tokens_details);
+    }
+
+    /// Adds what the tokens of another answer are.
+    pub(in crate::http) fn add_details(&mut self, details: Option<CompletionTokensDetails>) {
+        self.completion_tokens_details = CompletionTokensDetails::sum(self.completion_tokens_details, details);
     }
 }
 

@@ -3,7 +3,6 @@
 //! Clients that see it twice add it up twice, so it is on the last choice's finish chunk or in a chunk of its own, never both.
 //! Never here: answers that are not streamed.
 
-use diffulex_protocol::ServingReply;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -77,9 +76,10 @@ impl StreamedUsage {
         }
     }
 
-    /// Choice `index` has ended.
-    pub(in crate::http) fn finish(&mut self, index: usize, reply: &ServingReply) {
-        let Usage { completion_tokens, prompt_tokens_details, .. } = Usage::of(reply);
+    /// Choice `index` has ended with `usage`.
+    pub(in crate::http) fn finish(&mut self, index: usize, usage: Usage) {
+        let Usage { completion_tokens, prompt_tokens_details, completion_tokens_details, .. } = usage;
+        self.usage.add_details(completion_tokens_details);
         if let Some(n_cached) = self.n_cached.get_mut(index / self.n_choices) {
             *n_cached = prompt_tokens_details.cached_tokens;
         }

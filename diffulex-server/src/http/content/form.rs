@@ -1,7 +1,11 @@
 //! How the parts of a request's answers are found.
 
+use diffulex_engine::TextModel;
+use diffulex_protocol::ServingReply;
+
 use super::part::Parts;
 use super::reader::ContentReader;
+use crate::http::answer::parts::{CompletionTokensDetails, Usage};
 use crate::http::reasoning::reader::ReasoningForm;
 use crate::http::tools::calls::CallForm;
 
@@ -34,6 +38,23 @@ impl ContentForm {
             parts.add(piece);
         }
         parts
+    }
+
+    /// The usage of one reply, with the tokens of its thoughts where those are told apart.
+    pub(in crate::http) fn usage(&self, text: &TextModel, reply: &ServingReply) -> Usage {
+        Usage { completion_tokens_details: self.completion_details(text, reply), ..Usage::of(reply) }
+    }
+
+    /// What the tokens of one reply are; `None` where thoughts are not told apart.
+    pub(in crate::http) fn completion_details(
+        &self,
+        text: &TextModel,
+        reply: &ServingReply,
+    ) -> Option<CompletionTokensDetails> {
+        let n_thought = |form: ReasoningForm| form.n_tokens(&reply.token_ids, |ids| text.decode(ids));
+        // Pinned tokens are the client's own.
+        let n_written = reply.written_tokens();
+        self.reasoning.map(|form| CompletionTokensDetails { reasoning_tokens: n_thought(form).min(n_written) })
     }
 }
 

@@ -8,6 +8,7 @@ mod calls;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
+use diffulex_engine::TextModel;
 use diffulex_protocol::{ServingBufferSnapshot, ServingDelta, ServingReply};
 use serde::Serialize;
 
@@ -64,6 +65,8 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
                 })
                 .collect(),
             usage: StreamedUsage::new(usage_chunks, &streams, streams.len()),
+            frontend: app.frontend.clone(),
+            content,
         };
         return sse::respond(streams, framer, Spacing::Compact, app.telemetry.clone()).await;
     }
@@ -73,7 +76,8 @@ pub(in crate::http) async fn chat_completions(State(app): State<App>, request: R
         let scores = replies.first().and_then(|reply| reply.prompt_scores.as_ref());
         ReportedPrompt { text: app.frontend.text(), ids: &ids, scores }.listed(n)
     });
-    let answers: Vec<Answered> = replies.iter().map(|reply| Answered::of(&content, reply)).collect();
+    let answers: Vec<Answered> =
+        replies.iter().map(|reply| Answered::of(&content, app.frontend.text(), reply)).collect();
     let completion = completion(&head, (&replies, &answers), wants_logprobs, &app.frontend);
     Ok(parts::json(&Completion { prompt_logprobs, ..completion }))
 }
@@ -83,12 +87,13 @@ struct Answered {
     thoughts: Option<String>,
     text: String,
     parts: Parts,
+    usage: Usage,
 }
 
 impl Answered {
-    fn of(form: &ContentForm, reply: &ServingReply) -> Self {
+    fn of(form: &ContentForm, text: &TextModel, reply: &ServingReply) -> Self {
         let parts = form.parts(&reply.text, ID_PREFIX);
-        Self { thoughts: parts.thoughts(), text: parts.text(), parts }
+        Self { thoughts: parts.thoughts(), text: parts.text(), parts, usage: form.usage(text, reply) }
     }
 
     fn message(&self) -> Message<'_> {
@@ -172,7 +177,7 @@ fn completion<'a>(
     let mut usage = Usage::default();
     let has_several = replies.len() > 1;
     let choices = replies.iter().zip(answers).enumerate().map(|(index, (reply, answer))| {
-        usage.add_choice(Usage::of(reply));
+        usage.add_choice(answer.usage);
         Choice {
             index,
             message: answer.message(),
@@ -236,6 +241,8 @@ struct ChatFramer {
     head: ObjectHead,
     choices: Vec<ChoiceProgress>,
     usage: StreamedUsage,
+    frontend: Frontend,
+    content: ContentForm,
 }
 
 impl ChatFramer {
@@ -296,7 +303,7 @@ impl ChatFramer {
             has_calls = progress.content.has_calls();
             self.pieces(index, &pieces, None, frames);
         }
-        self.usage.finish(index, reply);
+        self.usage.finish(index, self.content.usage(self.frontend.text(), reply));
         let choices = [ChunkChoice {
             index,
             delta: ChunkDelta::default(),

@@ -274,7 +274,7 @@ impl Framer for CompletionFramer {
                 });
             }
             StreamEvent::Reply(reply) => {
-                self.usage.finish(index, &reply);
+                self.usage.finish(index, Usage::of(&reply));
                 let finish_reason = Some(reply.finish_reason.openai());
                 let choices = [Choice { finish_reason, ..Choice::piece(index, "", None) }];
                 frames.push_object(&self.head, |fields| {

@@ -19,7 +19,7 @@ use crate::frontend::{Frontend, StreamEvent};
 use crate::http::answer::denoise_frames::{DenoiseForm, DenoiseFrames};
 use crate::http::answer::error::ApiError;
 use crate::http::answer::parts::{
-    self, DiffusionReport, Spacing, TokenLogprob, only_reply, token_logprobs, unix_seconds,
+    self, CompletionTokensDetails, DiffusionReport, Spacing, TokenLogprob, only_reply, token_logprobs, unix_seconds,
 };
 use crate::http::answer::sse::{self, Framer, Frames, StreamForm};
 use crate::http::answer::streamed_logprobs::StreamedLogprobs;
@@ -64,7 +64,8 @@ async fn respond(app: App, request: Request) -> Result<Response, ApiError> {
     let reply = only_reply(streams).await?;
     let logprobs = head.logprobs(&reply, &app.frontend);
     let items = items::of_reply(&head, &reply);
-    Ok(parts::json(&head.finished(&reply, &items, &logprobs)))
+    let usage = head.usage(&reply, &app.frontend);
+    Ok(parts::json(&head.finished((&reply, usage), &items, &logprobs)))
 }
 
 /// A response; official clients miss fields that are left out.
@@ -126,7 +127,7 @@ struct ResponseUsage {
     input_tokens: u32,
     input_tokens_details: InputDetails,
     output_tokens: u32,
-    output_tokens_details: OutputDetails,
+    output_tokens_details: CompletionTokensDetails,
     total_tokens: u32,
 }
 
@@ -137,19 +138,14 @@ struct InputDetails {
     cache_write_tokens: u32,
 }
 
-#[derive(Serialize)]
-struct OutputDetails {
-    reasoning_tokens: u32,
-}
-
 impl ResponseUsage {
-    fn of(reply: &ServingReply) -> Self {
+    fn of(reply: &ServingReply, output_tokens_details: CompletionTokensDetails) -> Self {
         let output_tokens = reply.written_tokens();
         Self {
             input_tokens: reply.prompt_tokens,
             input_tokens_details: InputDetails { cached_tokens: reply.cached_tokens, cache_write_tokens: 0 },
             output_tokens,
-            output_tokens_details: OutputDetails { reasoning_tokens: 0 },
+            output_tokens_details,
             total_tokens: reply.prompt_tokens + output_tokens,
         }
     }
@@ -211,9 +207,13 @@ impl Head {
         if self.wants_logprobs { token_logprobs(frontend.text(), reply.into()) } else { Vec::new() }
     }
 
+    fn usage(&self, reply: &ServingReply, frontend: &Frontend) -> ResponseUsage {
+        ResponseUsage::of(reply, self.content.completion_details(frontend.text(), reply).unwrap_or_default())
+    }
+
     fn finished<'a>(
         &'a self,
-        reply: &'a ServingReply,
+        (reply, usage): (&'a ServingReply, ResponseUsage),
         items: &'a [Item],
         logprobs: &'a [TokenLogprob],
     ) -> ResponseObject<'a> {
@@ -227,7 +227,7 @@ impl Head {
         ResponseObject {
             completed_at: (status == "completed").then(unix_seconds),
             incomplete_details: (status == "incomplete").then_some(Incomplete { reason: "max_output_tokens" }),
-            usage: Some(ResponseUsage::of(reply)),
+            usage: Some(usage),
             diffulex: Some(DiffusionReport::of(reply)),
             ..self.object(status, items.iter().enumerate().map(object).collect())
         }
@@ -282,7 +282,9 @@ impl ResponseFramer {
         let Self { head, items, events, .. } = self;
         items.finish(status, &logprobs, &mut (events, frames));
         let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
-        events.push(name, frames, |fields| fields.add("response", &head.finished(reply, items.all(), &logprobs)));
+        let usage = head.usage(reply, &self.frontend);
+        let finished = head.finished((reply, usage), items.all(), &logprobs);
+        events.push(name, frames, |fields| fields.add("response", &finished));
     }
 }
 

@@ -54,6 +54,18 @@ impl ReasoningForm {
         Self { marks, is_open, is_shown: true }
     }
 
+    /// Tokens of the thoughts at the beginning of the answer `ids`, with their marks: up to the one that ends the closing mark, or all where
+    /// the answer ends before it.
+    pub(in crate::http) fn n_tokens(self, ids: &[u32], decode: impl Fn(&[u32]) -> String) -> u32 {
+        let Marks { opening, closing, .. } = self.marks;
+        if !self.is_open && !decode(ids).trim_start().starts_with(opening) {
+            return 0;
+        }
+        let ends: Vec<usize> = (1..=ids.len()).collect();
+        let n_before = ends.partition_point(|end| !decode(&ids[..*end]).contains(closing));
+        (n_before + 1).min(ids.len()) as u32
+    }
+
     /// A reader of one answer.
     pub(in crate::http) fn reader(self) -> ReasoningReader {
         ReasoningReader { form: self, held: String::new(), state: State::Start }
