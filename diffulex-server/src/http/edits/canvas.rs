@@ -153,7 +153,9 @@ impl Draft {
         }
         let mut text = String::new();
         let mut n_read = 0;
-        for stays in self.stays.iter().copied().filter(|stays| ids.get(*stays).is_some_and(|id| tokenizer.is_special(*id))) {
+        for stays in
+            self.stays.iter().copied().filter(|stays| ids.get(*stays).is_some_and(|id| tokenizer.is_special(*id)))
+        {
             text.push_str(&tokenizer.decode(&ids[n_read..stays]));
             text.push_str(&tokenizer.token(ids[stays]).unwrap_or_default());
             n_read = stays + 1;

@@ -4,6 +4,8 @@
 //! the routes' replies.
 
 mod identity;
+mod pins;
+mod stages;
 mod thinking;
 
 use std::borrow::Cow;
@@ -35,14 +37,16 @@ use crate::http::request::fields::{PromptField, StopField, by_name, one_prompt, 
 use crate::http::request::message::{MessageField, chat_messages};
 use crate::http::request::numbers::{LogprobsField, SeedField, length, repetition_penalty, top_k, whole};
 use crate::http::request::other_fields::{IgnoredFieldLog, OtherFields, Screened};
-use crate::http::request::pins::PinField;
 use crate::http::request::route_options::RouteOptions;
 use crate::http::request::schemas;
-use crate::http::request::stages::{StageParams, StageSampling};
 use crate::http::tools::conversation;
 use crate::http::tools::fields::ToolField;
 use crate::http::tools::offer::{self, GivenTools, Offer};
 use crate::ordered_json::Json;
+use pins::PinField;
+use pins::PinField;
+use stages::{StageParams, StageSampling};
+use stages::{StageParams, StageSampling};
 
 /// Most choices of one request. Chosen by us: each is a whole request to the engine.
 const MAX_CHOICES: u32 = 8;

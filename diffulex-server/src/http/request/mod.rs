@@ -14,7 +14,5 @@ pub(in crate::http) mod message;
 pub(in crate::http) mod mismatch;
 pub(in crate::http) mod numbers;
 pub(in crate::http) mod other_fields;
-pub(in crate::http) mod pins;
 pub(in crate::http) mod route_options;
 pub(in crate::http) mod schemas;
-pub(in crate::http) mod stages;
