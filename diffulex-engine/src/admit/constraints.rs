@@ -107,7 +107,8 @@ impl Waiting {
             return Err(Box::new(self));
         }
         let of = |(outcome, took): (Outcome, Duration)| outcome.map(|compiled| (compiled, took));
-        let compiled: Result<_, ConstraintError> = self.wanted.into_iter().filter_map(|wanted| wanted.outcome).map(of).collect();
+        let compiled: Result<_, ConstraintError> =
+            self.wanted.into_iter().filter_map(|wanted| wanted.outcome).map(of).collect();
         let compiled = compiled.map_err(|error| RequestError::invalid(PARAM, error.message));
         Ok(Settled { request: self.request, compiled })
     }
