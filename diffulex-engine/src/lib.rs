@@ -30,6 +30,8 @@ pub use diffulex_strategies::{Setting, SettingError, Values, settings, strategie
 pub use engine::{Engine, LoadProgress};
 pub use error::{BatchError, DeviceError, LoadError, RequestError, StepError};
 pub use files::{ModelFiles, content, gguf};
+pub use load::default_threads;
+pub use load::forecast::{Alternative, Forecast, alternatives};
 pub use load::identity::model_identity;
 pub use plan::{contexts, kv, scheduler};
 pub use recipe::{batch, constrained, randomness, recipes};

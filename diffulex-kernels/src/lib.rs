@@ -1,7 +1,7 @@
 //! The operations a network is written against, and their bodies.
 //!
 //! [`Ops`] states the contract of each operation once. [`mod@reference`] is a slow and simple body (candle, f32, CPU);
-//! [`cpu`] is the fast body for CPUs, [`device`] the body for accelerators, of which [`cuda`] is one. A network is generic over `Ops` and
+//! [`cpu`] is the fast body for CPUs, [`device`] the body for accelerators, of which [`cuda`] is one; [`meter`] counts what a network takes. A network is generic over `Ops` and
 //! never asks where it runs; a new accelerator is a driver and its kernels (docs/kernels.md).
 //!
 //! **Rows.** Every body computes a row of its result from that row's inputs alone, in an order that does not depend on how
@@ -25,7 +25,9 @@ pub mod cuda;
 pub mod device;
 mod error;
 mod memory;
+pub mod meter;
 mod mlp;
+mod product;
 pub mod reference;
 mod rope;
 pub mod routing;
@@ -40,6 +42,7 @@ pub use classes::{ClassScore, Classes};
 pub use error::{BatchError, DeviceError, StepError};
 pub use memory::AvailableMemory;
 pub use mlp::{Activation, GatedMlp};
+pub use product::Product;
 pub use rope::RopeTable;
 pub use score::{
     Draw, Guidance, Head, LogitChange, MAX_LIKELIEST, RowScore, SampleableTokens, Score, ScoreSpec, SelfConditioning,

@@ -1,4 +1,5 @@
-//! The memory of a steady step: a forward of hundreds of rows and its scoring allocate nothing large and touch no new page.
+//! The memory of a steady step: a forward of hundreds of rows and its scoring allocate nothing large and touch no new page. And the memory
+//! of weights: as much as is forecast.
 //!
 //! A program of its own, as it counts every allocation.
 
@@ -6,10 +7,13 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use diffulex_engine::ModelFiles;
 use diffulex_engine::kernels::cpu::CpuOps;
+use diffulex_engine::kernels::meter::Meter;
 use diffulex_engine::kernels::{Draw, Ops, SampleableTokens, ScoreSpec, SequenceRows, WeightType};
 use diffulex_engine::models::{self, Adapters, ModelBatch};
 use safetensors::Dtype;
@@ -32,12 +36,19 @@ const MAX_ROUNDS: usize = 8;
 /// Allocations of more than [`MAX_BYTES`].
 static N_LARGE: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes that are allocated now.
+static N_LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// The tests count for all threads.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 struct Counted;
 
 #[global_allocator]
 static ALLOCATOR: Counted = Counted;
 
 fn count(size: usize) {
+    N_LIVE.fetch_add(size, Ordering::Relaxed);
     if size > MAX_BYTES {
         N_LARGE.fetch_add(1, Ordering::Relaxed);
     }
@@ -58,12 +69,14 @@ unsafe impl GlobalAlloc for Counted {
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        N_LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: passed on from the caller.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
+        N_LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: passed on from the caller.
         unsafe { System.realloc(place, layout, size) }
     }
@@ -161,6 +174,7 @@ fn n_page_faults() -> u64 {
 
 #[test]
 fn a_steady_step_allocates_nothing_large_and_touches_no_new_page() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let files = checkpoint();
     let ops = CpuOps::new(2).unwrap();
     for weight_type in [WeightType::Int8, WeightType::Bf16, WeightType::F32] {
@@ -184,6 +198,51 @@ fn a_steady_step_allocates_nothing_large_and_touches_no_new_page() {
                 .collect();
             let name = weight_type.name();
             assert!(found.len() < MAX_ROUNDS, "{name}, {n_sequences} x {block}: {found:?} in rounds of four steps");
+        }
+    }
+}
+
+/// The tiny checkpoints, in both formats.
+fn checkpoints() -> Vec<ModelFiles> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden");
+    let names = [
+        "sdar",
+        "sdar_moe",
+        "llada",
+        "llada_moe",
+        "llada2",
+        "dream",
+        "dream_reasoner",
+        "fast_dllm_v2",
+        "stable_diffcoder",
+        "diffusion_gemma",
+        "gguf/tiny_q4_k_m.gguf",
+        "gguf/dream_q8_0.gguf",
+    ];
+    names.map(|name| ModelFiles::open(golden.join(name)).unwrap()).into_iter().chain([checkpoint()]).collect()
+}
+
+#[test]
+fn weights_take_the_memory_that_is_forecast() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    let ops = CpuOps::new(1).unwrap();
+    for files in checkpoints() {
+        for weight_type in
+            [None, Some(WeightType::F32), Some(WeightType::Bf16), Some(WeightType::Int8), Some(WeightType::Int4)]
+        {
+            let meter = Meter::default();
+            models::measure(&files, &meter, weight_type, 4096).unwrap();
+            let forecast = meter.counts().weight_bytes as f64;
+            let before = N_LIVE.load(Ordering::Relaxed);
+            let network = models::load(&files, None, &ops, weight_type, 4096, &mut |_, _| {}).unwrap();
+            let measured = (N_LIVE.load(Ordering::Relaxed) - before) as f64;
+            drop(network);
+            let place = files.place();
+            let ratio = measured / forecast;
+            assert!(
+                (0.95..1.05).contains(&ratio),
+                "{place} {weight_type:?}: {measured} bytes, {forecast} forecast, {ratio:.3}"
+            );
         }
     }
 }

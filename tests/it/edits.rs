@@ -115,7 +115,9 @@ fn what_an_edit_cannot_do_is_refused_by_name() {
 /// What a reader of `ops` frames shows of the answer: the pieces of decided positions.
 fn replayed(frames: &[Value]) -> Vec<Option<String>> {
     let mut cells: Vec<Option<String>> = Vec::new();
-    for op in frames.iter().filter(|frame| frame["event"] == "denoise_ops").flat_map(|frame| frame["ops"].as_array().unwrap()) {
+    for op in
+        frames.iter().filter(|frame| frame["event"] == "denoise_ops").flat_map(|frame| frame["ops"].as_array().unwrap())
+    {
         let at = op[1].as_u64().unwrap() as usize;
         match op[0].as_str().unwrap() {
             "s" => {
@@ -135,7 +137,8 @@ fn an_edit_streams_its_canvas_and_ends_with_the_answer() {
     let (_folder, whole) = llada();
     let block_causal = Server::of(&golden_model(), &[]);
     for server in [whole, block_causal] {
-        let mut body = json!({"canvas": canvas(), "prompt": "Fill in.\n", "temperature": 0, "snapshot": "ops", "stream": true});
+        let mut body =
+            json!({"canvas": canvas(), "prompt": "Fill in.\n", "temperature": 0, "snapshot": "ops", "stream": true});
         let streamed = server.post("/v1/edits", &body);
         assert_eq!(streamed.status, 200, "{}", streamed.body);
         assert!(streamed.body.ends_with("data: [DONE]\n\n"), "{}", streamed.body);
@@ -167,7 +170,21 @@ fn an_edit_streams_its_canvas_and_ends_with_the_answer() {
 
 /// Texts with characters of several bytes, white space at either end, and marks of a chat template.
 fn text() -> impl Strategy<Value = String> {
-    let piece = select(vec!["a", " the ", "Größe", "你好", "🙂", "\n", "  ", "<|im_end|>", "<think>", "\\u0041", "\"", "e\u{301}", "42"]);
+    let piece = select(vec![
+        "a",
+        " the ",
+        "Größe",
+        "你好",
+        "🙂",
+        "\n",
+        "  ",
+        "<|im_end|>",
+        "<think>",
+        "\\u0041",
+        "\"",
+        "e\u{301}",
+        "42",
+    ]);
     vec(piece, 1..6).prop_map(|pieces| pieces.concat())
 }
 

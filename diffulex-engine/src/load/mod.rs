@@ -1,23 +1,22 @@
 //! Builds a runner and its resolved configuration from a model's files and the operator's options.
 
+pub(crate) mod forecast;
 pub(crate) mod identity;
+mod wishes;
 
 use std::time::Instant;
 
 use diffulex_protocol::{DeviceLoad, ModelCard, ModelIdentity};
-use serde::Deserialize;
 
-use crate::config::{
-    CheckpointSettings, DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization, offered_rules,
-};
+use crate::config::{DeviceChoice, EngineConfig, EngineOptions, offered_rules};
 use crate::error::{DeviceError, LoadError};
 use crate::files::ModelFiles;
 use crate::kernels::cpu::CpuOps;
 use crate::kernels::device::DeviceOps;
 use crate::kernels::reference::ReferenceOps;
-use crate::kernels::{AvailableMemory, Ops, WeightType, cuda};
+use crate::kernels::{AvailableMemory, Ops, cuda};
 use crate::load::identity::model_identity;
-use crate::models::families::MAX_BLOCK_SIZE;
+use crate::load::wishes::{checkpoint_settings, max_positions, weight_type};
 use crate::models::{self, ModelSpec};
 use crate::plan::scheduler::Scheduler;
 use crate::report::device_load::{DeviceWatch, ReadLoad};
@@ -189,33 +188,17 @@ fn on_device<O: Ops + 'static>(
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<OnDevice, LoadError> {
     tracing::info!(device = place.device, choice = %options.device, "device");
-    let dtype = match (options.quantization, options.dtype) {
-        (Quantization::None, DtypeChoice::Auto) => None,
-        (Quantization::None, DtypeChoice::Float32) => Some(WeightType::F32),
-        (Quantization::None, DtypeChoice::Bfloat16) => Some(WeightType::Bf16),
-        (Quantization::Int8, DtypeChoice::Auto) => Some(WeightType::Int8),
-        (Quantization::Int4, DtypeChoice::Auto) => Some(WeightType::Int4),
-        (Quantization::Int8 | Quantization::Int4, _) => {
-            return Err(LoadError::of(
-                "--dtype",
-                "--quantization says how weights are held already: leave --dtype at auto",
-            ));
-        }
-    };
-    // The last block may stick out over the limit, wherever it begins.
-    let max_positions = options.max_model_len as usize + MAX_BLOCK_SIZE;
+    let dtype = weight_type(options)?;
+    let max_positions = max_positions(options);
+    let room = room(&ops, options)?;
+    forecast::check_weights(files, options, room.as_ref())?;
     let merged = options.merged_adapter.as_ref().map(ModelFiles::folder).transpose()?;
     let network = models::load(files, merged.as_ref(), &ops, dtype, max_positions, &mut |done, total| {
         progress(LoadProgress { done, total });
     })?;
     let spec = network.spec().clone();
-    let generation = match files.read_json("generation_config.json")? {
-        Some(json) => CheckpointSettings::deserialize(json)
-            .map_err(|error| LoadError::of(files.place(), format!("generation_config.json: {error}")))?,
-        None => CheckpointSettings::default(),
-    };
-    let room = ops.memory().map_err(|error| LoadError::of(&error.device, error.message))?;
-    let room = room.map(|room| shared(room, options.gpu_memory_utilization));
+    let generation = checkpoint_settings(files)?;
+    let room = self::room(&ops, options)?;
     let config = EngineConfig::resolve(options, &spec, text, &generation, room.as_ref()).map_err(LoadError::new)?;
     let cache = spec.cache_shapes(config.n_pages, config.page_size, config.kv_type);
     let n_canvas_rows = Scheduler::max_slots(&config) * config.strategy.requirements().block_size;
@@ -223,8 +206,14 @@ fn on_device<O: Ops + 'static>(
     Ok(OnDevice { config, spec, runner: Box::new(runner), place, read_load: None })
 }
 
+/// Memory that is left of what `options` leave of a device.
+fn room(ops: &impl Ops, options: &EngineOptions) -> Result<Option<AvailableMemory>, LoadError> {
+    let room = ops.memory().map_err(|error| LoadError::of(&error.device, error.message))?;
+    Ok(room.map(|room| shared(room, options.gpu_memory_utilization)))
+}
+
 /// One thread per core; with more than two cores, one is left for the front end.
-fn default_threads() -> usize {
+pub fn default_threads() -> usize {
     let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
     if n_cores > 2 { n_cores - 1 } else { n_cores }
 }

@@ -29,6 +29,7 @@ pub use network::{CanvasNetwork, KvHeads, ModelSpec, Network, Outputs};
 
 use crate::error::LoadError;
 use crate::files::ModelFiles;
+use crate::kernels::meter::Meter;
 use crate::kernels::{Ops, WeightType};
 use adapter::Adapter;
 use diffusion_gemma::DiffusionGemma;
@@ -70,16 +71,37 @@ pub fn load<O: Ops + 'static>(
     max_positions: usize,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Box<dyn Network<O>>, LoadError> {
-    let (family, config) = read_config(files)?;
-    let here = |error: LoadError| error.at(&files.place());
-    config_rules::refuse_unsupported(family, &config).map_err(here)?;
-    let unknown = config_rules::unknown_fields(family, &config).map_err(here)?;
+    let unknown = unknown_fields(files)?;
     if !unknown.is_empty() {
         let (place, names) = (files.place(), unknown.join(", "));
         tracing::warn!("{place}: unknown fields of config.json are ignored: {names}");
     }
+    let adapter = merged.map_or_else(|| Adapter::find(files), |files| Adapter::open(files).map(Some))?;
+    network(files, Checkpoint::open(files)?, adapter, (ops, dtype, max_positions), progress)
+}
+
+/// The network of `files` on a meter. Nothing but headers is read, and no adapter is merged, which would change no extent.
+pub fn measure(
+    files: &ModelFiles,
+    meter: &Meter,
+    dtype: Option<WeightType>,
+    max_positions: usize,
+) -> Result<Box<dyn Network<Meter>>, LoadError> {
+    let checkpoint = Checkpoint::open(files)?.of_headers();
+    network(files, checkpoint, None, (meter, dtype, max_positions), &mut |_, _| {})
+}
+
+fn network<O: Ops + 'static>(
+    files: &ModelFiles,
+    mut checkpoint: Checkpoint,
+    adapter: Option<Adapter>,
+    (ops, dtype, max_positions): (&O, Option<WeightType>, usize),
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Box<dyn Network<O>>, LoadError> {
+    let (family, config) = read_config(files)?;
+    let here = |error: LoadError| error.at(&files.place());
+    config_rules::refuse_unsupported(family, &config).map_err(here)?;
     let declared = Declared::read(&config).map_err(here)?;
-    let mut checkpoint = Checkpoint::open(files)?;
     let dtype = dtype.unwrap_or(checkpoint.weight_type());
     let mut loader = Loader {
         ops,
@@ -89,7 +111,7 @@ pub fn load<O: Ops + 'static>(
         n_parameters: 0,
         declared,
         sites: Vec::new(),
-        adapter: merged.map_or_else(|| Adapter::find(files), |files| Adapter::open(files).map(Some))?,
+        adapter,
     };
     let loader = &mut loader;
     let network: Result<Box<dyn Network<O>>, LoadError> = match family.network {

@@ -6,7 +6,7 @@ mod attention;
 mod experts;
 mod isa;
 mod ops;
-mod packing;
+pub(crate) mod packing;
 mod pool;
 #[cfg(any(test, feature = "testing"))]
 mod probe;
@@ -20,5 +20,6 @@ pub use experts::CpuExperts;
 #[cfg(test)]
 pub(crate) use isa::simd::Simd;
 pub use packing::matrix::PackedMatrix;
+pub use probe::ProbeError;
 pub use rows::{Buffers, Rows};
 pub use state::CpuOps;

@@ -5,13 +5,14 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::WeightType;
 use crate::cpu::isa::sets::for_each_instruction_set;
 use crate::cpu::isa::simd::Simd;
 use crate::cpu::isa::vector::{LANES, Vector};
 use crate::cpu::packing::aligned::Aligned;
+use crate::cpu::packing::matrix::packed_bytes;
 use crate::cpu::pool::threads::Pool;
 use crate::cpu::state::CpuOps;
+use crate::{Ops, Product, StepError, WeightData, WeightError, WeightType};
 
 /// Times that each measurement is repeated; the fastest counts, as other programs can only slow it down.
 const N_RUNS: usize = 5;
@@ -174,6 +175,51 @@ impl CpuOps {
         let parts: Vec<&[[f32; LANES]]> = memory.chunks(memory.len().div_ceil(n_threads)).collect();
         N_BYTES as f64 / least_seconds(&self.pool, parts.len(), |part| read(self.simd, parts[part]))
     }
+}
+
+/// Bytes of the largest matrix that a product is timed with; larger ones are cut, as their time grows with their outputs.
+const MOST_MATRIX_BYTES: usize = 64 << 20;
+
+impl CpuOps {
+    /// Seconds of `n_times` products of this extent, each with a matrix of its own, in a row.
+    pub fn probe_product(&self, product: &Product, n_times: usize) -> Result<f64, ProbeError> {
+        let Product { n_out, n_in, n_rows, weight_type } = *product;
+        let n_timed = n_out.min((MOST_MATRIX_BYTES / packed_bytes(1, n_in, weight_type)).next_multiple_of(LANES));
+        let bytes = match weight_type {
+            WeightType::Blocks(kind) => vec![0; n_timed * n_in / kind.n_values() * kind.n_bytes()],
+            WeightType::F32 | WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => vec![0; 4 * n_timed * n_in],
+        };
+        let data = match weight_type {
+            WeightType::Blocks(kind) => WeightData::Blocks(kind, &bytes),
+            WeightType::F32 | WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => WeightData::F32(&bytes),
+        };
+        // As many as no cache holds, or as there are.
+        let n_matrices = (N_BYTES / packed_bytes(n_timed, n_in, weight_type)).clamp(1, n_times.max(1));
+        let matrices: Result<Vec<_>, WeightError> =
+            (0..n_matrices).map(|_| self.matrix(data, n_timed, n_in, weight_type)).collect();
+        let matrices = matrices?;
+        let x = self.tensor(&vec![1.0; n_rows * n_in], n_in)?;
+        let mut least = f64::INFINITY;
+        for _ in 0..N_RUNS {
+            let started = Instant::now();
+            for matrix in &matrices {
+                black_box(self.linear(&x, matrix, None)?);
+            }
+            least = least.min(started.elapsed().as_secs_f64());
+        }
+        Ok(least * n_times as f64 / n_matrices as f64 * n_out as f64 / n_timed as f64)
+    }
+}
+
+/// A product that cannot be timed.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// There is no memory for its matrix, or it cannot be held so.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    /// It cannot be computed.
+    #[error(transparent)]
+    Step(#[from] StepError),
 }
 
 #[cfg(test)]

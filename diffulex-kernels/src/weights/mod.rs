@@ -118,7 +118,7 @@ impl WeightData<'_> {
 }
 
 /// Format of a matrix on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WeightType {
     /// 32-bit floats.
     F32,

@@ -44,6 +44,10 @@ pub enum Command {
     Models,
     /// Delete a model of the Hugging Face Hub, with all its revisions, from this machine.
     Rm(PullArgs),
+    /// Report what this machine can do, and what a model would take and reach on it.
+    Doctor(Box<LocalFlags>),
+    /// Check a model: ten prompts on every device that is here and on the reference body.
+    Verify(Box<VerifyArgs>),
     /// Report the time that the requests of a profile spent in each stage.
     ProfileReport(ReportArgs),
     /// Run a worker that servers attach to (serve --connect).
@@ -94,6 +98,17 @@ pub struct PullArgs {
     /// OWNER/NAME on the Hugging Face Hub, with @REVISION and :FILE behind it where needed.
     #[arg(value_name = "NAME")]
     pub name: String,
+}
+
+/// The flags of `verify`.
+#[derive(Clone, Debug, Args)]
+pub struct VerifyArgs {
+    /// Length of each answer in tokens.
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+    /// Flags of the model that runs in this process.
+    #[command(flatten)]
+    pub local: LocalFlags,
 }
 
 /// Flags of a model that runs in the process of the command.
@@ -186,6 +201,8 @@ pub fn command() -> clap::Command {
         ))
         .mut_subcommand("serve", |command| of_subcommand(command, SERVE_EXAMPLES))
         .mut_subcommand("batch", |command| of_subcommand(command, BATCH_EXAMPLES))
+        .mut_subcommand("doctor", |command| of_subcommand(command, DOCTOR_EXAMPLES))
+        .mut_subcommand("verify", |command| of_subcommand(command, VERIFY_EXAMPLES))
         .mut_subcommand("worker", |command| of_subcommand(command, WORKER_EXAMPLES))
         .mut_subcommand("run", |command| {
             of_subcommand(command, RUN_EXAMPLES).mut_arg("model", |flag| flag.hide(true).conflicts_with("name"))
@@ -220,6 +237,13 @@ const BATCH_EXAMPLES: &str = "  diffulex-server batch -i requests.jsonl -o answe
 
 const RUN_EXAMPLES: &str = "  diffulex-server run JetLM/SDAR-1.7B-Chat
   diffulex-server run JetLM/SDAR-1.7B-Chat --quantization int8
+";
+
+const DOCTOR_EXAMPLES: &str = "  diffulex-server doctor
+  diffulex-server doctor --model JetLM/SDAR-1.7B-Chat --quantization int8
+";
+
+const VERIFY_EXAMPLES: &str = "  diffulex-server verify --model JetLM/SDAR-1.7B-Chat
 ";
 
 const PULL_EXAMPLES: &str = "  diffulex-server pull GSAI-ML/LLaDA-8B-Instruct

@@ -5,8 +5,10 @@
 pub mod banner;
 pub mod batch;
 pub mod commands;
+pub mod doctor;
 pub mod hub;
 pub mod launch;
 pub mod local_model;
 pub mod one_shot;
 pub mod shell;
+pub mod verify;

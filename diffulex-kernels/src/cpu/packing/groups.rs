@@ -69,6 +69,20 @@ impl Form {
         }
     }
 
+    /// Bytes of an output of `n_in` inputs, with its scales and offsets.
+    pub(crate) const fn row_bytes(self, n_in: usize) -> usize {
+        let n_groups = match self {
+            Self::Int8 => 1,
+            Self::Int4 => n_in.div_ceil(GROUP),
+            Self::Blocks(kind) => n_in / kind.group(),
+        };
+        let n_shared = self.groups_per_unit();
+        let factors = if n_shared > 1 { n_groups } else { 0 };
+        let multiples = size_of::<f32>() * (n_groups / n_shared) + factors;
+        let integers = QUAD * self.n_quads(n_in) / self.quads_per_vector();
+        integers + multiples * if self.has_offsets() { 2 } else { 1 }
+    }
+
     /// Groups have an offset.
     pub(crate) const fn has_offsets(self) -> bool {
         matches!(self, Self::Blocks(BlockType::Q4K))
@@ -98,6 +112,11 @@ pub(crate) struct Multiples {
 }
 
 impl Multiples {
+    #[cfg(test)]
+    pub(crate) fn n_bytes(&self) -> usize {
+        size_of_val(&*self.units) + size_of_val(&*self.factors)
+    }
+
     /// The numbers of the group `index`, counted over all panels.
     ///
     /// # Safety

@@ -4,10 +4,22 @@
 //! bits, so that one step along the inputs reads one vector of weights and serves every row of a tile. [`Weights`] has the order of panels.
 
 use crate::cpu::isa::bf16::{pair_bf16, unpair_bf16};
-use crate::cpu::packing::groups::Integers;
+use crate::cpu::packing::groups::{Form, Integers};
 use crate::cpu::packing::panels::{PANEL, Weights};
 use crate::cpu::pool::threads::Pool;
 use crate::{WeightData, WeightType};
+
+/// Bytes of a packed weight `[n_out, n_in]`.
+pub(crate) fn packed_bytes(n_out: usize, n_in: usize, weight_type: WeightType) -> usize {
+    let of_output = match weight_type {
+        WeightType::F32 => size_of::<f32>() * n_in,
+        WeightType::Bf16 => size_of::<u32>() * n_in.div_ceil(2),
+        WeightType::Int8 => Form::Int8.row_bytes(n_in),
+        WeightType::Int4 => Form::Int4.row_bytes(n_in),
+        WeightType::Blocks(kind) => Form::Blocks(kind).row_bytes(n_in),
+    };
+    n_out.next_multiple_of(PANEL) * of_output
+}
 
 /// A weight `[n_out, n_in]`, packed. Outputs beyond `n_out` in the last panel are zero.
 pub struct PackedMatrix {
@@ -64,6 +76,17 @@ impl PackedMatrix {
         self.n_in
     }
 
+    #[cfg(test)]
+    fn n_bytes(&self) -> usize {
+        match &self.panels {
+            Panels::F32(weights) => weights.n_bytes(),
+            Panels::Bf16(weights) => weights.n_bytes(),
+            Panels::Integers(Integers { words, scales, offsets, .. }) => {
+                words.n_bytes() + scales.n_bytes() + offsets.n_bytes()
+            }
+        }
+    }
+
     /// Writes the weights of one output, which is a row of an embedding table.
     pub(crate) fn unpack_row(&self, out: usize, row: &mut [f32]) {
         let (panel, lane) = (out / PANEL, out % PANEL);
@@ -81,6 +104,32 @@ impl PackedMatrix {
                 }
             }
             Panels::Integers(integers) => integers.unpack_row(panel, lane, row),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::BlockType;
+
+    #[test]
+    fn a_packed_matrix_has_the_bytes_that_are_forecast() {
+        let pool = Pool::new(1).unwrap();
+        let types = [WeightType::F32, WeightType::Bf16, WeightType::Int8, WeightType::Int4];
+        for weight_type in types {
+            for (n_out, n_in) in [(1, 1), (16, 64), (17, 65), (33, 130), (50, 7)] {
+                let values = vec![0; 4 * n_out * n_in];
+                let packed = PackedMatrix::pack(&pool, WeightData::F32(&values), n_out, n_in, weight_type);
+                assert_eq!(packed.n_bytes(), packed_bytes(n_out, n_in, weight_type), "{weight_type:?} {n_out} {n_in}");
+            }
+        }
+        for kind in BlockType::ALL {
+            let (n_out, n_in) = (20, 2 * kind.n_values());
+            let blocks = vec![0; n_out * 2 * kind.n_bytes()];
+            let data = WeightData::Blocks(kind, &blocks);
+            let packed = PackedMatrix::pack(&pool, data, n_out, n_in, WeightType::Blocks(kind));
+            assert_eq!(packed.n_bytes(), packed_bytes(n_out, n_in, WeightType::Blocks(kind)), "{kind:?}");
         }
     }
 }

@@ -77,6 +77,11 @@ impl<W: Pod + Send + Sync> Weights<W> {
 }
 
 impl<W: Pod> Weights<W> {
+    #[cfg(test)]
+    pub(crate) fn n_bytes(&self) -> usize {
+        size_of_val(&*self.vectors)
+    }
+
     /// Vectors of a panel.
     #[inline(always)]
     pub(crate) fn n_vectors(&self) -> usize {

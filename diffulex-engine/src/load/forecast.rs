@@ -1,0 +1,217 @@
+//! What a model will take before it is loaded: memory for weights and KV cache, and the products of a step.
+//!
+//! The network is loaded onto a [`Meter`], which reads headers only. Never here: devices, time.
+
+use diffulex_strategies::Requirements;
+
+use super::wishes::{checkpoint_settings, max_positions, weight_type};
+use crate::config::{DeviceChoice, DtypeChoice, EngineConfig, EngineOptions, Quantization};
+use crate::error::LoadError;
+use crate::files::ModelFiles;
+use crate::kernels::meter::Meter;
+use crate::kernels::{
+    AvailableMemory, ModelBatch, Ops, Product, SampleableTokens, ScoreSpec, SequenceRows, WeightType,
+};
+use crate::models::{self, Adapters, Network};
+use crate::sequence::LayoutRules;
+use crate::text::TextModel;
+
+/// Positions of prompt and answer that a step is forecast for. Chosen by us: a short question.
+const N_PROMPT: usize = 64;
+const N_ANSWER: usize = 128;
+
+/// What a model will take.
+#[derive(Clone, Debug)]
+pub struct Forecast {
+    /// Name of its family.
+    pub family: &'static str,
+    /// Number of weights.
+    pub n_parameters: u64,
+    /// Format of its weights in memory.
+    pub dtype: &'static str,
+    /// Bytes of weights and tables.
+    pub weight_bytes: u64,
+    /// Bytes of the KV pool; why there can be none beside the weights.
+    pub kv_bytes: Result<u64, String>,
+    /// The strategy that decodes.
+    pub strategy: String,
+    /// Rows of a step of one request with [`Self::n_prompt`] tokens of prompt and [`Self::n_answer`] of answer.
+    pub n_rows: usize,
+    /// The products of such a step, with how often each occurs.
+    pub products: Vec<(Product, usize)>,
+}
+
+/// A format of weights, by the flag that asks for it.
+#[derive(Clone, Debug)]
+pub struct Alternative {
+    /// Such as `--quantization int8`.
+    pub flag: &'static str,
+    /// Bytes of weights and tables.
+    pub weight_bytes: u64,
+}
+
+impl Forecast {
+    /// The forecast for `files` with `options`, where `room` is left for both weights and KV pool.
+    pub fn of(files: &ModelFiles, options: &EngineOptions, room: Option<&AvailableMemory>) -> Result<Self, LoadError> {
+        let meter = Meter::default();
+        let network = models::measure(files, &meter, weight_type(options)?, max_positions(options))?;
+        let weight_bytes = meter.counts().weight_bytes;
+        let spec = network.spec();
+        let text = TextModel::load(files)?;
+        let generation = checkpoint_settings(files)?;
+        let resolve = |room: Option<&AvailableMemory>| EngineConfig::resolve(options, spec, &text, &generation, room);
+        let left = room.map(|room| AvailableMemory { free: room.free.saturating_sub(weight_bytes), ..room.clone() });
+        // Whatever else is wrong with the options is an error here; that the pool does not fit is not.
+        let anywhere = resolve(None).map_err(LoadError::new)?;
+        let kv_bytes = resolve(left.as_ref()).map(|config| {
+            let shapes = spec.cache_shapes(config.n_pages, config.page_size, config.kv_type);
+            // A meter refuses no cache.
+            let _ = meter.cache(&shapes);
+            meter.counts().cache_bytes
+        });
+        let requirements = anywhere.strategy.requirements();
+        let n_rows = rows_of_a_step(&requirements);
+        count_step(network.as_ref(), &meter, n_rows).map_err(|error| LoadError::of(files.place(), error))?;
+        Ok(Self {
+            family: spec.family.name,
+            n_parameters: spec.n_parameters,
+            dtype: spec.dtype.name(),
+            weight_bytes,
+            kv_bytes,
+            strategy: anywhere.strategy.name().to_owned(),
+            n_rows,
+            products: meter.take_products().into_iter().collect(),
+        })
+    }
+
+    /// Tokens of the prompt that a step is forecast for.
+    pub fn n_prompt() -> usize {
+        N_PROMPT
+    }
+
+    /// Tokens of the answer that a step is forecast for.
+    pub fn n_answer() -> usize {
+        N_ANSWER
+    }
+}
+
+/// Other formats that the weights of `files` can be held in, the largest first.
+pub fn alternatives(files: &ModelFiles, options: &EngineOptions) -> Vec<Alternative> {
+    let choices = [
+        ("--dtype float32", DtypeChoice::Float32, Quantization::None),
+        ("--dtype bfloat16", DtypeChoice::Bfloat16, Quantization::None),
+        ("--quantization int8", DtypeChoice::Auto, Quantization::Int8),
+        ("--quantization int4", DtypeChoice::Auto, Quantization::Int4),
+    ];
+    let taken = choices.into_iter().filter_map(|(flag, dtype, quantization)| {
+        let options = EngineOptions { dtype, quantization, ..options.clone() };
+        // What a format cannot hold is no alternative.
+        let weight_bytes = weight_bytes(files, &options).ok()?;
+        Some(Alternative { flag, weight_bytes })
+    });
+    taken.collect()
+}
+
+/// Bytes of the weights of `files` as `options` hold them.
+fn weight_bytes(files: &ModelFiles, options: &EngineOptions) -> Result<u64, LoadError> {
+    let meter = Meter::default();
+    let dtype = match options.device {
+        // The reference widens what it rounds.
+        DeviceChoice::Reference => Some(WeightType::F32),
+        DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Cuda(_) => weight_type(options)?,
+    };
+    models::measure(files, &meter, dtype, max_positions(options))?;
+    Ok(meter.counts().weight_bytes)
+}
+
+/// Refuses weights that do not fit before any is loaded, and names the formats that do.
+pub(super) fn check_weights(
+    files: &ModelFiles,
+    options: &EngineOptions,
+    room: Option<&AvailableMemory>,
+) -> Result<(), LoadError> {
+    let Some(room) = room else { return Ok(()) };
+    let n_bytes = weight_bytes(files, options)?;
+    tracing::info!(bytes = n_bytes, free = room.free, source = room.source, "size of the weights");
+    if n_bytes <= room.free {
+        return Ok(());
+    }
+    let fits = alternatives(files, options).into_iter().filter(|other| other.weight_bytes <= room.free);
+    let fits: Vec<String> = fits.map(|other| format!("{} ({} bytes)", other.flag, other.weight_bytes)).collect();
+    let what = if fits.is_empty() { "no format fits".to_owned() } else { format!("what fits: {}", fits.join(", ")) };
+    let (free, source) = (room.free, &room.source);
+    Err(LoadError::of(
+        files.place(),
+        format!("the weights take {n_bytes} bytes and {free} are left ({source}); {what}"),
+    ))
+}
+
+/// Rows of a step of one request of the usual length.
+fn rows_of_a_step(requirements: &Requirements) -> usize {
+    if LayoutRules::of(requirements.layout).attends_to_all {
+        return requirements.n_copies() * (N_PROMPT + N_ANSWER);
+    }
+    requirements.block_size * requirements.buffer_size
+}
+
+/// Runs a forward of `n_rows` rows, all of them scored, on the meter.
+fn count_step(network: &dyn Network<Meter>, meter: &Meter, n_rows: usize) -> Result<(), crate::error::StepError> {
+    let rows: Vec<u32> = (0..n_rows as u32).collect();
+    let vocabulary = SampleableTokens { n_sampleable: network.spec().vocab_size, mask_token_id: None };
+    let batch = ModelBatch {
+        ids: vec![0; n_rows],
+        positions: rows.clone(),
+        slots: rows.clone(),
+        sequences: vec![SequenceRows { rows: 0..n_rows, pages: Vec::new(), visible: vec![n_rows as u32; n_rows] }],
+        specs: rows.iter().map(|row| ScoreSpec::greedy(*row, vocabulary)).collect(),
+        ..ModelBatch::default()
+    };
+    let Some(canvas) = network.canvas() else {
+        return network.score(meter, &batch, &Adapters::none(), &mut ()).map(drop);
+    };
+    // Every step but the first is conditioned on the one before.
+    let batch = ModelBatch { conditioned: rows.clone(), conditioning: rows, ..batch };
+    let step = meter.begin(&batch)?;
+    let conditioning = meter.zeros(n_rows, canvas.conditioning_width())?;
+    let x = canvas.denoise(meter, &batch, &step, &conditioning, &mut ())?;
+    meter.score(&x, &network.head(), &batch.specs, None).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn golden() -> ModelFiles {
+        ModelFiles::folder(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/sdar")).unwrap()
+    }
+
+    fn room(free: u64) -> AvailableMemory {
+        AvailableMemory { free, total: free, source: "S".to_owned(), is_dedicated: false }
+    }
+
+    #[test]
+    fn weights_that_do_not_fit_are_refused_with_what_fits() {
+        let options = EngineOptions::default();
+        let n_bytes = weight_bytes(&golden(), &options).unwrap();
+        assert!(check_weights(&golden(), &options, Some(&room(n_bytes))).is_ok());
+        assert!(check_weights(&golden(), &options, None).is_ok());
+        let error = check_weights(&golden(), &options, Some(&room(n_bytes - 1))).unwrap_err().to_string();
+        let message =
+            format!("the weights take {n_bytes} bytes and {} are left (S); what fits: --dtype bfloat16", n_bytes - 1);
+        assert!(error.contains(&message) && error.contains("--quantization int4"), "{error}");
+        let error = check_weights(&golden(), &options, Some(&room(1000))).unwrap_err().to_string();
+        assert!(error.ends_with("1000 are left (S); no format fits"), "{error}");
+    }
+
+    #[test]
+    fn a_step_has_the_products_of_every_layer() {
+        let forecast = Forecast::of(&golden(), &EngineOptions::default(), None).unwrap();
+        // Three layers of q, k, v, o, gate, up and down, and the head.
+        assert_eq!(forecast.products.iter().map(|(_, n_times)| n_times).sum::<usize>(), 3 * 7 + 1);
+        assert!(forecast.products.iter().all(|(product, _)| product.n_rows == forecast.n_rows));
+        assert!(forecast.kv_bytes.is_ok());
+        let small =
+            Forecast::of(&golden(), &EngineOptions::default(), Some(&room(forecast.weight_bytes + 10))).unwrap();
+        assert!(small.kv_bytes.unwrap_err().contains("--max-model-len"));
+    }
+}

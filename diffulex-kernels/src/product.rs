@@ -1,0 +1,16 @@
+//! The extent of a product, which a meter counts and a device times.
+
+use crate::WeightType;
+
+/// A product of rows and a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Product {
+    /// Outputs of the matrix.
+    pub n_out: usize,
+    /// Its inputs.
+    pub n_in: usize,
+    /// Rows.
+    pub n_rows: usize,
+    /// Format of the matrix.
+    pub weight_type: WeightType,
+}
