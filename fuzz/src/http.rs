@@ -21,7 +21,7 @@ use diffulex_server::frontend::{
     Caller, ContextLimits, ContextName, Frontend, FrontendOptions, NewContext, StartError, WorkerHandle, WorkerParts,
     WorkerStarter,
 };
-use diffulex_server::http::{BodyLimits, HttpOptions, HttpService, service};
+use diffulex_server::http::{BodyLimits, HttpOptions, HttpService, Reloads, RootPath, TrustedProxies, service};
 use diffulex_server::link::channel::{self, ChannelWorker};
 use diffulex_server::link::{CommandSender, LinkError, WorkerLink};
 use diffulex_server::observe::telemetry::Telemetry;
@@ -271,7 +271,9 @@ impl Stage {
             model_format: "safetensors",
             sampling_defaults: SamplingParams::default(),
             started_at: 0,
-            api_keys: Vec::new(),
+            reloads: Reloads::default(),
+            root_path: RootPath::default(),
+            trusted_proxies: TrustedProxies::default(),
             cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             is_exposed: false,

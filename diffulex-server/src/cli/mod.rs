@@ -5,6 +5,7 @@
 pub mod banner;
 pub mod batch;
 pub mod commands;
+pub mod entrance;
 pub mod hub;
 pub mod launch;
 pub mod local_model;

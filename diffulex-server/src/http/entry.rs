@@ -5,8 +5,8 @@
 use axum::http::{Method, StatusCode};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-/// Every answer may be these, unless the route is open: a wrong key, a page of another origin.
-const GUARDED: [StatusCode; 2] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
+/// Every answer may be these, unless the route is open: a wrong key, a page of another origin, a limit of the key.
+const GUARDED: [StatusCode; 3] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS];
 
 /// Refusals of a body: malformed, late, too large, of another type; too many at once, and a thread that parsed it and died.
 const BODY: [StatusCode; 6] = [
