@@ -28,7 +28,7 @@ use diffulex_server::observe::telemetry::Telemetry;
 use serde_json::Value;
 
 /// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
-const POST: [&str; 37] = [
+const POST: [&str; 38] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
@@ -66,6 +66,7 @@ const POST: [&str; 37] = [
     "/v1/decisions",
     "/v1/edits",
     "/v1/systemone",
+    "/admin/reload",
 ];
 
 /// The context that is there when a request comes. Whatever else an input makes is freed after it.
