@@ -1,5 +1,6 @@
 //! API keys of a file: names, limits that hold to the request, and the file read again while requests run.
 
+use std::io::Write;
 use std::net::TcpStream;
 use std::path::PathBuf;
 
@@ -62,13 +63,17 @@ fn short() -> Value {
     json!({"prompt": "a b c", "max_tokens": 4, "temperature": 0})
 }
 
+/// A connection with a request, of which nothing is read yet.
+fn send(server: &Server, request: &str) -> TcpStream {
+    let mut socket = server.connect();
+    socket.write_all(request.as_bytes()).unwrap();
+    socket
+}
+
 /// A stream of which the first frame has come.
 fn open(server: &Server, key: &str) -> (TcpStream, Vec<u8>) {
-    use std::io::Write;
-
     let body = json!({"prompt": "a", "max_tokens": 900, "ignore_eos": true, "stream": true});
-    let mut socket = server.connect();
-    socket.write_all(request("/generate", key, &body).as_bytes()).unwrap();
+    let mut socket = send(server, &request("/generate", key, &body));
     let begun = read_some(&mut socket);
     (socket, begun)
 }
@@ -85,16 +90,18 @@ fn requests_a_minute_hold_to_the_request_on_every_interface() {
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2});
     let messages = json!({"model": "demo", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2});
     // Together, so that the limit must hold where they meet.
-    let answers: Vec<Answer> = std::thread::scope(|scope| {
-        let asks: Vec<_> = (0..20).map(|_| scope.spawn(|| post(&server, "/v1/chat/completions", "one", &chat))).collect();
-        asks.into_iter().map(|ask| ask.join().unwrap()).collect()
-    });
+    let chats: Vec<TcpStream> =
+        (0..20).map(|_| send(&server, &request("/v1/chat/completions", "one", &chat))).collect();
+    let answers: Vec<Answer> = chats.into_iter().map(Answer::read).collect();
     let n_answered = answers.iter().filter(|answer| answer.status == 200).count();
     let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.status == 429).collect();
     assert_eq!((n_answered, refused.len()), (7, 13));
     for answer in &refused {
         let error = answer.json()["error"].clone();
-        assert_eq!((error["code"].as_str(), error["type"].as_str()), (Some("rate_limit_exceeded"), Some("rate_limit_error")));
+        assert_eq!(
+            (error["code"].as_str(), error["type"].as_str()),
+            (Some("rate_limit_exceeded"), Some("rate_limit_error"))
+        );
         let message = error["message"].as_str().unwrap();
         assert!(message.starts_with("the API key \"alice\" has requests_per_minute 7; try again in "), "{message}");
         let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
@@ -195,7 +202,11 @@ fn the_file_is_read_again_and_a_broken_one_changes_nothing() {
     keys.write("alice: {sha256: sk-hush}\n");
     let broken = post(&server, "/admin/reload", "given", &json!({}));
     assert_eq!((broken.status, broken.json()["error"]["code"].as_str()), (500, Some("reload_failed")));
-    assert!(broken.body.contains("--api-key-file") && broken.body.contains("alice.sha256: expected"), "{}", broken.body);
+    assert!(
+        broken.body.contains("--api-key-file") && broken.body.contains("alice.sha256: expected"),
+        "{}",
+        broken.body
+    );
     server.signal(Signal::USR1);
     wait_until("two lines", || server.log().matches("not read again, what was read before stays").count() == 2);
     assert_eq!([status("one"), status("given")], [200, 200]);

@@ -26,7 +26,8 @@ fn the_deployment_for_kubernetes_starts_a_server_that_its_probes_find() {
         serde_norway::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap()).collect();
     let pod = &documents[0]["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
-    let arguments: Vec<&str> = container["args"].as_sequence().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    let arguments: Vec<&str> =
+        container["args"].as_sequence().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
     let port = &container["ports"][0];
     let is_port = |pair: &[&str]| pair == ["--port", port["containerPort"].as_u64().unwrap().to_string().as_str()];
     assert!(arguments.windows(2).any(is_port), "{arguments:?}");
@@ -58,7 +59,10 @@ fn the_deployment_for_kubernetes_starts_a_server_that_its_probes_find() {
     assert!(startup >= defaults.startup_timeout_seconds, "{startup}");
     assert!(seconds(&pod["terminationGracePeriodSeconds"]) > defaults.shutdown_grace_seconds);
     let service = &documents[1]["spec"];
-    assert_eq!((&service["selector"], &service["ports"][0]["targetPort"]), (&documents[0]["spec"]["selector"]["matchLabels"], &port["name"]));
+    assert_eq!(
+        (&service["selector"], &service["ports"][0]["targetPort"]),
+        (&documents[0]["spec"]["selector"]["matchLabels"], &port["name"])
+    );
 }
 
 #[test]

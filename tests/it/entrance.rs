@@ -56,7 +56,14 @@ fn a_unix_socket_replaces_the_port_and_its_file_goes_with_the_server() {
     let sockets = std::fs::read_to_string(format!("/proc/{}/net/tcp", server.pid())).unwrap();
     let inodes: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", server.pid()))
         .unwrap()
-        .filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok()?.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned))
+        .filter_map(|fd| {
+            std::fs::read_link(fd.unwrap().path())
+                .ok()?
+                .to_str()?
+                .strip_prefix("socket:[")?
+                .strip_suffix(']')
+                .map(str::to_owned)
+        })
         .collect();
     let listens = |line: &str| line.split_whitespace().nth(3) == Some("0A");
     let own = |line: &str| line.split_whitespace().nth(9).is_some_and(|inode| inodes.iter().any(|own| own == inode));
@@ -108,7 +115,8 @@ fn routes_are_below_the_root_path_and_at_the_root() {
     for open in ["/health", "/llm/health", "/llm", "/llm/", "/llm/playground.js", "/llm//health", "/llm/ready/"] {
         assert_eq!(status(open), 200, "{open}");
     }
-    for guarded in ["/metrics", "/llm/metrics", "/llm/llm/health", "/llmx/health", "/%6clm/health", "/llm/%2e./health"] {
+    for guarded in ["/metrics", "/llm/metrics", "/llm/llm/health", "/llmx/health", "/%6clm/health", "/llm/%2e./health"]
+    {
         assert_eq!(status(guarded), 401, "{guarded}");
     }
     for page in ["/", "/llm", "/llm/"] {
@@ -152,9 +160,13 @@ fn a_page_behind_a_proxy_that_changes_host_is_told_which_flag_allows_it() {
     // The browser says that it is another site.
     let (status, message) = ask("origin: https://other.example.com\r\nsec-fetch-site: cross-site\r\n");
     assert_eq!(status, 403);
-    assert!(message.contains("--cors-origin https://other.example.com") && !message.contains("--allowed-host"), "{message}");
+    assert!(
+        message.contains("--cors-origin https://other.example.com") && !message.contains("--allowed-host"),
+        "{message}"
+    );
     let allowed = Server::start(&["--allowed-host", "llm.example.com"]);
-    let request = "GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\norigin: http://llm.example.com\r\n\r\n";
+    let request =
+        "GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\norigin: http://llm.example.com\r\n\r\n";
     assert_eq!(allowed.send(request).status, 200);
 }
 
@@ -163,7 +175,10 @@ fn the_log_has_the_client_that_a_trusted_proxy_names_and_no_other() {
     let ask = |server: &Server| {
         let body = r#"{"prompt": "a", "max_tokens": 1}"#;
         let fields = "x-forwarded-for: 6.6.6.6, 203.0.113.9\r\nconnection: close\r\ncontent-type: application/json";
-        let request = format!("POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n{fields}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let request = format!(
+            "POST /generate HTTP/1.1\r\nhost: 127.0.0.1\r\n{fields}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
         assert_eq!(server.send(&request).status, 200);
         let refused = format!("POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n{fields}\r\ncontent-length: 0\r\n\r\n");
         assert_eq!(server.send(&refused).status, 404);
