@@ -109,6 +109,23 @@ fn a_port_that_is_named_is_listened_on_beside_the_socket() {
 }
 
 #[test]
+fn a_client_that_leaves_the_socket_ends_its_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let _server = on_socket(&path, &["--device", "reference"]);
+    wait_until("a ready server", || get(&path, "/ready").status == 200);
+    let in_flight = |n: u32| get(&path, "/metrics").body.contains(&format!("\ndiffulex_num_requests_in_flight {n}\n"));
+    let body = json!({"prompt": [5, 6, 7], "max_tokens": 1900, "ignore_eos": true, "stream": true}).to_string();
+    let mut socket = UnixStream::connect(&path).unwrap();
+    let head = "POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n";
+    write!(socket, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    assert!(socket.read(&mut [0; 1024]).unwrap() > 0);
+    assert!(in_flight(1));
+    drop(socket);
+    wait_until("no request in flight", || in_flight(0));
+}
+
+#[test]
 fn routes_are_below_the_root_path_and_at_the_root() {
     let server = Server::start(&["--root-path", "/llm/", "--api-key", "secret"]);
     let status = |path: &str| server.get(path).status;

@@ -142,6 +142,29 @@ async fn a_certificate_is_read_again_and_a_broken_one_is_not() {
     assert!(server.ended(DEADLINE).success());
 }
 
+#[tokio::test]
+async fn a_client_that_leaves_over_tls_ends_its_request() {
+    let pair = Pair::new();
+    let server = pair.serve(&["--device", "reference"]);
+    ready(&server, "authority.pem").await;
+    let client = client("authority.pem");
+    let in_flight = async || {
+        let page =
+            client.get(format!("https://{}/metrics", server.address)).send().await.unwrap().text().await.unwrap();
+        let line = page.lines().find_map(|line| line.strip_prefix("diffulex_num_requests_in_flight ")).unwrap();
+        line.parse::<u32>().unwrap()
+    };
+    let body = json!({"prompt": [5, 6, 7], "max_tokens": 1900, "ignore_eos": true, "stream": true});
+    let mut stream = client.post(format!("https://{}/generate", server.address)).json(&body).send().await.unwrap();
+    assert!(stream.chunk().await.unwrap().is_some());
+    assert_eq!(in_flight().await, 1);
+    drop(stream);
+    let deadline = Instant::now() + DEADLINE;
+    while in_flight().await > 0 {
+        assert!(Instant::now() < deadline, "the request goes on");
+    }
+}
+
 #[test]
 fn files_that_are_no_certificate_are_named() {
     let pair = Pair::new();

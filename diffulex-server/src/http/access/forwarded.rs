@@ -109,8 +109,12 @@ fn address(text: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use axum::http::HeaderValue;
+    use proptest::prelude::*;
 
     use super::*;
+
+    /// What such headers have, in any order.
+    const TEXT: &str = "([0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}\\.[0-9]{1,3}|10\\.0\\.0\\.2|for=|\"|;|,| |::1|\\[|\\]|:[0-9]{1,5}|[ -~]){0,12}";
 
     fn client(trusted: &[&str], peer: &str, headers: &[(HeaderName, &str)]) -> String {
         let texts: Vec<String> = trusted.iter().map(|text| (*text).to_owned()).collect();
@@ -178,6 +182,21 @@ mod tests {
             (&[f("for=\"1.2.3.4, for=\"6.6.6.6\"\"")], "10.0.0.1"),
         ] {
             assert_eq!(client(&["10.0.0.1"], "10.0.0.1", headers), expected, "{headers:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_another_client_than_one_that_it_names(x_text in TEXT, f_text in TEXT, has_both: bool) {
+            let both = [x(&x_text), (FORWARDED, f_text.as_str())];
+            let headers = if has_both { &both[..] } else { &both[..1] };
+            let named = client(&["10.0.0.0/8"], "10.0.0.1", headers);
+            let is_in = |text: &str| text.contains(&named) || text.contains("::");
+            prop_assert!(named == "10.0.0.1" || is_in(&x_text), "{named}");
+            prop_assert!(named.parse::<IpAddr>().is_ok());
+            // The proxy's own word at the end wins over everything before it.
+            let proxied = format!("{x_text}, 192.0.2.1");
+            prop_assert_eq!(client(&["10.0.0.0/8"], "10.0.0.1", &[x(&proxied)]), "192.0.2.1");
         }
     }
 
