@@ -8,12 +8,13 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::{Entry, HashMap};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
 use crate::frontend::{Allowance, Limits};
 use crate::observe::telemetry::KeyCounts;
+use crate::os::locks::lock;
 use file::KeyEntry;
 
 /// A key's hash. Nobody learns one from the time that a look-up takes: the table's own hashes are seeded by chance.
@@ -35,6 +36,8 @@ pub struct ApiKeys {
     given: BTreeMap<Hash, String>,
     file: Option<PathBuf>,
     table: RwLock<Arc<Table>>,
+    /// Held while the file is read, so that no name gets two counts.
+    reading: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -67,12 +70,13 @@ impl ApiKeys {
             let allowance = table.allowance(&Table::default(), name, Limits::default());
             table.by_hash.insert(*hash, allowance);
         }
-        Self { given, file: None, table: RwLock::new(Arc::new(table)) }
+        Self { given, table: RwLock::new(Arc::new(table)), ..Self::default() }
     }
 
     /// Reads the file again. If that fails, what was read before stays. What a name has used stays used. Returns the number of names.
     pub(in crate::http) fn reload(&self) -> Result<usize, KeyFileError> {
         let Some(path) = &self.file else { return Ok(self.table().by_name.len()) };
+        let _reading = lock(&self.reading);
         let wrong = |problem: String| KeyFileError { path: path.clone(), problem };
         let text = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
         let entries = file::parse(&text).map_err(wrong)?;
