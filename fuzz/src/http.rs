@@ -21,14 +21,14 @@ use diffulex_server::frontend::{
     Caller, ContextLimits, ContextName, Frontend, FrontendOptions, NewContext, StartError, WorkerHandle, WorkerParts,
     WorkerStarter,
 };
-use diffulex_server::http::{BodyLimits, HttpOptions, HttpService, service};
+use diffulex_server::http::{BodyLimits, HttpOptions, HttpService, Reloads, RootPath, TrustedProxies, service};
 use diffulex_server::link::channel::{self, ChannelWorker};
 use diffulex_server::link::{CommandSender, LinkError, WorkerLink};
 use diffulex_server::observe::telemetry::Telemetry;
 use serde_json::Value;
 
 /// Routes with a body, all that there are. Of all other first bytes the rest is a path. The seeds name routes by their place here.
-const POST: [&str; 37] = [
+const POST: [&str; 38] = [
     "/generate",
     "/v1/chat/completions",
     "/v1/completions",
@@ -66,6 +66,7 @@ const POST: [&str; 37] = [
     "/v1/decisions",
     "/v1/edits",
     "/v1/systemone",
+    "/admin/reload",
 ];
 
 /// The context that is there when a request comes. Whatever else an input makes is freed after it.
@@ -271,7 +272,9 @@ impl Stage {
             model_format: "safetensors",
             sampling_defaults: SamplingParams::default(),
             started_at: 0,
-            api_keys: Vec::new(),
+            reloads: Reloads::default(),
+            root_path: RootPath::default(),
+            trusted_proxies: TrustedProxies::default(),
             cors_origins: Vec::new(),
             allowed_hosts: Vec::new(),
             is_exposed: false,

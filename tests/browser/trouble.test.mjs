@@ -135,3 +135,16 @@ test("a key that is asked for later is asked for in the conversation", async () 
   assert.match(await settled(turn), /\S/);
   await close();
 });
+
+test("a server that refuses the page is quoted, until it does not", async () => {
+  const message = "\"llm.example.com\" is not an allowed name of this server; --allowed-host llm.example.com allows it";
+  const error = { error: { message, type: "invalid_request_error", param: null, code: "host_not_allowed" } };
+  const prepare = (context) => context.route("**/v1/models", (route) => route.fulfill({ status: 403, json: error }), { times: 1 });
+  const { page, close } = await open("laptop", { prepare, state: "away" });
+  await page.locator("#refused").getByText(message).waitFor();
+  assert.equal(await page.textContent("#model-name"), "Refused");
+  await shoot(page, "laptop-refused");
+  await page.waitForSelector('#model[data-state="ready"]');
+  assert.ok(await page.locator("#refused").isHidden(), "the refusal goes when the server answers");
+  await close();
+});

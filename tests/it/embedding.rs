@@ -18,7 +18,7 @@ use diffulex_server::frontend::{
     AnswerError, ClientDisconnected, Frontend, NotServing, StreamEvent, SubmitError, WorkerStatus,
 };
 use diffulex_server::http::access::connection::ConnectionOptions;
-use diffulex_server::http::{self, BodyLimits, HttpOptions};
+use diffulex_server::http::{self, BodyLimits, HttpOptions, Reloads, RootPath, TrustedProxies};
 use diffulex_server::observe::telemetry::Telemetry;
 use diffulex_server::worker::engine_loop::{EngineFactory, EngineLoop, InProcess};
 use hyper::service::Service;
@@ -142,7 +142,9 @@ pub fn http_options() -> HttpOptions {
         model_format: "safetensors",
         sampling_defaults: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
         started_at: 0,
-        api_keys: Vec::new(),
+        reloads: Reloads::default(),
+        root_path: RootPath::default(),
+        trusted_proxies: TrustedProxies::default(),
         cors_origins: Vec::new(),
         allowed_hosts: Vec::new(),
         is_exposed: false,

@@ -76,7 +76,7 @@ fn each_field_of_a_body_has_a_verdict_for_other_routes_and_a_served_one_is_decla
     // Those that the engine answers, without those of who runs the server.
     let asks = |path: &str| {
         let is_request = ["/v1/", "/api/", "/generate", "/fill"].iter().any(|start| path.starts_with(start));
-        is_request && !path.contains("_lora_") && document["paths"][path]["post"]["responses"].get("429").is_some()
+        is_request && !path.contains("_lora_") && document["paths"][path]["post"]["responses"].get("504").is_some()
     };
     assert!(asks(CHAT) && asks("/v1/embeddings") && !asks("/v1/load_lora_adapter"));
     let known: BTreeSet<&str> = VERDICTS.lines().filter_map(|row| row.split('\t').next()).collect();

@@ -116,7 +116,10 @@ impl Server {
             }
         });
         let first = lines.recv_timeout(DEADLINE).expect("the address is announced");
-        let address = first.split("http://").nth(1).unwrap_or_else(|| panic!("no address in {first:?}")).to_owned();
+        // Of a port, with or without TLS; the path where there is only a Unix socket.
+        let place = first.split_once("://").or_else(|| first.split_once("unix:"));
+        let (_, place) = place.unwrap_or_else(|| panic!("no address in {first:?}"));
+        let address = place.split(' ').next().unwrap_or_default().to_owned();
         Self { process, address, folder, _state: state, lines }
     }
 

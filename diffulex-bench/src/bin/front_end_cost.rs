@@ -22,6 +22,7 @@ use diffulex_protocol::{
     EngineStats, ErrorCode, FinishReason, ModelCard, ServingBufferSnapshot, ServingCommand, ServingDelta, ServingError,
     ServingEvent, ServingGenerate, ServingReply, StreamMode,
 };
+use diffulex_server::cli::entrance::Entrance;
 use diffulex_server::cli::launch;
 use diffulex_server::config::ServerConfig;
 use diffulex_server::demo;
@@ -71,13 +72,13 @@ fn front_end() -> Result<(), Box<dyn std::error::Error>> {
     let _log = diffulex_server::observe::log::init(&config.log_level, config.log_format)?;
     launch::runtime()?.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let address = listener.local_addr()?;
         let files = demo::model_files(None)?;
         let private_dir = Arc::new(PrivateDir::new()?);
         let program = std::env::current_exe()?;
         let plan = launch::worker_plan(&config, program, Arc::clone(&private_dir));
         let starter = Box::new(WorkerProcesses::new(plan)?);
-        let result = launch::serve_with(&config, listener, address, &files, "script".to_owned(), starter).await;
+        let result =
+            launch::serve_with(&config, Entrance::of_listener(listener)?, &files, "script".to_owned(), starter).await;
         private_dir.close();
         Ok(result?)
     })

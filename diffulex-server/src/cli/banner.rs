@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use diffulex_protocol::ModelCard;
 use serde_json::{Map, Value};
 
+use crate::cli::entrance::Places;
 use crate::config::ServerConfig;
 
 /// A server that takes requests.
@@ -17,7 +18,7 @@ pub struct Banner<'a> {
     /// The model's public name.
     pub name: &'a str,
     /// Where it listens.
-    pub address: SocketAddr,
+    pub places: &'a Places,
     /// The served model.
     pub card: &'a ModelCard,
 }
@@ -25,20 +26,29 @@ pub struct Banner<'a> {
 impl Banner<'_> {
     /// The line that scripts wait for.
     pub fn ready(&self) -> String {
-        let Self { name, address, card, .. } = self;
+        let Self { name, places, card, .. } = self;
         let ModelCard { architecture, strategy, block_size, device, .. } = card;
-        format!("{name} is ready on http://{address}: {architecture}, {strategy}, blocks of {block_size} on {device}")
+        format!("{name} is ready on {places}: {architecture}, {strategy}, blocks of {block_size} on {device}")
     }
 
     /// Details for people: device, limits, where to go next.
     pub fn details(&self) -> Vec<String> {
         let Self { config, card, .. } = self;
         let threads = card.threads.map(|n_threads| format!(", {}", counted(n_threads, "thread"))).unwrap_or_default();
-        let page = format!("http://{}", reachable(self.address));
         let key = match config.api_key.len() {
+            _ if config.entrance.api_key_file.is_some() => ", with an API key",
             0 => "",
             1 => ", with the API key",
             _ => ", with an API key",
+        };
+        let open = match self.places.tcp {
+            Some(address) => {
+                let page = self.places.url(reachable(address));
+                format!(
+                    "  open {page} in a browser, or give {page}/v1 to a client of OpenAI's API{key}; Ctrl-C stops it"
+                )
+            }
+            None => format!("  takes requests on its Unix socket alone{key}; Ctrl-C stops it"),
         };
         let mut lines = vec![
             format!("  runs on {}{threads}; {} parameters in {}", card.device, rounded(card.parameters), card.dtype),
@@ -48,7 +58,7 @@ impl Banner<'_> {
                 counted(config.engine.max_num_reqs, "request"),
                 config.max_queued_requests
             ),
-            format!("  open {page} in a browser, or give {page}/v1 to a client of OpenAI's API{key}; Ctrl-C stops it"),
+            open,
         ];
         lines.splice(2..2, self.adapters());
         lines
@@ -79,7 +89,7 @@ impl Banner<'_> {
         let card = self.card;
         settings.extend([
             ("served_model_name".to_owned(), self.name.into()),
-            ("port".to_owned(), self.address.port().into()),
+            ("port".to_owned(), self.places.tcp.map(|address| address.port()).into()),
             ("architecture".to_owned(), card.architecture.as_str().into()),
             ("decoding_strategy".to_owned(), card.strategy.as_str().into()),
             ("accept_rule".to_owned(), card.accept_rule.as_str().into()),
@@ -164,8 +174,8 @@ mod tests {
     fn settings_are_those_of_the_model_and_none_is_null() {
         let config = ServerConfig::default();
         let card = ModelCard { max_model_len: 64, accept_threshold: 0.9, threads: Some(3), ..ModelCard::default() };
-        let address = "127.0.0.1:9".parse().expect("an address");
-        let settings = Banner { config: &config, name: "m", address, card: &card }.settings();
+        let places = Places { tcp: Some("127.0.0.1:9".parse().expect("an address")), ..Places::default() };
+        let settings = Banner { config: &config, name: "m", places: &places, card: &card }.settings();
         for part in [r#""max_model_len":64"#, r#""accept_threshold":0.9,"#, r#""threads":3"#, r#""port":9"#] {
             assert!(settings.contains(part), "{part} is not in {settings}");
         }

@@ -3,19 +3,18 @@
 //! In: the resolved command line. Out: an exit code; every path removes the private folder and ends the worker. The port
 //! is taken before the model loads, so that a clash is told at once. Never here: routes, requests.
 
-use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use diffulex_engine::{Engine, EngineOptions, LoadError, LoadProgress, ModelFiles, ServingEngine, TextModel};
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::cli::banner::Banner;
 use crate::cli::commands::WorkerArgs;
+use crate::cli::entrance::{Entrance, EntranceError, Places};
 use crate::cli::hub::{FetchError, fetch_named};
 use crate::config::error::ConfigError;
 use crate::config::sampling_defaults::sampling_defaults;
@@ -24,7 +23,7 @@ use crate::controllers::registration::{Announced, Registration};
 use crate::demo;
 use crate::frontend::{Frontend, NotServing, WorkerStarter, WorkerStatus};
 use crate::http::access::connection::{self, ConnectionOptions};
-use crate::http::{self, BodyLimits, HttpOptions, ServiceError, SpeechOptions};
+use crate::http::{self, ApiKeys, BodyLimits, HttpOptions, Reloads, ServiceError, SpeechOptions};
 use crate::link::LinkError;
 use crate::link::place::Place;
 use crate::observe::log::{self, LogError};
@@ -33,7 +32,7 @@ use crate::observe::traces::{Traces, TracesError};
 use crate::os::descriptors;
 use crate::os::descriptors::TooFewDescriptors;
 use crate::os::private_dir::{PrivateDir, PrivateDirError};
-use crate::os::signals::{self, Signals};
+use crate::os::signals::{self, ReloadSignal, Signals};
 use crate::outbound::ClientError;
 use crate::worker::attached::{AttachError, AttachedWorker};
 use crate::worker::drive::EndOrder;
@@ -105,24 +104,9 @@ pub enum LaunchError {
         /// Why not.
         error: io::Error,
     },
-    /// The address cannot be listened on.
-    #[error("cannot listen on {host}:{port}: {error}")]
-    Listen {
-        /// `--host`.
-        host: String,
-        /// `--port`.
-        port: u16,
-        /// Why not.
-        error: io::Error,
-    },
-    /// Another program listens on the port.
-    #[error("port {port} is taken: {}", .free.map_or("--port 0 takes a free one".to_owned(), |free| format!("try --port {free}")))]
-    PortTaken {
-        /// `--port`.
-        port: u16,
-        /// A free one close to it.
-        free: Option<u16>,
-    },
+    /// Nobody could come to the server.
+    #[error(transparent)]
+    Entrance(#[from] EntranceError),
     /// The worker will never take requests.
     #[error("cannot serve {model}: {reason}")]
     NotServing {
@@ -238,8 +222,7 @@ pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
 }
 
 async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
-    let listener = bind(&config).await?;
-    let address = listener.local_addr().map_err(LaunchError::system("find the address that is listened on"))?;
+    let entrance = Entrance::open(&config).await?;
     let config = fetch_named(config)?;
     let files = demo::model_files(config.model.as_deref())?;
 
@@ -258,7 +241,7 @@ async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
         Box::new(WorkerProcesses::new(worker_plan(&config, program, Arc::clone(&private_dir)))?)
     };
     let name = config.name_of(&files);
-    let result = serve_with(&config, listener, address, &files, name, starter).await;
+    let result = serve_with(&config, entrance, &files, name, starter).await;
     private_dir.close();
     result
 }
@@ -279,17 +262,17 @@ pub fn worker_plan(config: &ServerConfig, program: std::path::PathBuf, private_d
     }
 }
 
-/// Serves on a bound listener with the workers of `starter` until a signal.
+/// Serves who comes in by `entrance`, with the workers of `starter`, until a signal.
 pub async fn serve_with(
     config: &ServerConfig,
-    listener: TcpListener,
-    address: SocketAddr,
+    entrance: Entrance,
     files: &ModelFiles,
     name: String,
     starter: Box<dyn WorkerStarter>,
 ) -> Result<(), LaunchError> {
     // Before the announcement, after which a signal may come at once.
     let mut signals = Signals::new().map_err(LaunchError::system(LISTEN_TO_SIGNALS))?;
+    let Entrance { places, reloads, listeners, reload, socket_file } = entrance;
     let text = TextModel::load(files)?;
     let telemetry = Arc::new(Telemetry::default());
     let frontend = Frontend::start(text, config.frontend_options(), Arc::clone(&telemetry), starter)
@@ -299,8 +282,9 @@ pub async fn serve_with(
         None => None,
     }
     .unzip();
-    let registration = registration(config, &name, address, &frontend)?;
-    let mut http_options = HttpOptions { traces, ..http_options(config, files, name.clone())? };
+    let registration = registration(config, &name, &places, &frontend)?;
+    let mut http_options = HttpOptions { traces, reloads, ..http_options(config, files, name.clone())? };
+    let reloads = http_options.reloads.clone();
     let mut max_connections = descriptors::max_connections(descriptors::raise_limit());
     if let Some(speech) = &mut http_options.speech_upstream {
         speech.max_calls = descriptors::max_calls(max_connections, speech.max_calls);
@@ -314,12 +298,13 @@ pub async fn serve_with(
         write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
         drain_timeout: DRAIN_TIMEOUT,
     };
-    let mut http = tokio::spawn(connection::serve(listener, service, connection_options, stop));
-    announce(&format!("diffulex-server listens on http://{address}"));
+    let mut http = tokio::spawn(connection::serve(listeners, service, connection_options, stop));
+    announce(&format!("diffulex-server listens on {places}"));
+    let reloading = tokio::spawn(reload_on(reload, reloads));
     let registration = registration.map(|registration| tokio::spawn(registration.keep()));
 
     let result = tokio::select! {
-        result = watch_worker(&frontend, config, &name, address) => result,
+        result = watch_worker(&frontend, config, &name, &places) => result,
         () = signals.next() => Ok(()),
         // It serves until it is told to stop; without it the server cannot be reached.
         ended = &mut http => Err(LaunchError::HttpEnded(ended.err())),
@@ -338,6 +323,7 @@ pub async fn serve_with(
     if let Some(registration) = registration {
         registration.abort();
     }
+    reloading.abort();
     // Every stream has its last event; let them be written.
     let _ = stop_http.send(true);
     if !http.is_finished()
@@ -345,6 +331,7 @@ pub async fn serve_with(
     {
         tracing::error!(%error, "the HTTP side failed");
     }
+    drop(socket_file);
     // No request is open any more, so every span has ended.
     if let Some(sender) = trace_sender {
         sender.finish().await;
@@ -352,18 +339,30 @@ pub async fn serve_with(
     result
 }
 
+/// Reads files again at each signal.
+async fn reload_on(mut signal: ReloadSignal, reloads: Reloads) {
+    loop {
+        signal.next().await;
+        let reloads = reloads.clone();
+        // A disk may be slow. An error means that the server ends.
+        let _ = tokio::task::spawn_blocking(move || reloads.reload()).await;
+    }
+}
+
 /// The registration with the controller, where there is one.
 fn registration(
     config: &ServerConfig,
     name: &str,
-    address: SocketAddr,
+    places: &Places,
     frontend: &Frontend,
 ) -> Result<Option<Registration>, LaunchError> {
     let Some(url) = config.outbound.register_with.clone() else { return Ok(None) };
+    // Without a port there is another address to announce.
+    let port = places.tcp.map_or(0, |address| address.port());
     let announced = Announced {
         url,
         name: name.to_owned(),
-        reachable: config.outbound.reachable(&config.host, address.port(), config.api_key.first().cloned()),
+        reachable: config.outbound.reachable(&config.host, port, config.api_key.first().cloned()),
         heartbeat_interval: REGISTERED_HEARTBEAT,
     };
     Registration::new(announced, frontend.clone()).map(Some).map_err(LaunchError::Registration)
@@ -379,11 +378,13 @@ pub fn http_options(config: &ServerConfig, files: &ModelFiles, name: String) -> 
         model_format: if matches!(files, ModelFiles::Gguf(_)) { "gguf" } else { "safetensors" },
         sampling_defaults: sampling_defaults(files, config.generation_config)?,
         started_at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        api_keys: config.api_key.clone(),
+        reloads: Reloads { keys: Arc::new(ApiKeys::of(&config.api_key)), tls: None },
+        root_path: config.entrance.root_path.clone().unwrap_or_default(),
+        trusted_proxies: config.entrance.proxies(),
         cors_origins: config.cors_origin.clone(),
         // The name that it listens on is one that it is called by.
         allowed_hosts: config.allowed_host.iter().chain([&config.host]).cloned().collect(),
-        is_exposed: config::is_exposed(&config.host),
+        is_exposed: config::is_exposed(&config.host) && !config.entrance.without_port,
         serves_profiles: true,
         body: BodyLimits {
             max_bytes: config.max_body_bytes,
@@ -406,7 +407,7 @@ async fn watch_worker(
     frontend: &Frontend,
     config: &ServerConfig,
     name: &str,
-    address: SocketAddr,
+    places: &Places,
 ) -> Result<(), LaunchError> {
     let not_serving = |reason| LaunchError::NotServing { model: name.to_owned(), reason };
     let mut status = frontend.watch_status();
@@ -416,7 +417,7 @@ async fn watch_worker(
             WorkerStatus::Starting | WorkerStatus::Stopped => {}
             WorkerStatus::Running => {
                 let card = frontend.card().unwrap_or_default();
-                let banner = Banner { config, name, address, card: &card };
+                let banner = Banner { config, name, places, card: &card };
                 announce(&banner.ready());
                 // A worker that was started again is no news to people.
                 if std::mem::take(&mut is_first) {
@@ -431,22 +432,6 @@ async fn watch_worker(
             return Err(not_serving(NotServing::Unsupervised));
         }
     }
-}
-
-async fn bind(config: &ServerConfig) -> Result<TcpListener, LaunchError> {
-    let (host, port) = (&config.host, config.port);
-    TcpListener::bind((host.as_str(), port)).await.map_err(|error| match error.kind() {
-        ErrorKind::AddrInUse => LaunchError::PortTaken { port, free: free_port(host, port) },
-        _ => LaunchError::Listen { host: host.clone(), port, error },
-    })
-}
-
-/// A free port above one that another program has.
-fn free_port(host: &str, port: u16) -> Option<u16> {
-    /// How many ports are tried. Chosen by us: nobody runs so many servers beside each other.
-    const N_TRIED: usize = 32;
-
-    (port..=u16::MAX).skip(1).take(N_TRIED).find(|port| StdListener::bind((host, *port)).is_ok())
 }
 
 /// Other names of the model: its folder as given and by name, and Diffulex's `--model-name`.

@@ -6,6 +6,7 @@ pub mod banner;
 pub mod batch;
 pub mod commands;
 pub mod doctor;
+pub mod entrance;
 pub mod hub;
 pub mod launch;
 pub mod local_model;

@@ -24,6 +24,13 @@ pub struct Given<T> {
     group: PhantomData<fn() -> T>,
 }
 
+impl<T> Given<T> {
+    /// True if the command line or `file` has the flag `key`.
+    pub(crate) fn has(&self, file: &Map<String, Value>, key: &str) -> bool {
+        self.matches.contains_id(key) || file.get(key).is_some_and(|value| !value.is_null())
+    }
+}
+
 impl<T: Args + Default + DeserializeOwned> Given<T> {
     /// These flags over the keys of `file` that are flags of `T`, which are removed, over the defaults.
     pub(crate) fn over(&self, file: &mut Map<String, Value>) -> Result<T, ConfigError> {

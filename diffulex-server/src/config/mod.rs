@@ -8,6 +8,7 @@ mod check;
 pub mod decoding_flags;
 pub mod diffulex_flags;
 pub mod engine;
+mod entrance;
 pub mod error;
 pub mod given;
 mod outbound;
@@ -24,6 +25,7 @@ use crate::config::engine::{EngineArgs, ProfileFlags};
 use crate::config::error::ConfigError;
 use crate::config::given::Given;
 use crate::outbound::secrets::is_loopback;
+pub use entrance::EntranceConfig;
 pub use outbound::OutboundConfig;
 pub(crate) use server::API_KEY_VARIABLE;
 pub use server::ServerConfig;
@@ -40,6 +42,9 @@ pub struct ServeArgs {
     /// Folder of profiles.
     #[command(flatten, next_help_heading = "Server")]
     pub profiles: Given<ProfileFlags>,
+    /// Flags of where clients come in.
+    #[command(flatten, next_help_heading = "Server")]
+    pub entrance: Given<EntranceConfig>,
     /// Flags of other servers.
     #[command(flatten, next_help_heading = "Other servers")]
     pub outbound: Given<OutboundConfig>,
@@ -64,10 +69,13 @@ impl ServerConfig {
     /// Flags over the YAML file over the defaults.
     pub fn resolve(args: &ServeArgs) -> Result<Resolved, ConfigError> {
         let mut file = args.config.as_deref().map(read_yaml).transpose()?.unwrap_or_default();
+        let names_port = ["host", "port"].iter().any(|flag| args.server.has(&file, flag));
         let server = args.server.over(&mut file)?;
         let mut config = args.engine.over(&mut file, server)?;
         config.engine.profile_dir = args.profiles.over(&mut file)?.folder()?;
         config.outbound = args.outbound.over(&mut file)?;
+        config.entrance = args.entrance.over(&mut file)?;
+        config.entrance.without_port = config.entrance.uds.is_some() && !names_port;
         config.cors_origin.retain(|origin| !origin.is_empty());
         let mut notices = args.diffulex.judge(&mut file)?;
         if let Some(key) = file.keys().next() {
@@ -75,6 +83,7 @@ impl ServerConfig {
         }
         config.outbound.check(&config.host)?;
         config.check()?;
+        config.entrance.check(&config.api_key, &config.outbound)?;
         config.check_attachment()?;
         notices.extend(config.check_addresses()?);
         Ok(Resolved { config, notices })
@@ -105,7 +114,8 @@ pub fn is_exposed(host: &str) -> bool {
 
 /// A warning if the server is reachable from other machines without a key.
 pub fn exposure_warning(config: &ServerConfig) -> Option<String> {
-    (is_exposed(&config.host) && config.api_key.is_empty()).then(|| {
+    let has_key = !config.api_key.is_empty() || config.entrance.api_key_file.is_some();
+    (is_exposed(&config.host) && !config.entrance.without_port && !has_key).then(|| {
         format!("listening on {} without --api-key: anyone who reaches this port can use the model", config.host)
     })
 }

@@ -10,6 +10,7 @@ use diffulex_engine::{EngineOptions, ModelFiles};
 use serde::{Deserialize, Deserializer, Serialize};
 use smart_default::SmartDefault;
 
+use crate::config::entrance::EntranceConfig;
 use crate::config::error::ConfigError;
 use crate::config::given::{OrEmpty, or_empty, read_or_empty};
 use crate::config::outbound::OutboundConfig;
@@ -164,6 +165,10 @@ pub struct ServerConfig {
     #[arg(skip)]
     #[serde(skip_deserializing)]
     pub generation_config: GenerationConfig,
+    /// Where clients come in.
+    #[arg(skip)]
+    #[serde(flatten, skip_deserializing)]
+    pub entrance: EntranceConfig,
     /// Other servers.
     #[arg(skip)]
     #[serde(flatten, skip_deserializing)]
@@ -197,7 +202,7 @@ impl ServerConfig {
             startup_timeout: Self::duration(self.startup_timeout_seconds),
             heartbeat_timeout: Self::duration(self.engine_heartbeat_timeout_seconds),
             watchdog_timeout: (self.watchdog_timeout > 0.0).then(|| Self::duration(self.watchdog_timeout)),
-            tells_callers_apart: self.api_key.len() > 1,
+            tells_callers_apart: self.has_several_keys(),
             // Without secrets: a report may be passed on.
             crash_reports: self
                 .crash_report_folder()
@@ -205,7 +210,7 @@ impl ServerConfig {
             adapters: self.engine.adapters.clone(),
             max_loaded_loras: self.engine.max_loaded_loras as usize,
             profile_dir: self.engine.profile_dir.clone(),
-            salts_by_caller: self.api_key.len() > 1 && !self.share_prefix_cache,
+            salts_by_caller: self.has_several_keys() && !self.share_prefix_cache,
             contexts: ContextLimits {
                 max_contexts: self.max_contexts as usize,
                 max_per_caller: self.max_contexts_of_caller() as usize,
@@ -214,10 +219,16 @@ impl ServerConfig {
         }
     }
 
+    /// There is more than one caller, or will be: keys may be added to a file.
+    fn has_several_keys(&self) -> bool {
+        self.api_key.len() > 1 || self.entrance.api_key_file.is_some()
+    }
+
     /// Contexts of one caller. With one API key there is one caller, who may hold all; otherwise two must fill the table before a
     /// third finds no room.
     fn max_contexts_of_caller(&self) -> u32 {
-        let share = if self.api_key.len() == 1 { self.max_contexts } else { self.max_contexts.div_ceil(2) };
+        let has_one_key = self.api_key.len() == 1 && !self.has_several_keys();
+        let share = if has_one_key { self.max_contexts } else { self.max_contexts.div_ceil(2) };
         self.max_contexts_per_caller.unwrap_or(share)
     }
 
@@ -255,7 +266,7 @@ fn one_or_several<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D:
 }
 
 /// The same with commas between values, as on the command line.
-fn one_or_several_keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
+pub(crate) fn one_or_several_keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
     let values = one_or_several(input)?;
     Ok(values.iter().flat_map(|keys| keys.split(',')).map(str::to_owned).collect())
 }

@@ -37,6 +37,23 @@ fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
 }
 
 #[test]
+fn a_socket_replaces_the_port_unless_one_is_named() {
+    let without_port = |content: &str, flags: &[&str]| {
+        let file = file(content);
+        let path = file.path().to_str().expect("a path");
+        resolve(&[&["--config", path], flags].concat()).expect("resolves").config.entrance.without_port
+    };
+    assert!(without_port("uds: /run/s", &[]));
+    assert!(!without_port("uds: /run/s\nport: 8000", &[]));
+    assert!(!without_port("uds: /run/s", &["--host", "127.0.0.1"]));
+    assert!(!without_port("{}", &[]));
+    let file = file("root_path: /llm/\ntrusted_proxy: [10.0.0.1, unix]\nuds: s\n");
+    let entrance = resolve(&["--config", file.path().to_str().expect("a path")]).expect("resolves").config.entrance;
+    assert_eq!(entrance.root_path.map(|path| path.to_string()).as_deref(), Some("/llm"));
+    assert_eq!(entrance.trusted_proxy, ["10.0.0.1", "unix"]);
+}
+
+#[test]
 fn an_unknown_key_of_the_file_is_named() {
     let file = file("prot: 1234\n");
     let error = resolve(&["--config", file.path().to_str().expect("a path")]).expect_err("refused");

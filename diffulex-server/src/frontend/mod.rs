@@ -31,7 +31,9 @@ pub use contexts::table::{
 };
 pub use contexts::tasks::TaskTurn;
 pub use life::NotServing;
+pub use requests::allowance::{Allowance, KeyUse, Limit, LimitError, Limits};
 pub use requests::caller::Caller;
+pub use requests::client_address::ClientAddress;
 pub use requests::request_id::RequestId;
 pub use requests::requester::Requester;
 pub use requests::submission::{Submission, Truncation};

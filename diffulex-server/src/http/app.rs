@@ -11,6 +11,9 @@ use diffulex_protocol::SamplingParams;
 
 use crate::controllers::engines::EngineRegistry;
 use crate::frontend::Frontend;
+use crate::http::access::forwarded::TrustedProxies;
+use crate::http::access::reload::Reloads;
+use crate::http::access::root_path::RootPath;
 use crate::http::answer::error::ApiError;
 use crate::http::openai::speech::upstream::{SpeechOptions, SpeechUpstream};
 use crate::http::ops::openapi::documents::Documents;
@@ -40,8 +43,13 @@ pub struct HttpOptions {
     pub sampling_defaults: SamplingParams,
     /// Unix time in seconds at which the server started.
     pub started_at: u64,
-    /// One of them is asked of every request but probes and the page, if there are any.
-    pub api_keys: Vec<String>,
+    /// Files that are read again while the server runs, with the keys. One of these is asked of every request but probes and the
+    /// page, if there are any.
+    pub reloads: Reloads,
+    /// The path of all routes behind a proxy.
+    pub root_path: RootPath,
+    /// Proxies that name their clients.
+    pub trusted_proxies: TrustedProxies,
     /// Pages of these origins may call beside those of this machine; `*` is every origin.
     pub cors_origins: Vec<String>,
     /// Names that the server is called by beside its addresses; `*` is every name, and `.END` or `*.END` every one with that end.

@@ -5,8 +5,9 @@
 use axum::http::{Method, StatusCode};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 
-/// Every answer may be these, unless the route is open: a wrong key, a page of another origin.
-const GUARDED: [StatusCode; 2] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN];
+/// Every answer may be these, unless the route is open: a wrong key, a page of another origin; a limit of the key, which does not
+/// count what only looks.
+const GUARDED: [StatusCode; 3] = [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS];
 
 /// Refusals of a body: malformed, late, too large, of another type; too many at once, and a thread that parsed it and died.
 const BODY: [StatusCode; 6] = [
@@ -152,7 +153,12 @@ pub(super) struct Route {
 impl Route {
     /// Statuses of its answers, ascending.
     pub(super) fn statuses(&self) -> Vec<StatusCode> {
-        let guarded = if self.entry.is_open { &[][..] } else { &GUARDED };
+        let only_looks = self.methods == [Method::GET];
+        let guarded = match self.entry.is_open {
+            true => &[][..],
+            false if only_looks => &GUARDED[..2],
+            false => &GUARDED,
+        };
         let mut statuses: Vec<StatusCode> = self.entry.statuses.iter().chain(guarded).copied().collect();
         statuses.sort();
         statuses.dedup();

@@ -25,8 +25,14 @@ mod table;
 mod tools;
 mod traced;
 
+pub use access::forwarded::TrustedProxies;
+pub use access::keys::{ApiKeys, KeyFileError};
 pub use access::lifespan::{AppError, HttpApp, create_app};
+pub use access::listeners::Listeners;
+pub use access::reload::{Reloaded, Reloads};
+pub use access::root_path::RootPath;
 pub use access::service::HttpService;
+pub use access::tls::{Tls, TlsError};
 pub use app::HttpOptions;
 pub use openai::speech::upstream::SpeechOptions;
 pub use reasoning::ReasoningParser;

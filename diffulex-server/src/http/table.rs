@@ -10,6 +10,7 @@ use axum::http::{HeaderValue, StatusCode};
 
 use crate::frontend::Frontend;
 use crate::http::access::paths;
+use crate::http::access::root_path::RootPath;
 use crate::http::access::service::HttpService;
 use crate::http::answer::error::ApiError;
 use crate::http::anthropic::messages;
@@ -35,7 +36,6 @@ use crate::http::request::other_fields::IgnoredFieldLog;
 use crate::http::routes::Routes;
 use crate::http::{decisions, edits, generate, ollama};
 use crate::observe::telemetry::Telemetry;
-use crate::observe::traces::Traces;
 use crate::outbound::ClientError;
 
 /// An origin of `--cors-origin` that no header can hold.
@@ -57,6 +57,14 @@ pub enum ServiceError {
     /// The client for `--speech-upstream` could not be made.
     #[error("--speech-upstream: {0}")]
     SpeechUpstream(#[from] ClientError),
+    /// Routes have the path of `--root-path`.
+    #[error("--root-path {root_path}: the server has a route of its own there, {route}; choose another path")]
+    RootPath {
+        /// `--root-path`.
+        root_path: RootPath,
+        /// One of the routes.
+        route: &'static str,
+    },
 }
 
 /// Every route. Binds nothing and starts nothing.
@@ -70,7 +78,11 @@ pub fn service(
     }
     let bodies = BodyBudget::new(options.body.max_bytes);
     let speech = options.speech_upstream.as_ref().map(SpeechUpstream::new).transpose()?;
-    let (router, table) = table(options.serves_profiles, options.traces.clone()).into_parts();
+    let root_path = &options.root_path;
+    let (router, table) = table(&options).into_parts();
+    if let Some(route) = table.iter().find(|route| root_path.hides(route.path)) {
+        return Err(ServiceError::RootPath { root_path: root_path.clone(), route: route.path });
+    }
     let app = App::new(AppState {
         telemetry,
         bodies,
@@ -80,7 +92,7 @@ pub fn service(
         engines: Mutex::default(),
         open_paths: table.iter().filter(|route| route.entry.is_open).map(|route| route.path).collect(),
         paths: table.iter().map(|route| route.path).collect(),
-        documents: Documents::of(&table, !options.api_keys.is_empty()),
+        documents: Documents::of(&table, !options.reloads.keys.is_empty(), root_path),
         frontend,
         options,
     });
@@ -89,10 +101,10 @@ pub fn service(
 }
 
 /// The table of routes.
-fn table(has_profiles: bool, traces: Option<Traces>) -> Routes {
+fn table(options: &HttpOptions) -> Routes {
     let not_found = [StatusCode::NOT_FOUND];
     let streaming = |entry: Entry| entry.answering(&[JSON, EVENT_STREAM]);
-    let routes = Routes::traced_by(traces)
+    let routes = Routes::traced_by(options.traces.clone())
         .post(
             "/generate",
             generate::generate,
@@ -158,8 +170,8 @@ fn table(has_profiles: bool, traces: Option<Traces>) -> Routes {
     let info = Entry::of("Special tokens and the chat template");
     let routes = operations(routes).get("/tokenizer_info", tokenize::info, info);
     let routes = edits::routes(decisions::routes(primitives::routes(contexts::routes(routes))));
-    let routes = if has_profiles { profile::routes(routes) } else { routes };
-    playground::routes(not_implemented::routes(ollama::routes(routes)))
+    let routes = if options.serves_profiles { profile::routes(routes) } else { routes };
+    playground::routes(not_implemented::routes(ollama::routes(routes)), &options.root_path)
         .get("/openapi.json", openapi::openapi, Entry::of("This document").open())
         .get("/docs", openapi::docs, Entry::of("This document as a page").answering(&[openapi::HTML]).open())
 }
@@ -171,14 +183,17 @@ fn operations(routes: Routes) -> Routes {
     let ready = Entry::of("200 while requests are accepted").with(&unavailable).open().reporting();
     let abort = Entry::of("Ends a request").taking::<AbortBody>().native().with(&[StatusCode::NOT_FOUND]);
     let load = Entry::of("Loads an adapter").taking::<LoadAdapterBody>().of_engine();
+    let reload = Entry::of("Reads API keys and certificates again")
+        .with(&[StatusCode::BAD_REQUEST, StatusCode::INTERNAL_SERVER_ERROR]);
     let unload = Entry::of("Unloads an adapter").taking::<UnloadAdapterBody>().of_engine();
     routes
         .get("/health", health::health, health)
         .get("/ready", health::ready, ready)
-        .get("/health_generate", health::health_generate, Entry::of("Generates one token").of_engine())
+        .get(health::GENERATE, health::health_generate, Entry::of("Generates one token").of_engine())
         .get("/metrics", health::metrics, Entry::of("Metrics for Prometheus").answering(&[health::METRICS]))
         .post("/abort_request", admin::abort_request, abort)
         .post("/flush_cache", admin::flush_cache, Entry::of("Empties the prefix cache").with(&unavailable))
+        .post("/admin/reload", admin::reload, reload)
         .post("/v1/load_lora_adapter", admin::load_adapter, load)
         .post("/v1/unload_lora_adapter", admin::unload_adapter, unload.with(&[StatusCode::NOT_FOUND]))
 }

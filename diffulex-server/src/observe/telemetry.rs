@@ -3,6 +3,7 @@
 //! In: observations from the front end and the routes, the engine's own counters from its heartbeats. Out: the body of
 //! `/metrics`. Every metric is written once, in [`Telemetry::render`]. Never here: decisions.
 
+mod keys;
 mod page;
 mod vllm;
 
@@ -14,6 +15,7 @@ use diffulex_protocol::{EngineStats, ErrorCode, FinishReason, Histogram, ModelCa
 
 use crate::os::locks::lock;
 use crate::os::platform::ProcessUsage;
+pub use keys::{KeyCounts, RefusedByLimit};
 use page::Page;
 
 /// Bucket bounds in seconds for what a person waits for. Chosen by us: from one step of a tiny model to a long answer.
@@ -285,6 +287,8 @@ pub struct Served {
     pub front_end: Option<ProcessUsage>,
     /// The worker's, if it is another one.
     pub worker: Option<ProcessUsage>,
+    /// Of API keys.
+    pub keys: Vec<KeyCounts>,
 }
 
 impl Telemetry {
@@ -319,6 +323,7 @@ impl Telemetry {
         page.section("diffulex_", None);
         self.write_engine(&mut page, gauges);
         self.write_requests(&mut page, gauges);
+        keys::write(&mut page, &served.keys);
         if let Some(usage) = &served.worker {
             page.section("diffulex_worker_", None);
             write_process(&mut page, usage, "worker");

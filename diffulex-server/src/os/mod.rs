@@ -10,3 +10,4 @@ pub(crate) mod platform;
 pub mod private_dir;
 pub(crate) mod signals;
 pub mod terminal;
+pub mod unix_socket;

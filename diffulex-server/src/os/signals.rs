@@ -1,6 +1,6 @@
 //! Signals that ask a program to end: SIGTERM, SIGINT, and SIGHUP, which a terminal sends when it is closed.
 //!
-//! Each process takes them in its own way: the front end waits for them ([`Signals`]), a worker that listens is told of
+//! SIGUSR1 asks the front end to read files again ([`ReloadSignal`]); it ends no process that takes signals. Each process takes them in its own way: the front end waits for them ([`Signals`]), a worker that listens is told of
 //! each ([`on_each`]), and a worker that ends with its front end lets them pass ([`outlive`]). Never here: what ends how.
 
 use std::io;
@@ -13,6 +13,8 @@ pub(crate) struct Signals {
     hang_up: Signal,
     terminate: Signal,
     interrupt: Signal,
+    /// Only so that it ends nothing, also where it is sent to every process of a service.
+    _reload: Signal,
 }
 
 impl Signals {
@@ -22,6 +24,7 @@ impl Signals {
             hang_up: signal(SignalKind::hangup())?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            _reload: signal(SignalKind::user_defined1())?,
         })
     }
 
@@ -32,6 +35,22 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+/// SIGUSR1, from now on.
+#[derive(Debug)]
+pub(crate) struct ReloadSignal(Signal);
+
+impl ReloadSignal {
+    /// In a tokio runtime.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(signal(SignalKind::user_defined1())?))
+    }
+
+    /// The next one. Those that come close together are one.
+    pub(crate) async fn next(&mut self) {
+        self.0.recv().await;
     }
 }
 

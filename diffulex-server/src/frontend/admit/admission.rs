@@ -64,6 +64,9 @@ impl Frontend {
             fingerprints.push(self.accepted_fingerprint(prompt, submission.requester.caller, accepted)?);
         }
 
+        if let Some(key) = &submission.requester.key {
+            key.reserve(most_tokens(&prompts, n_choices))?;
+        }
         client.add_prompts(prompts.iter().map(ServingGenerate::given_tokens).sum());
         let answers = prompts.into_iter().zip(fingerprints).flat_map(|(prompt, fingerprint)| {
             let seed = prompt.sampling_params.seed_or(|| self.shared.draws.seed());
@@ -253,6 +256,19 @@ fn answer(mut generate: ServingGenerate, seed: u64, choice: u64) -> ServingGener
     generate.sampling_params.seed = Some(seed.wrapping_add(choice));
     generate.sampling_params.prompt_logprobs.take_if(|_| choice > 0);
     generate
+}
+
+/// Tokens of `prompts` and of `n_choices` answers to each at most.
+fn most_tokens(prompts: &[ServingGenerate], n_choices: u64) -> u64 {
+    let of_answer = |prompt: &ServingGenerate| {
+        let only_reads = prompt.embed.is_some() || prompt.context.as_ref().is_some_and(|context| context.fills);
+        match prompt.masked.len() {
+            _ if only_reads => 0,
+            0 => u64::from(prompt.sampling_params.max_tokens),
+            n_masked => n_masked as u64,
+        }
+    };
+    prompts.iter().map(|prompt| prompt.given_tokens() as u64 + n_choices * of_answer(prompt)).sum()
 }
 
 /// Refuses more answers than the server ever takes at once.

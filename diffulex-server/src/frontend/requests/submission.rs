@@ -98,7 +98,7 @@ impl Submission {
     /// The client's request, which is accepted now.
     pub fn begin(&self) -> ClientRequest {
         let asked = (self.inputs.first(), self.generate.embed);
-        let request = ClientRequest::new(self.route, self.requester.trace.clone());
+        let request = ClientRequest::new(self.route, &self.requester);
         request.asking(asked, self.generate.adapter.as_deref(), &self.generate.sampling_params, self.n_choices)
     }
 

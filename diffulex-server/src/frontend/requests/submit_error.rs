@@ -9,6 +9,7 @@ use diffulex_engine::RequestError;
 use crate::frontend::admit::long_work::{LongWorkError, THREAD_RETRY_AFTER};
 use crate::frontend::contexts::table::ContextError;
 use crate::frontend::quarantine::Refusal;
+use crate::frontend::requests::allowance::LimitError;
 
 /// Why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -42,6 +43,9 @@ pub enum SubmitError {
         /// After this long.
         after: Duration,
     },
+    /// A limit of its API key.
+    #[error(transparent)]
+    KeyLimit(#[from] LimitError),
     /// Its context cannot take it.
     #[error(transparent)]
     Context(#[from] ContextError),

@@ -14,6 +14,9 @@ use std::time::Instant;
 use diffulex_engine::ServingInput;
 use diffulex_protocol::{ErrorCode, EventBatch, Pooling, SamplingParams, ServingReply};
 
+use crate::frontend::requests::allowance::KeyUse;
+use crate::frontend::requests::client_address::ClientAddress;
+use crate::frontend::requests::requester::Requester;
 use crate::frontend::running::timeline::{ClientTimeline, Timeline};
 use crate::observe::telemetry::Telemetry;
 use crate::observe::traces::RequestTrace;
@@ -108,14 +111,18 @@ pub struct ClientRequest(Arc<OpenRequest>);
 struct OpenRequest {
     route: &'static str,
     trace: Option<RequestTrace>,
+    client: Option<ClientAddress>,
+    /// It takes a place among its key's until it has ended.
+    key: Option<Arc<KeyUse>>,
     timeline: Mutex<ClientTimeline>,
 }
 
 impl ClientRequest {
     /// A request that is accepted now.
-    pub(in crate::frontend) fn new(route: &'static str, trace: Option<RequestTrace>) -> Self {
+    pub(in crate::frontend) fn new(route: &'static str, requester: &Requester) -> Self {
         let timeline = Mutex::new(ClientTimeline::new(Instant::now()));
-        Self(Arc::new(OpenRequest { route, trace, timeline }))
+        let Requester { trace, client, key, .. } = requester.clone();
+        Self(Arc::new(OpenRequest { route, trace, client, key, timeline }))
     }
 
     /// Describes in its trace what it asks for.
@@ -164,6 +171,11 @@ impl Drop for OpenRequest {
         if let Some(trace) = &self.trace {
             spans::end(trace, timeline, now);
         }
-        log_line::ended(self.route, self.trace.as_ref().map(RequestTrace::trace_id), timeline, now);
+        if let Some(key) = &self.key {
+            key.spend(timeline.n_prompt_tokens as u64, timeline.n_final_tokens);
+        }
+        let trace_id = self.trace.as_ref().map(RequestTrace::trace_id);
+        let key = self.key.as_ref().map(|key| &**key.name());
+        log_line::ended(self.route, (self.client, key), trace_id, timeline, now);
     }
 }

@@ -111,6 +111,8 @@ pub(in crate::frontend) struct ClientTimeline {
     /// Tokens that the client gave: a prompt's once however many choices it has.
     pub(in crate::frontend) n_prompt_tokens: usize,
     pub(in crate::frontend) accepted: Instant,
+    /// Tokens of answers that are final, also of those that did not end as they should.
+    pub(in crate::frontend) n_final_tokens: u64,
     /// Its first prompts are token ids.
     pub(in crate::frontend) tokenised: Instant,
     /// A reader takes the first event of a choice.
@@ -178,6 +180,7 @@ impl ClientTimeline {
             n_choices: 0,
             n_prompt_tokens: 0,
             accepted,
+            n_final_tokens: 0,
             tokenised: accepted,
             first_read: None,
             answers: Answers::default(),
@@ -198,6 +201,7 @@ impl ClientTimeline {
         if let Some(EndReason::Failed(code)) = choice.end {
             self.error.get_or_insert(code);
         }
+        self.n_final_tokens += u64::from(reply.map_or(choice.n_final, ServingReply::written_tokens));
         if let Some(reply) = reply {
             self.answers.add(reply, choice.ended);
         }

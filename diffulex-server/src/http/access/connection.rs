@@ -1,7 +1,7 @@
 //! Connections: accepts as many as there are places for, bounds how long a peer may idle or refuse to read, notices when it
 //! leaves, and ends all at shutdown.
 //!
-//! In: a listener and the service. Out: nothing until the shutdown signal and its deadline. Never here: routes.
+//! In: listeners and the service. Out: nothing until the shutdown signal and its deadline. Never here: routes.
 
 use std::convert::Infallible;
 use std::io;
@@ -9,15 +9,19 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::extract::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Sleep};
+use tokio_rustls::TlsAcceptor;
 
+use crate::frontend::ClientAddress;
+use crate::http::access::listeners::{Listeners, Socket};
 use crate::http::access::service::HttpService;
 use crate::os::platform::has_peer_left;
 
@@ -49,11 +53,12 @@ pub struct ConnectionOptions {
 
 /// Serves until `shutdown` turns true, then lets open connections end.
 pub async fn serve(
-    listener: TcpListener,
+    listeners: impl Into<Listeners>,
     service: HttpService,
     options: ConnectionOptions,
     shutdown: watch::Receiver<bool>,
 ) {
+    let listeners = listeners.into();
     let mut connections = JoinSet::new();
     let mut stop = shutdown.clone();
     let mut trouble = Trouble::default();
@@ -68,12 +73,15 @@ pub async fn serve(
             }
         }
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = listeners.accept() => accepted,
             () = signalled(&mut stop) => break,
         };
         match accepted {
-            Ok((socket, _)) => {
-                connections.spawn(connection(socket, service.clone(), options, shutdown.clone()));
+            Ok((socket, peer)) => {
+                let acceptor = listeners.tls.as_ref().filter(|_| matches!(socket, Socket::Tcp(_)));
+                let acceptor = acceptor.map(|tls| tls.acceptor());
+                let connection = Connection { peer, service: service.clone(), options, shutdown: shutdown.clone() };
+                connections.spawn(connection.run(socket, acceptor));
             }
             Err(error) => {
                 trouble.log(format_args!("a connection could not be accepted: {error}"));
@@ -81,7 +89,7 @@ pub async fn serve(
             }
         }
     }
-    drop(listener);
+    drop(listeners);
     let all_ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(options.drain_timeout, all_ended).await.is_err() {
         tracing::warn!("some connections did not end in time and are cut");
@@ -109,36 +117,88 @@ async fn signalled(shutdown: &mut watch::Receiver<bool>) {
     let _ = shutdown.wait_for(|stop| *stop).await;
 }
 
-async fn connection(
-    socket: TcpStream,
+/// A client's connection.
+struct Connection {
+    peer: ClientAddress,
     service: HttpService,
     options: ConnectionOptions,
-    mut shutdown: watch::Receiver<bool>,
-) {
-    // A frame must leave when it is written.
-    if let Err(error) = socket.set_nodelay(true) {
-        tracing::debug!(%error, "TCP_NODELAY");
-    }
-    let socket = PeerWatch { socket, write_timeout: options.write_timeout, blocked: None, unread: None };
-    let answer = |request| {
-        let service = service.clone();
-        async move { Ok::<_, Infallible>(service.answer(request).await) }
-    };
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(options.header_timeout)
-        .max_buf_size(BUFFER_BYTES)
-        .serve_connection(TokioIo::new(socket), service_fn(answer));
-    let mut connection = std::pin::pin!(connection);
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = signalled(&mut shutdown) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    shutdown: watch::Receiver<bool>,
+}
+
+/// The first byte of a TLS connection: a record of the handshake (RFC 8446, 5.1).
+const HANDSHAKE: u8 = 0x16;
+
+/// What a client gets that speaks plain HTTP where TLS is spoken.
+const NOT_TLS: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: 172\r\n\r\n\
+    {\"error\":{\"message\":\"this port speaks TLS: use https://\",\"type\":\"invalid_request_error\",\"param\":null,\
+    \"code\":\"https_required\"},\"detail\":\"this port speaks TLS: use https://\"}";
+
+/// Bytes of a plain request that are read before it is refused, so that its client sees the refusal and not a reset.
+const PLAIN_BYTES: usize = 16 * 1024;
+
+impl Connection {
+    async fn run(self, socket: Socket, acceptor: Option<TlsAcceptor>) {
+        // A frame must leave when it is written.
+        if let Err(error) = socket.set_nodelay() {
+            tracing::debug!(%error, "TCP_NODELAY");
         }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "a connection ended early");
+        let socket = PeerWatch { socket, write_timeout: self.options.write_timeout, blocked: None, unread: None };
+        let ended = match acceptor {
+            None => self.serve(socket).await,
+            // Boxed, so that its size does not add to the future of every connection.
+            Some(acceptor) => Box::pin(self.serve_tls(socket, acceptor)).await,
+        };
+        if let Err(error) = ended {
+            tracing::debug!(error, "a connection ended early");
+        }
+    }
+
+    /// TLS, and HTTP in it. The handshake has the time of a head.
+    async fn serve_tls(mut self, mut socket: PeerWatch, acceptor: TlsAcceptor) -> Result<(), String> {
+        let handshake = async {
+            if let Socket::Tcp(tcp) = &socket.socket {
+                let mut first = [0];
+                if tcp.peek(&mut first).await? == 1 && first != [HANDSHAKE] {
+                    let mut plain = vec![0; PLAIN_BYTES];
+                    let _ = socket.read(&mut plain).await?;
+                    socket.write_all(NOT_TLS).await?;
+                    socket.shutdown().await?;
+                    return Err(io::Error::other("plain HTTP where TLS is spoken"));
+                }
+            }
+            acceptor.accept(socket).await
+        };
+        let stream = tokio::select! {
+            done = tokio::time::timeout(self.options.header_timeout, handshake) => match done {
+                Ok(stream) => stream.map_err(|error| format!("TLS: {error}"))?,
+                Err(_) => return Err("TLS: the handshake took too long".to_owned()),
+            },
+            () = signalled(&mut self.shutdown) => return Ok(()),
+        };
+        self.serve(stream).await
+    }
+
+    async fn serve(mut self, stream: impl AsyncRead + AsyncWrite + Unpin) -> Result<(), String> {
+        let answer = |mut request: Request<Incoming>| {
+            let service = self.service.clone();
+            request.extensions_mut().insert(self.peer);
+            async move { Ok::<_, Infallible>(service.answer(request).await) }
+        };
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.options.header_timeout)
+            .max_buf_size(BUFFER_BYTES)
+            .serve_connection(TokioIo::new(stream), service_fn(answer));
+        let mut connection = std::pin::pin!(connection);
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = signalled(&mut self.shutdown) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        result.map_err(|error| error.to_string())
     }
 }
 
@@ -147,7 +207,7 @@ async fn connection(
 /// hyper notices that a peer leaves when it reads. It does not read while it holds bytes that it has no use for yet (a second
 /// request behind the first one, a body that nobody takes): then the peer is looked after from time to time.
 struct PeerWatch {
-    socket: TcpStream,
+    socket: Socket,
     write_timeout: Duration,
     /// Runs while a write waits.
     blocked: Option<Pin<Box<Sleep>>>,

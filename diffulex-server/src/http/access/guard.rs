@@ -6,27 +6,27 @@
 //! know a key, so nothing of this is asked where there is one. Never here: what the key opens.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::Response;
 
+use crate::frontend::Allowance;
+use crate::http::access::keys::ApiKeys;
 use crate::http::answer::error::ApiError;
 use crate::http::app::HttpOptions;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
-/// Asks for one of `keys`, and returns it.
-pub(in crate::http) fn check_key<'a>(headers: &'a HeaderMap, keys: &[String]) -> Result<&'a str, ApiError> {
-    // All of them are compared, so that the time does not tell which one is nearly right.
-    let is_key = |given: &&str| keys.iter().fold(false, |is, key| is | is_equal(given.as_bytes(), key.as_bytes()));
-    if let Some(given) = given_keys(headers).find(is_key) {
-        return Ok(given);
-    }
-    let message = "an API key is required: Authorization: Bearer <key>";
-    Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+/// Asks for one of `keys`, and returns what belongs to it.
+pub(in crate::http) fn check_key(headers: &HeaderMap, keys: &ApiKeys) -> Result<Arc<Allowance>, ApiError> {
+    given_keys(headers).find_map(|given| keys.find(given)).ok_or_else(|| {
+        let message = "an API key is required: Authorization: Bearer <key>";
+        ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+    })
 }
 
 /// The key that comes with a request, whether or not one is required.
@@ -58,12 +58,28 @@ pub(in crate::http) fn check_page(request: &Request, options: &HttpOptions) -> R
     }
     match headers.get(header::ORIGIN).map(|origin| origin.to_str().unwrap_or_default()) {
         Some(origin) if is_origin_allowed(origin, host.as_ref(), options) => Ok(()),
-        Some(origin) => refused(format!(
-            "pages of {origin:?} may not call this server; --cors-origin ORIGIN allows those of one origin"
-        )),
+        Some(origin) => refused(remedy(origin, site.is_some())),
         None if site.is_some() => refused("pages of other sites may not call this server".to_owned()),
         // No page at all.
         None => Ok(()),
+    }
+}
+
+/// The flag that lets pages of `origin` call. Where the browser does not say that they are another site's, they may be the server's
+/// own behind a proxy that does not forward `Host`.
+fn remedy(origin: &str, is_other_site: bool) -> String {
+    let refusal = format!("pages of {origin:?} may not call this server");
+    let of_site = format!("--cors-origin {origin} allows those of this origin");
+    let authority = origin.split_once("://").and_then(|(_, rest)| rest.parse::<Authority>().ok());
+    match authority {
+        Some(authority) if !is_other_site => {
+            let name = authority.host();
+            format!(
+                "{refusal}; if they are this server's behind a proxy, --allowed-host {name} allows them, if another site's, {of_site}"
+            )
+        }
+        Some(_) => format!("{refusal}; {of_site}"),
+        None => refusal,
     }
 }
 
@@ -199,9 +215,4 @@ fn is_local_origin(origin: &str) -> bool {
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
-}
-
-/// Takes as long for a wrong first byte as for a wrong last one.
-fn is_equal(left: &[u8], right: &[u8]) -> bool {
-    left.len() == right.len() && left.iter().zip(right).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::frontend::{Frontend, NotServing};
 use crate::http::access::connection::{self, ConnectionOptions};
+use crate::http::access::listeners::Listeners;
 use crate::http::access::service::HttpService;
 use crate::http::app::HttpOptions;
 use crate::http::table::{self, ServiceError};
@@ -90,7 +90,7 @@ impl HttpApp {
     /// an engine that cannot be started; no hook has run then, and no connection was accepted.
     pub async fn serve(
         self,
-        listener: TcpListener,
+        listeners: impl Into<Listeners>,
         options: ConnectionOptions,
         mut shutdown: watch::Receiver<bool>,
     ) -> Result<(), AppError> {
@@ -107,7 +107,7 @@ impl HttpApp {
             hook().await;
         }
         let (stop_connections, stop) = watch::channel(false);
-        let serving = connection::serve(listener, service, options, stop);
+        let serving = connection::serve(listeners, service, options, stop);
         let stopping = async {
             // A sender that is gone will never say more: that is a stop, too.
             let _ = shutdown.wait_for(|stops| *stops).await;

@@ -4,14 +4,14 @@
 //! Accepted requests have their own line, in the front end. Refusing costs a client nothing, so there is a limit to how
 //! many lines a second refusals are worth; those beyond it are counted. Never here: what is refused, and why.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use axum::response::Response;
 
-use crate::frontend::RequestId;
+use crate::frontend::{ClientAddress, RequestId};
 use crate::http::answer::error::{self, ApiError, ErrorForm};
 use crate::observe::traces::TraceId;
 use crate::os::draws::Draws;
@@ -72,6 +72,10 @@ pub(in crate::http) struct Head {
     /// Error form of its interface.
     form: ErrorForm,
     id: RequestId,
+    /// Where it comes from, if that is known.
+    pub(in crate::http) client: Option<ClientAddress>,
+    /// The name of its key, once that is known.
+    pub(in crate::http) key: Option<Arc<str>>,
 }
 
 impl Head {
@@ -88,12 +92,12 @@ impl Outermost {
         let given = request.headers().get(REQUEST_ID).and_then(|id| RequestId::given(id.to_str().ok()?));
         let id = given.unwrap_or_else(|| RequestId::made(self.draws.rid()));
         let form = ErrorForm::of_request(uri.path(), request.headers());
-        Head { method, uri, form, id }
+        Head { method, uri, form, id, client: None, key: None }
     }
 
     /// `response` with the request's id; an error is written in the form of the client's interface, and logged or counted.
     pub(in crate::http) fn report(&self, head: Head, mut response: Response) -> Response {
-        let Head { method, uri, form, id } = head;
+        let Head { method, uri, form, id, client, key } = head;
         let status = response.status().as_u16();
         let error = response.extensions_mut().remove::<ApiError>();
         if let Some(error) = &error {
@@ -121,7 +125,9 @@ impl Outermost {
             let reason = start_of(&reason);
             let trace_id = response.extensions().get::<TraceId>().map(tracing::field::display);
             let (id, code) = (tracing::field::display(id.as_str()), tracing::field::display(refusal.code()));
-            tracing::info!(id, method, route, status, code, reason, not_logged, trace_id, "refused");
+            let client = client.map(tracing::field::display);
+            let key = key.as_deref().map(tracing::field::display);
+            tracing::info!(id, client, key, method, route, status, code, reason, not_logged, trace_id, "refused");
         }
         response
     }

@@ -7,16 +7,18 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
+use axum::http::Method;
 use axum::response::{IntoResponse, Response};
 use axum::{BoxError, Router};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
-use crate::frontend::{Caller, Requester};
-use crate::http::access::refusals::Outermost;
+use crate::frontend::{Caller, KeyUse, Requester};
+use crate::http::access::refusals::{Head, Outermost};
 use crate::http::access::{guard, paths};
 use crate::http::answer::error::ApiError;
 use crate::http::app::App;
+use crate::http::ops::health;
 use crate::http::request::body;
 
 /// Every route, with the access checks and error responses that all of them share. Binds nothing and starts nothing; clones share what they have.
@@ -43,17 +45,22 @@ impl HttpService {
     {
         let Parts { routes, app, outermost } = &*self.0;
         let mut request = body::read_away_rest(request.map(Body::new));
+        if let Some(uri) = app.options.root_path.strip(request.uri()) {
+            *request.uri_mut() = uri;
+        }
         if let Some(uri) = paths::normalised(request.uri()) {
             *request.uri_mut() = uri;
         }
-        let head = outermost.head(&request);
+        let mut head = outermost.head(&request);
+        let peer = request.extensions().get().copied();
+        head.client = peer.map(|peer| app.options.trusted_proxies.client(peer, request.headers()));
         let reader = guard::reader(&request, &app.options);
         let mut response = match reader.as_ref().and_then(|_| guard::preflight(&request)) {
             Some(response) => response,
-            None => match admit(app, &request) {
-                Ok(caller) => {
-                    let requester = Requester { caller, id: Some(head.id().clone()), trace: None };
-                    request.extensions_mut().insert(requester);
+            None => match admit(app, &request, &mut head) {
+                Ok((caller, key)) => {
+                    let id = Some(head.id().clone());
+                    request.extensions_mut().insert(Requester { caller, key, client: head.client, id, trace: None });
                     routes.call(request).await.unwrap_or_else(|never| match never {})
                 }
                 Err(error) => error.into_response(),
@@ -72,18 +79,24 @@ impl HttpService {
     }
 }
 
-/// Checks access, and returns who sends the request. Probes and the playground are open to everyone. The other routes require the
-/// API key or, where none is configured, refuse requests from pages of other origins.
-fn admit(app: &App, request: &Request) -> Result<Caller, ApiError> {
+/// Checks access, and returns who sends the request, which is one of its key's from now on. Probes and the playground are open to
+/// everyone. The other routes require the API key or, where none is configured, refuse requests from pages of other origins.
+fn admit(app: &App, request: &Request, head: &mut Head) -> Result<(Caller, Option<Arc<KeyUse>>), ApiError> {
     if app.open_paths.contains(request.uri().path()) {
-        return Ok(Caller::WITHOUT_KEY);
+        return Ok((Caller::WITHOUT_KEY, None));
     }
-    let key = match app.options.api_keys.as_slice() {
-        [] => {
-            guard::check_page(request, &app.options)?;
-            guard::given_key(request.headers())
-        }
-        keys => Some(guard::check_key(request.headers(), keys)?),
-    };
-    Ok(app.frontend.caller(key))
+    let keys = &app.options.reloads.keys;
+    if keys.is_empty() {
+        guard::check_page(request, &app.options)?;
+        return Ok((app.frontend.caller(guard::given_key(request.headers())), None));
+    }
+    let allowance = guard::check_key(request.headers(), keys)?;
+    head.key = Some(Arc::clone(allowance.name()));
+    let key = allowance.begin(is_counted(request))?;
+    Ok((app.frontend.caller(Some(key.name())), Some(key)))
+}
+
+/// Limits of a key are for requests that make the server work. Those that only look are free, but for the probe that generates.
+fn is_counted(request: &Request) -> bool {
+    !matches!(*request.method(), Method::GET | Method::HEAD) || request.uri().path() == health::GENERATE
 }

@@ -12,7 +12,7 @@ use diffulex_protocol::{ErrorCode, ServingError};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use crate::frontend::{ContextError, EventStream, SubmitError};
+use crate::frontend::{ContextError, EventStream, LimitError, SubmitError};
 use crate::observe::telemetry::error_label;
 
 /// An error as a client gets it.
@@ -347,6 +347,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::IdInFlight { .. } => {
                 Self::new(StatusCode::CONFLICT, "request_id_in_flight", message).with_param("request_id")
             }
+            SubmitError::KeyLimit(error) => error.into(),
             SubmitError::Context(error) => error.into(),
             SubmitError::NoAnswer { .. } => Self::of_code(ErrorCode::Timeout, message, None),
             SubmitError::Poisoned { .. } => Self::of_code(ErrorCode::Poisoned, message, None),
@@ -354,6 +355,16 @@ impl From<SubmitError> for ApiError {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, error_label(ErrorCode::Poisoned), message)
                     .with_retry_after(left)
             }
+        }
+    }
+}
+
+impl From<LimitError> for ApiError {
+    fn from(error: LimitError) -> Self {
+        let refusal = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", error.to_string());
+        match error.retry_after {
+            Some(wait) => refusal.with_retry_after(wait),
+            None => refusal.never_to_retry(),
         }
     }
 }

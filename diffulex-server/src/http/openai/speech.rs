@@ -41,10 +41,11 @@ pub(in crate::http) struct SpeechBody {
 /// The route.
 pub(in crate::http) async fn speech(State(app): State<App>, request: Request) -> Result<Response, ApiError> {
     let headers = request.headers().clone();
+    let requester = body::requester(&request);
     let body: Value = body::plain_json(&app, request, Dialect::OpenAi).await?;
     check(&body)?;
     match &app.speech {
-        Some(upstream) => upstream.pass_on(&app.frontend, &headers, &body).await,
+        Some(upstream) => upstream.pass_on(&app.frontend, requester, &headers, &body).await,
         None => {
             let message = "speech is not supported: this model writes text only; --speech-upstream passes it on";
             Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, "unsupported_modality", message))

@@ -1,4 +1,4 @@
-//! Routes for an operator of a running server: `/abort_request`, `/flush_cache`, `/v1/load_lora_adapter`,
+//! Routes for an operator of a running server: `/abort_request`, `/flush_cache`, `/admin/reload`, `/v1/load_lora_adapter`,
 //! `/v1/unload_lora_adapter`, and those that are only refused.
 //!
 //! Every answer is the engine's own word, not a hope. Never here: shutting down, which is a signal's business.
@@ -12,6 +12,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::http::access::reload::Reloaded;
 use crate::http::answer::error::ApiError;
 use crate::http::app::App;
 use crate::http::request::body;
@@ -39,6 +40,23 @@ pub(in crate::http) async fn abort_request(State(app): State<App>, request: Requ
 pub(in crate::http) async fn flush_cache(State(app): State<App>) -> Result<Response, ApiError> {
     app.frontend.flush_cache()?;
     Ok(Json(json!({"status": "ok"})).into_response())
+}
+
+/// Reads API keys and certificates again. What is broken keeps what it had, and is the error.
+pub(in crate::http) async fn reload(State(app): State<App>) -> Result<Response, ApiError> {
+    let reloads = app.options.reloads.clone();
+    if !reloads.has_any() {
+        let message = "there is nothing to read again: no --api-key-file, no --tls-cert";
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "nothing_to_reload", message));
+    }
+    // A disk may be slow.
+    let failed = |problem: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "reload_failed", problem);
+    let reloaded = tokio::task::spawn_blocking(move || reloads.reload()).await;
+    let Reloaded { read, kept } = reloaded.map_err(|error| failed(error.to_string()))?;
+    if !kept.is_empty() {
+        return Err(failed(format!("{}; what was read before stays", kept.join("; "))));
+    }
+    Ok(Json(json!({"status": "ok", "read": read})).into_response())
 }
 
 /// Longest name of an adapter, which `/v1/models` lists. As long as a file's may be (`NAME_MAX`).

@@ -26,6 +26,9 @@ pub(in crate::http) const METRICS: &str = "text/plain; version=0.0.4; charset=ut
 /// Longest a probe of one token may take. Chosen by us: load balancers give up at about as much.
 const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 
+/// The probe that generates.
+pub(in crate::http) const GENERATE: &str = "/health_generate";
+
 /// Liveness: 503 when the engine is dead or stuck.
 pub(in crate::http) async fn health(State(app): State<App>) -> Response {
     let gauges = app.frontend.gauges();
@@ -79,7 +82,7 @@ pub(in crate::http) async fn health_generate(
     Extension(requester): Extension<Requester>,
 ) -> Result<Response, ApiError> {
     let sampling_params = SamplingParams { temperature: 0.0, max_tokens: 1, ..SamplingParams::default() };
-    let mut submission = Submission::new("/health_generate", ServingInput::text("a"));
+    let mut submission = Submission::new(GENERATE, ServingInput::text("a"));
     submission.generate.sampling_params = sampling_params;
     submission.requester = requester;
     let timeout = || ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "no token within the probe's deadline");
@@ -95,6 +98,7 @@ pub(in crate::http) async fn metrics(State(app): State<App>) -> Response {
         model_name: app.options.model_name.clone(),
         front_end: ProcessUsage::of(std::process::id()),
         worker: app.frontend.worker_pid().and_then(ProcessUsage::of),
+        keys: app.options.reloads.keys.counts(),
     };
     let text = app.telemetry.render(&app.frontend.gauges(), &served);
     ([(header::CONTENT_TYPE, METRICS)], text).into_response()

@@ -2,9 +2,11 @@
 //!
 //! Never here: the page itself, which lies in `web/`.
 
+use axum::body::Bytes;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
+use crate::http::access::root_path::RootPath;
 use crate::http::entry::Entry;
 use crate::http::routes::Routes;
 
@@ -31,19 +33,35 @@ const ASSETS: [(&str, &str, &[u8]); 16] = [
 ];
 
 /// The page may load its own files and nothing else, and no text becomes HTML or a script.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; base-uri 'self'; form-action 'none'; frame-ancestors 'none'; \
      require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// Where the page names its base: before everything that it loads.
+const HEAD: &str = "<head>\n";
 
 /// The page's routes.
 /// A browser loads them before it can send a key.
-pub(in crate::http) fn routes(routes: Routes) -> Routes {
+pub(in crate::http) fn routes(routes: Routes, root_path: &RootPath) -> Routes {
     ASSETS.iter().fold(routes, |routes, (path, content_type, content)| {
         let entry = Entry::of("A file of the playground").answering(&[content_type]).open();
+        let content = if *path == "/" { based(content, root_path) } else { Bytes::from_static(content) };
         routes.get(path, async move || asset(content_type, content), entry)
     })
 }
 
-fn asset(content_type: &'static str, content: &'static [u8]) -> Response {
+/// `page`, whose files and requests are below `root_path`: also where its own address has no slash at the end. Without a root path
+/// they are where the page is.
+fn based(page: &'static [u8], root_path: &RootPath) -> Bytes {
+    match std::str::from_utf8(page) {
+        // A root path has no letter that HTML gives a meaning.
+        Ok(page) if !root_path.as_str().is_empty() => {
+            page.replacen(HEAD, &format!("{HEAD}  <base href=\"{root_path}/\">\n"), 1).into()
+        }
+        Ok(_) | Err(_) => Bytes::from_static(page),
+    }
+}
+
+fn asset(content_type: &'static str, content: Bytes) -> Response {
     let headers = [
         (header::CONTENT_TYPE, content_type),
         (header::CACHE_CONTROL, "no-cache"),

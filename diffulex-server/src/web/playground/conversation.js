@@ -369,7 +369,7 @@ export class Conversation {
     const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
     // The key stays where it is: what is copied is often pasted where others read.
     const key = this.server.hasKey ? ' -H "authorization: Bearer $DIFFULEX_API_KEY"' : "";
-    return `curl -N ${location.origin}/v1/chat/completions${key} -H 'content-type: application/json' -d '${quoted}'`;
+    return `curl -N ${new URL("v1/chat/completions", document.baseURI)}${key} -H 'content-type: application/json' -d '${quoted}'`;
   }
 
   /** The clock: one for all answers. */

@@ -38,11 +38,12 @@ export class Model extends EventTarget {
   async #learn() {
     for (let waitMs = 400; ; waitMs = Math.min(waitMs * 1.5, 4000)) {
       try {
-        const list = await (await this.server.request("/v1/models")).json();
+        const list = await (await this.server.request("v1/models")).json();
         const first = list.data?.[0];
         // A model that loads has a name and no limits yet.
         if (!first?.diffulex) throw new ServerError("The model is loading.", { status: 503 });
         this.#take(first);
+        tellRefusal("");
         return;
       } catch (error) {
         if (error.status === 401) {
@@ -51,7 +52,10 @@ export class Model extends EventTarget {
           continue;
         }
         const starting = error.status === 503;
-        show(starting ? "connecting" : "away", starting ? "Starting" : "Server away", "");
+        // A server that refuses says why: nobody but its operator can help, and only with its own words.
+        const refused = !starting && error.status >= 400;
+        show(starting ? "connecting" : "away", starting ? "Starting" : refused ? "Refused" : "Server away", "");
+        tellRefusal(refused ? error.message : "");
         await pause(waitMs);
       }
     }
@@ -106,6 +110,11 @@ export class Model extends EventTarget {
 function tellKey(message) {
   element("key-problem").textContent = message;
   element("api-key").select();
+}
+
+function tellRefusal(message) {
+  element("refused").textContent = message;
+  element("refused").hidden = message === "";
 }
 
 function show(state, name, facts) {

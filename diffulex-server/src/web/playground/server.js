@@ -107,6 +107,7 @@ export class Server {
     }
   }
 
+  /** @param url relative to the page, which may lie under any path of a proxy */
   async request(url, options = {}) {
     const headers = { ...options.headers, ...(this.#key && { authorization: `Bearer ${this.#key}` }) };
     let response;
@@ -123,7 +124,7 @@ export class Server {
   /** Sends `body` and puts what comes back into `recording`; `onChange` after each read. */
   async record(body, recording, signal, onChange) {
     const startedAt = performance.now();
-    const response = await this.request("/v1/chat/completions", {
+    const response = await this.request("v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json", accept: "text/event-stream" },
       body: JSON.stringify(body),

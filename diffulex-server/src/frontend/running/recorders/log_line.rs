@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::frontend::requests::client_address::ClientAddress;
 use crate::frontend::running::timeline::ClientTimeline;
 use crate::observe::telemetry::error_label;
 use crate::observe::traces::TraceId;
@@ -19,13 +20,21 @@ pub(super) fn sent(rid: &str) {
     tracing::debug!(rid, "sent to the engine");
 }
 
-/// A client's request has ended.
-pub(super) fn ended(route: &'static str, trace_id: Option<TraceId>, client: &ClientTimeline, now: Instant) {
+/// A client's request has ended, which came from an address with a key of that name.
+pub(super) fn ended(
+    route: &'static str,
+    (address, key): (Option<ClientAddress>, Option<&str>),
+    trace_id: Option<TraceId>,
+    client: &ClientTimeline,
+    now: Instant,
+) {
     let answers = &client.answers;
     let since_accepted = |instant: Instant| milliseconds(instant.saturating_duration_since(client.accepted));
     let (word, status) = client.verdict();
     tracing::info!(
         id = %client.rid,
+        client = address.map(tracing::field::display),
+        key = key.map(tracing::field::display),
         route = %route,
         status,
         finish = answers.finish.map(|reason| tracing::field::display(reason.as_str())),

@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::time::{Instant, Sleep};
 use tokio_stream::Stream;
 
-use crate::frontend::{Frontend, PassedOn};
+use crate::frontend::{Frontend, PassedOn, Requester};
 use crate::http::answer::error::ApiError;
 use crate::observe::telemetry::{CallOutcome, Telemetry};
 use crate::outbound::secrets::{SecretKey, SecretUrl};
@@ -81,6 +81,7 @@ impl SpeechUpstream {
     pub(super) async fn pass_on(
         &self,
         frontend: &Frontend,
+        requester: Requester,
         headers: &HeaderMap,
         body: &Value,
     ) -> Result<Response, ApiError> {
@@ -91,6 +92,7 @@ impl SpeechUpstream {
             outcome: CallOutcome::Cancelled,
             start: Instant::now(),
             n_bytes: 0,
+            requester,
             _place: place,
         };
         let limit = frontend.request_timeout();
@@ -254,6 +256,8 @@ struct Call {
     start: Instant,
     /// Of the answer.
     n_bytes: u64,
+    /// Its key counts it until it has ended.
+    requester: Requester,
     _place: PassedOn,
 }
 
@@ -263,7 +267,9 @@ impl Drop for Call {
         let total_ms = (self.start.elapsed().as_secs_f64() * 1e4).round() / 10.0;
         // Refusals have lines that tell more.
         if self.n_bytes > 0 || matches!(self.outcome, CallOutcome::Answered | CallOutcome::Cancelled) {
-            tracing::info!(route = %ROUTE, outcome = %self.outcome.as_str(), bytes = self.n_bytes, total_ms, "passed on");
+            let client = self.requester.client.map(tracing::field::display);
+            let key = self.requester.key.as_ref().map(|key| tracing::field::display(key.name()));
+            tracing::info!(client, key, route = %ROUTE, outcome = %self.outcome.as_str(), bytes = self.n_bytes, total_ms, "passed on");
         }
     }
 }

@@ -7,6 +7,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
 use super::page;
+use crate::http::access::root_path::RootPath;
 use crate::http::answer::error::ErrorForm;
 use crate::http::entry::{BodySchema, Route};
 
@@ -23,9 +24,12 @@ pub(in crate::http) struct Documents {
 }
 
 impl Documents {
-    /// Those of `routes`, most of which ask for a key where there is one.
-    pub(in crate::http) fn of(routes: &[Route], has_key: bool) -> Self {
-        let document = document(routes, has_key);
+    /// Those of `routes`, most of which ask for a key where there is one. Behind a proxy they are below `root_path`.
+    pub(in crate::http) fn of(routes: &[Route], has_key: bool, root_path: &RootPath) -> Self {
+        let mut document = document(routes, has_key);
+        if !root_path.as_str().is_empty() {
+            document["servers"] = json!([{"url": root_path}]);
+        }
         Self { openapi: document.to_string().into(), page: page::of(&document, &PURPOSES).into() }
     }
 }
@@ -105,7 +109,7 @@ fn purpose(path: &str) -> &'static str {
     ]) {
         contexts
     } else if ["_lora_adapter", "_profile"].iter().any(|end| path.ends_with(end))
-        || starts(&["/health", "/ready", "/metrics", "/version", "/abort", "/flush"])
+        || starts(&["/health", "/ready", "/metrics", "/version", "/abort", "/flush", "/admin"])
     {
         operation
     } else if starts(&["/api/"]) {
