@@ -9,6 +9,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::Uri;
+use axum::response::Response;
 use diffulex_engine::{Engine, EngineOptions, LoadError, LoadProgress, ModelFiles, ServingEngine, TextModel};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::net::TcpListener;
@@ -33,6 +37,7 @@ use crate::observe::traces::{Traces, TracesError};
 use crate::os::descriptors;
 use crate::os::descriptors::TooFewDescriptors;
 use crate::os::private_dir::{PrivateDir, PrivateDirError};
+use crate::os::service_manager;
 use crate::os::signals::{self, Signals};
 use crate::outbound::ClientError;
 use crate::worker::attached::{AttachError, AttachedWorker};
@@ -159,7 +164,8 @@ pub fn serve(args: &ServeArgs) -> Result<(), LaunchError> {
         tracing::warn!("{warning}");
     }
     descriptors::require()?;
-    runtime()?.block_on(serve_until_signal(resolved.config))
+    let result = runtime()?.block_on(serve_until_signal(resolved.config));
+    result.inspect_err(|error| service_manager::status(&error.to_string()))
 }
 
 /// The runtime of the HTTP side.
@@ -240,6 +246,7 @@ pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
 async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
     let listener = bind(&config).await?;
     let address = listener.local_addr().map_err(LaunchError::system("find the address that is listened on"))?;
+    service_manager::status("loading the model");
     let config = fetch_named(config)?;
     let files = demo::model_files(config.model.as_deref())?;
 
@@ -314,6 +321,8 @@ pub async fn serve_with(
         write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
         drain_timeout: DRAIN_TIMEOUT,
     };
+    let probed = service.clone();
+    tokio::spawn(service_manager::give_signs_of_life(move || answer_of(probed.clone())));
     let mut http = tokio::spawn(connection::serve(listener, service, connection_options, stop));
     announce(&format!("diffulex-server listens on http://{address}"));
     let registration = registration.map(|registration| tokio::spawn(registration.keep()));
@@ -326,7 +335,9 @@ pub async fn serve_with(
     };
     if result.is_ok() {
         let grace = ServerConfig::duration(config.shutdown_grace_seconds);
-        tracing::info!("shutting down; what runs may finish within {grace:?}");
+        let what = format!("shutting down; what runs may finish within {grace:?}");
+        service_manager::stopping(&what);
+        tracing::info!("{what}");
         tokio::select! {
             () = frontend.shutdown(grace) => {}
             () = signals.next() => {
@@ -350,6 +361,14 @@ pub async fn serve_with(
         sender.finish().await;
     }
     result
+}
+
+/// The routes' answer to a probe, whatever it says: the threads of the HTTP side run, and no lock of the front end is held for ever.
+/// In what state the engine is does not matter here, as the front end replaces it.
+async fn answer_of(service: http::HttpService) -> Response {
+    let mut probe = Request::new(Body::empty());
+    *probe.uri_mut() = Uri::from_static("/health");
+    service.answer(probe).await
 }
 
 /// The registration with the controller, where there is one.
@@ -418,13 +437,17 @@ async fn watch_worker(
                 let card = frontend.card().unwrap_or_default();
                 let banner = Banner { config, name, address, card: &card };
                 announce(&banner.ready());
+                service_manager::ready(&format!("serving {name} on http://{address}"));
                 // A worker that was started again is no news to people.
                 if std::mem::take(&mut is_first) {
                     banner.details().iter().for_each(|line| announce(line));
                     tracing::debug!(settings = %banner.settings(), "the settings as they act");
                 }
             }
-            WorkerStatus::Restarting { reason } => tracing::warn!(%reason, "requests get 503 until the engine is back"),
+            WorkerStatus::Restarting { reason } => {
+                service_manager::status(&format!("restarting the engine: {reason}"));
+                tracing::warn!(%reason, "requests get 503 until the engine is back");
+            }
             WorkerStatus::Failed { reason } => return Err(not_serving(NotServing::Failed { reason })),
         }
         if status.changed().await.is_err() {

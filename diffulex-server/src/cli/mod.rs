@@ -9,4 +9,5 @@ pub mod hub;
 pub mod launch;
 pub mod local_model;
 pub mod one_shot;
+pub mod pages;
 pub mod shell;

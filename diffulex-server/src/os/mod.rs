@@ -8,5 +8,6 @@ pub(crate) mod locks;
 pub mod panics;
 pub(crate) mod platform;
 pub mod private_dir;
+pub(crate) mod service_manager;
 pub(crate) mod signals;
 pub mod terminal;
