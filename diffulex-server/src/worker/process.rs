@@ -139,7 +139,9 @@ fn spawn(plan: &WorkerPlan, boot: &WorkerBoot) -> Result<Child, StartError> {
     let wrong = |error: io::Error| StartError::Program { program: plan.program.clone(), error };
     let orders = serde_json::to_vec(boot).map_err(|error| wrong(error.into()))?;
     let mut command = std::process::Command::new(&plan.program);
-    service_manager::VARIABLES.iter().for_each(|variable| drop(command.env_remove(variable)));
+    for variable in service_manager::VARIABLES {
+        command.env_remove(variable);
+    }
     let mut child = command
         .args(&plan.arguments)
         // A worker has no use for it, and whoever may read its environment has none either.
