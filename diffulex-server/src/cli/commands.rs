@@ -174,7 +174,7 @@ pub struct WorkerArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub struct CompletionsArgs {
     /// Shell to write the script for: bash, elvish, fish, powershell or zsh.
-    #[arg(value_name = "SHELL", hide_possible_values = true)]
+    #[arg(value_name = "SHELL")]
     pub shell: clap_complete::Shell,
 }
 
