@@ -1,7 +1,8 @@
 //! What a service manager such as systemd is told: over a socket of its own, as sd_notify(3) has it.
 
 use std::io::Read;
-use std::os::unix::net::UnixDatagram;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -138,6 +139,30 @@ fn signs_of_life_come_from_the_beginning_to_the_end() {
     manager.until("WATCHDOG=1");
     assert!(read_rest(head, stream).is_done());
     assert!(server.ended(DEADLINE).success());
+}
+
+/// The queue of such a socket has room for about ten messages.
+#[test]
+fn a_service_manager_that_does_not_read_stops_nothing() {
+    let manager = Manager::new();
+    let mut server = manager.start(&[], &[("WATCHDOG_USEC", "1000")]);
+    wait_until("a ready server", || server.get("/ready").status == 200);
+    assert_eq!(server.post("/generate", &json!({"prompt": [5], "max_tokens": 4})).status, 200);
+    server.signal(Signal::TERM);
+    assert!(server.ended(DEADLINE).success());
+}
+
+#[test]
+fn a_socket_without_a_file_is_told_too() {
+    let name = format!("diffulex-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let manager = Manager { socket: UnixDatagram::bind_addr(&address).unwrap(), folder: tempfile::tempdir().unwrap() };
+    manager.socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut command = program();
+    command.args(["--port", "0", "--log-level", "warn", "--model"]).arg(golden_model());
+    command.env("NOTIFY_SOCKET", format!("@{name}"));
+    let _server = Server::of_command(command);
+    manager.until("READY=1");
 }
 
 #[test]

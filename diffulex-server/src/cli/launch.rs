@@ -164,8 +164,13 @@ pub fn serve(args: &ServeArgs) -> Result<(), LaunchError> {
         tracing::warn!("{warning}");
     }
     descriptors::require()?;
-    let result = runtime()?.block_on(serve_until_signal(resolved.config));
-    result.inspect_err(|error| service_manager::status(&error.to_string()))
+    runtime()?.block_on(async {
+        let result = serve_until_signal(resolved.config).await;
+        if let Err(error) = &result {
+            service_manager::status(&error.to_string()).await;
+        }
+        result
+    })
 }
 
 /// The runtime of the HTTP side.
@@ -246,7 +251,7 @@ pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
 async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
     let listener = bind(&config).await?;
     let address = listener.local_addr().map_err(LaunchError::system("find the address that is listened on"))?;
-    service_manager::status("loading the model");
+    service_manager::status("loading the model").await;
     let config = fetch_named(config)?;
     let files = demo::model_files(config.model.as_deref())?;
 
@@ -336,7 +341,7 @@ pub async fn serve_with(
     if result.is_ok() {
         let grace = ServerConfig::duration(config.shutdown_grace_seconds);
         let what = format!("shutting down; what runs may finish within {grace:?}");
-        service_manager::stopping(&what);
+        service_manager::stopping(&what).await;
         tracing::info!("{what}");
         tokio::select! {
             () = frontend.shutdown(grace) => {}
@@ -437,7 +442,7 @@ async fn watch_worker(
                 let card = frontend.card().unwrap_or_default();
                 let banner = Banner { config, name, address, card: &card };
                 announce(&banner.ready());
-                service_manager::ready(&format!("serving {name} on http://{address}"));
+                service_manager::ready(&format!("serving {name} on http://{address}")).await;
                 // A worker that was started again is no news to people.
                 if std::mem::take(&mut is_first) {
                     banner.details().iter().for_each(|line| announce(line));
@@ -445,7 +450,7 @@ async fn watch_worker(
                 }
             }
             WorkerStatus::Restarting { reason } => {
-                service_manager::status(&format!("restarting the engine: {reason}"));
+                service_manager::status(&format!("restarting the engine: {reason}")).await;
                 tracing::warn!(%reason, "requests get 503 until the engine is back");
             }
             WorkerStatus::Failed { reason } => return Err(not_serving(NotServing::Failed { reason })),

@@ -52,8 +52,15 @@ fn script(shell: Shell) -> Vec<u8> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();
     // It panics where it cannot write, which memory always lets it.
-    clap_complete::generate(shell, &mut command, name, &mut script);
-    script
+    clap_complete::generate(shell, &mut command, &name, &mut script);
+    if shell != Shell::Bash {
+        return script;
+    }
+    // clap_complete 4.6 names the states of a program with a hyphen in two ways: one where they begin, and another where they are
+    // looked up, so that no subcommand would be completed.
+    let looked_up =
+        String::from_utf8_lossy(&script).replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__"));
+    looked_up.into_bytes()
 }
 
 fn page(subcommand: Option<&str>) -> Result<Vec<u8>, PageError> {
