@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches;
 use diffulex_server::cli::commands::{self, Cli, Command};
-use diffulex_server::cli::{batch, doctor, hub, launch, one_shot, shell, verify};
+use diffulex_server::cli::{batch, doctor, hub, launch, one_shot, pages, shell, verify};
 use diffulex_server::observe::{log, profile_report};
 
 /// About a sixth of a small request's cost in the front end was allocation; this allocator is faster at it than the system's.
@@ -47,6 +47,8 @@ fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error>> {
         Some(Command::Rm(args)) => hub::remove(&args.name)?,
         Some(Command::Doctor(flags)) => doctor::doctor(&flags)?,
         Some(Command::Verify(args)) => verify::verify(&args)?,
+        Some(Command::Completions(args)) => pages::completions(args)?,
+        Some(Command::Man(args)) => pages::man(&args)?,
         Some(Command::ProfileReport(args)) => profile_report::run(&args)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| diffulex_fuzz::http::run(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| diffulex_test_fuzz::http::run(input));

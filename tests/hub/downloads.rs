@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use diffulex_hub::{Hub, HubError, HubName, HubSettings, Progress, Selection};
-use diffulex_hub_stand_in::{Faults, Repository, StandIn, Stored, TOKEN};
+use diffulex_test_hub::{Faults, Repository, StandIn, Stored, TOKEN};
 use tempfile::TempDir;
 
 const MODEL: &str = "test/tiny";

@@ -6,7 +6,7 @@
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
-use diffulex_hub_stand_in::{Faults, Repository, StandIn};
+use diffulex_test_hub::{Faults, Repository, StandIn};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();

@@ -160,7 +160,20 @@ fn cli_page() -> String {
     let mut command = diffulex_server::cli::commands::command();
     command.build();
     let mut printed = std::collections::BTreeSet::new();
-    for name in ["serve", "generate", "run", "shell", "batch", "pull", "models", "rm", "profile-report", "worker"] {
+    for name in [
+        "serve",
+        "generate",
+        "run",
+        "shell",
+        "batch",
+        "pull",
+        "models",
+        "rm",
+        "profile-report",
+        "worker",
+        "completions",
+        "man",
+    ] {
         let sub = command.find_subcommand(name).unwrap();
         page.push_str(&format!("\n## {name}\n\n{}\n", sub.get_about().unwrap()));
         let mut heading = None;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use diffulex_hub_stand_in::{Repository, StandIn, Stored};
+use diffulex_test_hub::{Repository, StandIn, Stored};
 use serde_json::Value;
 use tempfile::TempDir;
 

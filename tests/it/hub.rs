@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use diffulex_hub_stand_in::{Faults, Repository, StandIn, Stored};
+use diffulex_test_hub::{Faults, Repository, StandIn, Stored};
 use tempfile::TempDir;
 
 use crate::harness::{Server, golden_model, program, wait_until};

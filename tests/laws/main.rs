@@ -2,6 +2,7 @@
 //!
 //! A law lists its violations. [`EXCEPTIONS`] has those that are accepted, with a reason; an exception without a violation fails, too.
 
+mod install;
 mod named_tests;
 mod source;
 

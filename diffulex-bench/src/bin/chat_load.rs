@@ -1,6 +1,6 @@
 //! Chats at a running server, one at a time and many at once, in turn, and what each way gives.
 //!
-//! `cargo run --release -p diffulex-bench --bin chat_load -- [URL] [CLIENTS] [ROUNDS]`. Each client asks short questions one after the
+//! `cargo run --release -p diffulex-workbench --bin chat_load -- [URL] [CLIENTS] [ROUNDS]`. Each client asks short questions one after the
 //! other, streaming; all rounds ask the same. Prints the median over the rounds, with its range.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]

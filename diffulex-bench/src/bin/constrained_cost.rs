@@ -1,6 +1,6 @@
 //! Milliseconds per step with a constraint beside those without, in turn on one engine; or decisions beside answers of one token.
 //!
-//! `cargo run --release -p diffulex-bench --bin constrained_cost -- MODEL_FOLDER [int8|int4] [--rounds N] [--block-size N] [--temperature T]
+//! `cargo run --release -p diffulex-workbench --bin constrained_cost -- MODEL_FOLDER [int8|int4] [--rounds N] [--block-size N] [--temperature T]
 //! [--decisions] [N_REQUESTS ...]`. The constraint is a schema of 20 fields; all requests of a round are alike. Compiling is not part
 //! of a step; its time is printed apart. `--decisions` asks questions of 16 tokens about one input of 256, which is in the prefix
 //! cache: by scoring three labels, and by writing one of the same three tokens under a constraint.

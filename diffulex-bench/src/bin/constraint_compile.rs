@@ -1,6 +1,6 @@
 //! Milliseconds to compile constraints over the vocabulary of a model: CPU time of one thread, so that other programs do not count.
 //!
-//! `cargo run --release -p diffulex-bench --bin constraint_compile -- TOKENS_FILE N_ROWS [--schemas N]`. TOKENS_FILE has a line for each
+//! `cargo run --release -p diffulex-workbench --bin constraint_compile -- TOKENS_FILE N_ROWS [--schemas N]`. TOKENS_FILE has a line for each
 //! token as tiktoken writes it: its bytes in base64, a space and its id; ids up to N_ROWS that it lacks have no text. Prints the time
 //! and the size of some constraints, and quantiles over random schemas.
 

@@ -1,6 +1,6 @@
 //! Milliseconds per step of a chat while other requests come with a new constraint each, beside those without them, in turn.
 //!
-//! `cargo run --release -p diffulex-bench --bin constraint_rate -- MODEL_FOLDER [--rounds N] [--per-second N] [SOURCE ...]`. The
+//! `cargo run --release -p diffulex-workbench --bin constraint_rate -- MODEL_FOLDER [--rounds N] [--per-second N] [SOURCE ...]`. The
 //! sources of constraints: `random` schemas; schemas of 20 `counted` strings, each of which takes far longer than its turn;
 //! `hostile` patterns, deep nesting and thousands of values; `large` schemas, nearly as large as a schema may be, and `oversized`
 //! ones, nearly as large as a body may be. None of those requests is decoded: their limit is one token, for which they are refused

@@ -1,6 +1,6 @@
 //! Tokens per second of the engine alone, for one and for many requests at once.
 //!
-//! `cargo run --release -p diffulex-bench --bin engine_throughput -- MODEL_FOLDER [int8|int4] [N_REQUESTS ...]`, on the
+//! `cargo run --release -p diffulex-workbench --bin engine_throughput -- MODEL_FOLDER [int8|int4] [N_REQUESTS ...]`, on the
 //! device that `--device auto` takes.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]

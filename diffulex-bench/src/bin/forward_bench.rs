@@ -1,6 +1,6 @@
 //! Milliseconds of whole forwards of a checkpoint's network, and what the machine could do at best.
 //!
-//! `cargo run --release -p diffulex-bench --bin forward_bench -- FOLDER float32|bfloat16|int8|int4
+//! `cargo run --release -p diffulex-workbench --bin forward_bench -- FOLDER float32|bfloat16|int8|int4
 //! [THREADS|cuda]`. Each line of standard input, `BATCH BLOCK CONTEXT [KIND]`, is answered by a line of JSON with the times of single forwards: of `BATCH`
 //! sequences with `CONTEXT` tokens in the cache, a block of `BLOCK` rows each, every row scored. `KIND` says how: `greedy`, which
 //! is the default, or drawn at temperature 1 from all tokens (`temperature`), under top-p 0.95 (`top_p`) or under top-k 50

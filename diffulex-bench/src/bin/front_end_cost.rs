@@ -5,7 +5,7 @@
 //! is the front-end process's, read from its threads' scheduler accounts in nanoseconds; clients run in a third process.
 //!
 //! ```text
-//! cargo run --release -p diffulex-bench --bin front_end_cost [-- SCALE [WHAT]]
+//! cargo run --release -p diffulex-workbench --bin front_end_cost [-- SCALE [WHAT]]
 //! ```
 //! SCALE multiplies the amount of work (default 1); WHAT is one of `request`, `block_append` and `denoise` (default all).
 //!

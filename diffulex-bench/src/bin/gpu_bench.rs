@@ -1,6 +1,6 @@
 //! Bytes and operations a second of the products on a GPU, beside its own copy.
 //!
-//! `cargo run --release -p diffulex-bench --bin gpu_bench -- [N_OUT N_IN]`. A figure is the least of five rounds of many launches.
+//! `cargo run --release -p diffulex-workbench --bin gpu_bench -- [N_OUT N_IN]`. A figure is the least of five rounds of many launches.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]
 

@@ -1,6 +1,6 @@
 //! Speed of one product `x W^T` for the shapes of a model, on one thread and on all.
 //!
-//! `cargo run --release -p diffulex-bench --bin kernel_bench -- [N_OUT N_IN]`, where N_IN is a multiple of 256; the least of many short
+//! `cargo run --release -p diffulex-workbench --bin kernel_bench -- [N_OUT N_IN]`, where N_IN is a multiple of 256; the least of many short
 //! runs, so that a busy machine does not count.
 
 #![expect(clippy::print_stdout, reason = "a program that prints a table")]

@@ -1,6 +1,6 @@
 //! Peak memory of loading a checkpoint, beside its size on disk.
 //!
-//! `cargo run --release -p diffulex-bench --bin load_memory -- [LAYERS] [float32|bfloat16]`. Writes a bfloat16 SDAR
+//! `cargo run --release -p diffulex-workbench --bin load_memory -- [LAYERS] [float32|bfloat16]`. Writes a bfloat16 SDAR
 //! checkpoint of Qwen3-0.6B's width with an untied head and the tokenizer of the golden data to a temporary folder, and
 //! loads it in a process of its own, whose peak resident size the kernel tells (`VmHWM`).
 

@@ -52,6 +52,10 @@ pub enum Command {
     ProfileReport(ReportArgs),
     /// Run a worker that servers attach to (serve --connect).
     Worker(Box<WorkerArgs>),
+    /// Print the completions of a shell.
+    Completions(CompletionsArgs),
+    /// Print a manual page, or write all of them to a folder.
+    Man(ManArgs),
 }
 
 /// The flags of `generate`.
@@ -181,6 +185,25 @@ pub struct WorkerArgs {
     pub engine: EngineArgs,
 }
 
+/// The flags of `completions`.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct CompletionsArgs {
+    /// Shell to write the script for: bash, elvish, fish, powershell or zsh.
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
+}
+
+/// The flags of `man`.
+#[derive(Clone, Debug, Args)]
+pub struct ManArgs {
+    /// Subcommand whose page to print [default: the page of the whole program].
+    #[arg(value_name = "SUBCOMMAND")]
+    pub subcommand: Option<String>,
+    /// Folder to write all pages to, created if missing, instead of printing one.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "subcommand")]
+    pub out: Option<PathBuf>,
+}
+
 /// Help with a default that the checkpoint may have.
 fn of_checkpoint(help: &str, otherwise: impl std::fmt::Debug) -> String {
     format!("{help} [default: the checkpoint's, otherwise {otherwise:?}]")
@@ -197,7 +220,7 @@ pub fn command() -> clap::Command {
             argument.hide_short_help(is_rare).hide_long_help(is_rare)
         })
         .after_help(format!(
-            "Examples:\n{SERVE_EXAMPLES}{GENERATE_EXAMPLES}\n`serve --help` and `generate --help` have all flags."
+            "Examples:\n{SERVE_EXAMPLES}{GENERATE_EXAMPLE}\n`serve --help` and `generate --help` have all flags."
         ))
         .mut_subcommand("serve", |command| of_subcommand(command, SERVE_EXAMPLES))
         .mut_subcommand("batch", |command| of_subcommand(command, BATCH_EXAMPLES))
@@ -208,6 +231,8 @@ pub fn command() -> clap::Command {
             of_subcommand(command, RUN_EXAMPLES).mut_arg("model", |flag| flag.hide(true).conflicts_with("name"))
         })
         .mut_subcommand("pull", |command| of_subcommand(command, PULL_EXAMPLES))
+        .mut_subcommand("completions", |command| of_subcommand(command, COMPLETIONS_EXAMPLES))
+        .mut_subcommand("man", |command| of_subcommand(command, MAN_EXAMPLES))
         .mut_subcommand("shell", |command| of_subcommand(command, SHELL_EXAMPLES))
         .mut_subcommand("generate", |command| of_subcommand(command, GENERATE_EXAMPLES))
 }
@@ -221,6 +246,9 @@ const SERVE_EXAMPLES: &str =
   diffulex-server --model JetLM/SDAR-1.7B-Chat         a model of the Hugging Face Hub, fetched once
   diffulex-server --model llada-q8_0.gguf              a GGUF file
 ";
+
+/// For the short help of the program, which names each way to use it once.
+const GENERATE_EXAMPLE: &str = "  diffulex-server generate \"Tell me a story about a dragon\"\n";
 
 const GENERATE_EXAMPLES: &str = "  diffulex-server generate \"Tell me a story about a dragon\"
   diffulex-server generate --model JetLM/SDAR-1.7B-Chat --quantization int8 \"What is a prime?\"
@@ -253,6 +281,17 @@ const PULL_EXAMPLES: &str = "  diffulex-server pull GSAI-ML/LLaDA-8B-Instruct
 const WORKER_EXAMPLES: &str =
     "  diffulex-server worker --listen ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
   diffulex-server --connect ipc:///run/user/1000/diffulex --model JetLM/SDAR-1.7B-Chat
+";
+
+const COMPLETIONS_EXAMPLES: &str =
+    "  diffulex-server completions bash > ~/.local/share/bash-completion/completions/diffulex-server
+  diffulex-server completions zsh > ~/.zfunc/_diffulex-server
+  diffulex-server completions fish > ~/.config/fish/completions/diffulex-server.fish
+";
+
+const MAN_EXAMPLES: &str = "  diffulex-server man | man -l -
+  diffulex-server man serve | man -l -
+  diffulex-server man --out ~/.local/share/man/man1
 ";
 
 fn of_subcommand(command: clap::Command, examples: &str) -> clap::Command {

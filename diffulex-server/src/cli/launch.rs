@@ -8,6 +8,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::Uri;
+use axum::response::Response;
 use diffulex_engine::{Engine, EngineOptions, LoadError, LoadProgress, ModelFiles, ServingEngine, TextModel};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
@@ -32,6 +36,7 @@ use crate::observe::traces::{Traces, TracesError};
 use crate::os::descriptors;
 use crate::os::descriptors::TooFewDescriptors;
 use crate::os::private_dir::{PrivateDir, PrivateDirError};
+use crate::os::service_manager;
 use crate::os::signals::{self, ReloadSignal, Signals};
 use crate::outbound::ClientError;
 use crate::worker::attached::{AttachError, AttachedWorker};
@@ -143,7 +148,13 @@ pub fn serve(args: &ServeArgs) -> Result<(), LaunchError> {
         tracing::warn!("{warning}");
     }
     descriptors::require()?;
-    runtime()?.block_on(serve_until_signal(resolved.config))
+    runtime()?.block_on(async {
+        let result = serve_until_signal(resolved.config).await;
+        if let Err(error) = &result {
+            service_manager::status(&error.to_string()).await;
+        }
+        result
+    })
 }
 
 /// The runtime of the HTTP side.
@@ -223,6 +234,7 @@ pub fn run_worker() -> Result<ExitCode, WorkerProcessError> {
 
 async fn serve_until_signal(config: ServerConfig) -> Result<(), LaunchError> {
     let entrance = Entrance::open(&config).await?;
+    service_manager::status("loading the model").await;
     let config = fetch_named(config)?;
     let files = demo::model_files(config.model.as_deref())?;
 
@@ -298,6 +310,8 @@ pub async fn serve_with(
         write_timeout: ServerConfig::duration(config.stream_idle_timeout_seconds),
         drain_timeout: DRAIN_TIMEOUT,
     };
+    let probed = service.clone();
+    tokio::spawn(service_manager::give_signs_of_life(move || answer_of(probed.clone())));
     let mut http = tokio::spawn(connection::serve(listeners, service, connection_options, stop));
     announce(&format!("diffulex-server listens on {places}"));
     let reloading = tokio::spawn(reload_on(reload, reloads));
@@ -311,7 +325,9 @@ pub async fn serve_with(
     };
     if result.is_ok() {
         let grace = ServerConfig::duration(config.shutdown_grace_seconds);
-        tracing::info!("shutting down; what runs may finish within {grace:?}");
+        let what = format!("shutting down; what runs may finish within {grace:?}");
+        service_manager::stopping(&what).await;
+        tracing::info!("{what}");
         tokio::select! {
             () = frontend.shutdown(grace) => {}
             () = signals.next() => {
@@ -347,6 +363,14 @@ async fn reload_on(mut signal: ReloadSignal, reloads: Reloads) {
         // A disk may be slow. An error means that the server ends.
         let _ = tokio::task::spawn_blocking(move || reloads.reload()).await;
     }
+}
+
+/// The routes' answer to a probe, whatever it says: the threads of the HTTP side run, and no lock of the front end is held for ever.
+/// In what state the engine is does not matter here, as the front end replaces it.
+async fn answer_of(service: http::HttpService) -> Response {
+    let mut probe = Request::new(Body::empty());
+    *probe.uri_mut() = Uri::from_static("/health");
+    service.answer(probe).await
 }
 
 /// The registration with the controller, where there is one.
@@ -419,13 +443,17 @@ async fn watch_worker(
                 let card = frontend.card().unwrap_or_default();
                 let banner = Banner { config, name, places, card: &card };
                 announce(&banner.ready());
+                service_manager::ready(&format!("serving {name} on {places}")).await;
                 // A worker that was started again is no news to people.
                 if std::mem::take(&mut is_first) {
                     banner.details().iter().for_each(|line| announce(line));
                     tracing::debug!(settings = %banner.settings(), "the settings as they act");
                 }
             }
-            WorkerStatus::Restarting { reason } => tracing::warn!(%reason, "requests get 503 until the engine is back"),
+            WorkerStatus::Restarting { reason } => {
+                service_manager::status(&format!("restarting the engine: {reason}")).await;
+                tracing::warn!(%reason, "requests get 503 until the engine is back");
+            }
             WorkerStatus::Failed { reason } => return Err(not_serving(NotServing::Failed { reason })),
         }
         if status.changed().await.is_err() {

@@ -11,5 +11,6 @@ pub mod hub;
 pub mod launch;
 pub mod local_model;
 pub mod one_shot;
+pub mod pages;
 pub mod shell;
 pub mod verify;

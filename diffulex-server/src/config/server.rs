@@ -28,8 +28,9 @@ pub(crate) const API_KEY_VARIABLE: &str = "DIFFULEX_API_KEY";
 #[serde(default)]
 pub struct ServerConfig {
     /// Address to listen on.
-    // Diffulex listens on 0.0.0.0; nobody should be reachable by accident.
-    #[arg(long)]
+    // Diffulex listens on 0.0.0.0; nobody should be reachable by accident. The variable is for images of containers, whose command
+    // is replaced by whoever adds a flag.
+    #[arg(long, env = "DIFFULEX_HOST", hide_env = true)]
     #[default("127.0.0.1".to_owned())]
     pub host: String,
     /// Port to listen on; 0 picks a free one.

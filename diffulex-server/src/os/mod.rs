@@ -8,6 +8,7 @@ pub(crate) mod locks;
 pub mod panics;
 pub(crate) mod platform;
 pub mod private_dir;
+pub(crate) mod service_manager;
 pub(crate) mod signals;
 pub mod terminal;
 pub mod unix_socket;

@@ -28,7 +28,7 @@ use crate::observe::log::{LogError, LogFormat};
 use crate::os::panics::record_panics;
 use crate::os::platform::ProcessEnd;
 use crate::os::private_dir::PrivateDir;
-use crate::os::{platform, signals};
+use crate::os::{platform, service_manager, signals};
 use crate::worker::drive::{self, EndOrder, WorkerError, WorkerOptions};
 
 /// How long a worker that was told to leave may take before it is killed. Chosen by us: it has nothing left to do but
@@ -138,7 +138,11 @@ impl WorkerStarter for WorkerProcesses {
 fn spawn(plan: &WorkerPlan, boot: &WorkerBoot) -> Result<Child, StartError> {
     let wrong = |error: io::Error| StartError::Program { program: plan.program.clone(), error };
     let orders = serde_json::to_vec(boot).map_err(|error| wrong(error.into()))?;
-    let mut child = std::process::Command::new(&plan.program)
+    let mut command = std::process::Command::new(&plan.program);
+    for variable in service_manager::VARIABLES {
+        command.env_remove(variable);
+    }
+    let mut child = command
         .args(&plan.arguments)
         // A worker has no use for it, and whoever may read its environment has none either.
         .env_remove(API_KEY_VARIABLE)

@@ -1,4 +1,4 @@
-//! The same forwards by candle-transformers' quantized Qwen3: `candle-peer FILE.gguf`.
+//! The same forwards by candle-transformers' quantized Qwen3: `peer-candle FILE.gguf`.
 //!
 //! Speaks as `peers.py` does: a line when the weights are loaded, then the milliseconds of forwards for each line
 //! `BATCH BLOCK CONTEXT` of standard input. Two things differ from the other programs, both to candle's advantage: its
@@ -17,7 +17,7 @@ use candle_transformers::models::quantized_qwen3::ModelWeights;
 const N_RUNS: usize = 5;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: candle-peer FILE.gguf")?;
+    let path = std::env::args().nth(1).ok_or("usage: peer-candle FILE.gguf")?;
     let mut file = File::open(path)?;
     let content = Content::read(&mut file)?;
     let mut model = ModelWeights::from_gguf(content, &mut file, &Device::Cpu)?;
