@@ -211,7 +211,7 @@ mod tests {
         drop(alice.begin(true).expect("the first"));
         write("alice: [".to_owned());
         let error = keys.reload().expect_err("broken").to_string();
-        assert!(error.starts_with("--api-key-file /") && error.contains("line 1"), "{error}");
+        assert!(error.starts_with("--api-key-file /") && error.contains("line 2"), "{error}");
         assert!(alice.begin(true).is_err() && keys.find("one").is_some());
         write(format!("alice: {{sha256: {}, requests_per_minute: 2}}", hex("two")));
         assert_eq!(keys.reload().expect("read"), 1);

@@ -113,7 +113,7 @@ mod tests {
             ),
             (format!("a b: {{sha256: {good}}}"), "a name has 1 to 64"),
             (format!("a: {{sha256: {good}}}\na: {{sha256: {good}}}"), "duplicate entry"),
-            ("a: [".to_owned(), "line 1"),
+            ("a: [".to_owned(), "line 2"),
         ] {
             let error = parse(text.as_bytes()).expect_err(&text);
             assert!(error.contains(problem), "{text}: {error}");
