@@ -44,8 +44,6 @@ use crate::http::tools::fields::ToolField;
 use crate::http::tools::offer::{self, GivenTools, Offer};
 use crate::ordered_json::Json;
 use pins::PinField;
-use pins::PinField;
-use stages::{StageParams, StageSampling};
 use stages::{StageParams, StageSampling};
 
 /// Most choices of one request. Chosen by us: each is a whole request to the engine.
