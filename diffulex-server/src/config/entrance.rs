@@ -6,9 +6,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::config::error::ConfigError;
-use crate::config::given::{OrEmpty, or_empty, read_or_empty};
+use crate::config::given::{OrEmpty, one_or_several_keys, or_empty, read_or_empty};
 use crate::config::outbound::OutboundConfig;
-use crate::config::server::one_or_several_keys;
 use crate::http::{RootPath, TrustedProxies};
 
 /// Where clients come in beside a port, and how they are told apart.

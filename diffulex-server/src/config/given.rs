@@ -120,3 +120,25 @@ where
 fn parse_or_empty<T: FromStr>(text: &str) -> Result<OrEmpty<T>, T::Err> {
     if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
+
+/// A repeatable flag in the YAML file.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+enum OneOrSeveral {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// Reads a flag that can be repeated.
+pub(crate) fn one_or_several<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
+    Ok(match OneOrSeveral::deserialize(input)? {
+        OneOrSeveral::One(value) => vec![value],
+        OneOrSeveral::Several(values) => values,
+    })
+}
+
+/// The same with commas between values, as on the command line.
+pub(crate) fn one_or_several_keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
+    let values = one_or_several(input)?;
+    Ok(values.iter().flat_map(|keys| keys.split(',')).map(str::to_owned).collect())
+}

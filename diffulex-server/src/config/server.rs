@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use diffulex_engine::{EngineOptions, ModelFiles};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
 use crate::config::entrance::EntranceConfig;
 use crate::config::error::ConfigError;
-use crate::config::given::{OrEmpty, or_empty, read_or_empty};
+use crate::config::given::{OrEmpty, one_or_several, one_or_several_keys, or_empty, read_or_empty};
 use crate::config::outbound::OutboundConfig;
 use crate::config::sampling_defaults::GenerationConfig;
 use crate::frontend::{ContextLimits, CrashReports, FrontendOptions};
@@ -249,25 +249,4 @@ impl ServerConfig {
 fn finite(text: &str) -> Result<f64, &'static str> {
     let number: f64 = text.parse().map_err(|_| "not a number")?;
     if number.is_finite() { Ok(number) } else { Err("not a finite number") }
-}
-
-/// A repeatable flag in the YAML file.
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string or a list of strings")]
-enum OneOrSeveral {
-    One(String),
-    Several(Vec<String>),
-}
-
-fn one_or_several<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
-    Ok(match OneOrSeveral::deserialize(input)? {
-        OneOrSeveral::One(value) => vec![value],
-        OneOrSeveral::Several(values) => values,
-    })
-}
-
-/// The same with commas between values, as on the command line.
-pub(crate) fn one_or_several_keys<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<String>, D::Error> {
-    let values = one_or_several(input)?;
-    Ok(values.iter().flat_map(|keys| keys.split(',')).map(str::to_owned).collect())
 }
