@@ -9,9 +9,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::harness::{
-    DEADLINE, Server, golden_model, kill, long_stream, program, read_rest, read_some, stop, wait_until,
-};
+use crate::harness::{DEADLINE, Server, golden_model, kill, long_stream, program, read_rest, read_some, wait_until};
 
 /// The end of the service manager.
 struct Manager {

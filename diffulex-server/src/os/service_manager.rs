@@ -84,6 +84,11 @@ async fn send(name: &OsStr, message: &str) -> io::Result<()> {
     UnixDatagram::from_std(socket)?.send(message.as_bytes()).await.map(drop)
 }
 
+/// Each line of a message is an assignment, so a text with several could say anything.
+fn one_line(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
