@@ -67,11 +67,6 @@ async fn tell(news: &[NotifyState<'_>]) {
     }
 }
 
-/// A line break would begin another assignment.
-fn one_line(what: &str) -> String {
-    what.replace(['\r', '\n'], " ")
-}
-
 /// `sd_notify::notify` would wait for ever for a service manager that does not read.
 async fn send(name: &OsStr, message: &str) -> io::Result<()> {
     let address = match name.as_bytes() {
