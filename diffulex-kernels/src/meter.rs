@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::cpu::packing::matrix::packed_bytes;
+use crate::cpu::packing::matrix::held_bytes;
 use crate::product::Product;
 use crate::routing::Routing;
 use crate::{
@@ -99,7 +99,7 @@ impl Ops for Meter {
         weight_type: WeightType,
     ) -> Result<Extent, WeightError> {
         weight_type.check(data, n_in)?;
-        self.add_weights(packed_bytes(n_out, n_in, weight_type));
+        self.add_weights(held_bytes(n_out, n_in, weight_type));
         Ok(Extent { n_out, n_in, weight_type })
     }
 

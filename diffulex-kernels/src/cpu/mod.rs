@@ -8,7 +8,6 @@ mod isa;
 mod ops;
 pub(crate) mod packing;
 mod pool;
-#[cfg(any(test, feature = "testing"))]
 mod probe;
 mod product;
 mod rows;

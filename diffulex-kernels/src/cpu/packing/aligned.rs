@@ -11,7 +11,7 @@ use bytemuck::Pod;
 use memmap2::MmapMut;
 
 /// Bytes of a line of the caches.
-const CACHE_LINE: usize = 64;
+pub(crate) const CACHE_LINE: usize = 64;
 
 /// Bytes of a huge page on x86-64, and on ARM with pages of 4 KiB.
 const HUGE_PAGE: usize = 2 << 20;

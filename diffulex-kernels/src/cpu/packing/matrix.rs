@@ -4,6 +4,7 @@
 //! bits, so that one step along the inputs reads one vector of weights and serves every row of a tile. [`Weights`] has the order of panels.
 
 use crate::cpu::isa::bf16::{pair_bf16, unpair_bf16};
+use crate::cpu::packing::aligned::CACHE_LINE;
 use crate::cpu::packing::groups::{Form, Integers};
 use crate::cpu::packing::panels::{PANEL, Weights};
 use crate::cpu::pool::threads::Pool;
@@ -19,6 +20,13 @@ pub(crate) fn packed_bytes(n_out: usize, n_in: usize, weight_type: WeightType) -
         WeightType::Blocks(kind) => Form::Blocks(kind).row_bytes(n_in),
     };
     n_out.next_multiple_of(PANEL) * of_output
+}
+
+/// The same with what holds it, which is most of the memory of small ones.
+pub(crate) fn held_bytes(n_out: usize, n_in: usize, weight_type: WeightType) -> usize {
+    // Integers, and units and factors of scales and of offsets, each with room to begin with a line.
+    let n_allocations = if weight_type.is_integer() { 5 } else { 1 };
+    packed_bytes(n_out, n_in, weight_type) + n_allocations * CACHE_LINE + size_of::<PackedMatrix>()
 }
 
 /// A weight `[n_out, n_in]`, packed. Outputs beyond `n_out` in the last panel are zero.
