@@ -199,15 +199,17 @@ impl CpuOps {
             (0..n_matrices).map(|_| self.matrix(data, n_timed, n_in, weight_type)).collect();
         let matrices = matrices?;
         let x = self.tensor(&vec![1.0; n_rows * n_in], n_in)?;
-        let mut least = f64::INFINITY;
-        for _ in 0..N_RUNS {
+        let mut runs = [0.0; N_RUNS];
+        for seconds in &mut runs {
             let started = Instant::now();
             for matrix in &matrices {
                 black_box(self.linear(&x, matrix, None)?);
             }
-            least = least.min(started.elapsed().as_secs_f64());
+            *seconds = started.elapsed().as_secs_f64();
         }
-        Ok(least * n_times as f64 / n_matrices as f64 * n_out as f64 / n_timed as f64)
+        // Not the fastest: a server has the machine as it is.
+        runs.sort_by(f64::total_cmp);
+        Ok(runs[N_RUNS / 2] * n_times as f64 / n_matrices as f64 * n_out as f64 / n_timed as f64)
     }
 }
 
