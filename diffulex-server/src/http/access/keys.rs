@@ -65,11 +65,7 @@ impl ApiKeys {
         // Of equal keys the first counts.
         let named = given.iter().enumerate().rev().map(|(place, key)| (hash(key), name(place)));
         let given: BTreeMap<Hash, String> = named.collect();
-        let mut table = Table::default();
-        for (hash, name) in &given {
-            let allowance = table.allowance(&Table::default(), name, Limits::default());
-            table.by_hash.insert(*hash, allowance);
-        }
+        let table = Table::of_given(&given, &Table::default());
         Self { given, table: RwLock::new(Arc::new(table)), ..Self::default() }
     }
 
@@ -80,23 +76,19 @@ impl ApiKeys {
         let wrong = |problem: String| KeyFileError { path: path.clone(), problem };
         let text = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
         let entries = file::parse(&text).map_err(wrong)?;
-        let table = self.table_of(&entries).map_err(wrong)?;
-        let n_names = table.by_name.len();
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        let table = Arc::new(self.table_of(&entries).map_err(wrong)?);
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&table);
         for KeyEntry { name, limits, .. } in &entries {
-            if let Some(allowance) = self.table().by_name.get(name) {
+            if let Some(allowance) = table.by_name.get(name) {
                 allowance.set_limits(*limits);
             }
         }
-        Ok(n_names)
+        Ok(table.by_name.len())
     }
 
     fn table_of(&self, entries: &[KeyEntry]) -> Result<Table, String> {
-        let (old, mut new) = (self.table(), Table::default());
-        for (hash, name) in &self.given {
-            let allowance = new.allowance(&old, name, Limits::default());
-            new.by_hash.insert(*hash, allowance);
-        }
+        let old = self.table();
+        let mut new = Table::of_given(&self.given, &old);
         for KeyEntry { name, hashes, limits } in entries {
             if self.given.values().any(|given| given == name) {
                 return Err(format!("{name:?} is the name of a key of --api-key"));
@@ -140,6 +132,16 @@ impl ApiKeys {
 }
 
 impl Table {
+    /// That of the keys `given`, which have no limits.
+    fn of_given(given: &BTreeMap<Hash, String>, old: &Self) -> Self {
+        let mut table = Self::default();
+        for (hash, name) in given {
+            let allowance = table.allowance(old, name, Limits::default());
+            table.by_hash.insert(*hash, allowance);
+        }
+        table
+    }
+
     /// That of `name`: the one that `old` has, whose limits are left alone, or a new one.
     fn allowance(&mut self, old: &Self, name: &str, limits: Limits) -> Arc<Allowance> {
         let known = old.by_name.get(name).cloned();
