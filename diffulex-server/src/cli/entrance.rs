@@ -1,5 +1,4 @@
-//! Where clients come in: the port and the Unix socket that the server listens on, the files that it can read again, and the signal
-//! for that.
+//! The entrance of a server: the port and the Unix socket that it listens on, the files that it can read again, and the signal for that.
 //!
 //! Never here: routes, workers.
 
@@ -16,7 +15,7 @@ use crate::http::{ApiKeys, KeyFileError, Listeners, Reloads, Tls, TlsError};
 use crate::os::signals::ReloadSignal;
 use crate::os::unix_socket::{SocketError, SocketFile};
 
-/// A server that nobody could come to.
+/// An entrance that cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EntranceError {
     /// The address cannot be listened on.
@@ -88,7 +87,7 @@ impl fmt::Display for Places {
 pub struct Entrance {
     /// Where that is.
     pub places: Places,
-    /// What can be read again.
+    /// Files that can be read again.
     pub reloads: Reloads,
     pub(super) listeners: Listeners,
     pub(super) reload: ReloadSignal,

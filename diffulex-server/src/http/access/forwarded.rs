@@ -11,7 +11,6 @@ use axum::http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 
 use crate::frontend::ClientAddress;
-use crate::http::access::listeners::canonical;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -38,7 +37,7 @@ impl TrustedProxies {
                 proxies.has_unix = true;
                 continue;
             }
-            let address = text.parse::<IpAddr>().map(|address| IpNet::from(canonical(address)));
+            let address = text.parse::<IpAddr>().map(|address| IpNet::from(address.to_canonical()));
             proxies.networks.push(address.or_else(|_| text.parse()).map_err(|_| text.clone())?);
         }
         Ok(proxies)
@@ -47,7 +46,7 @@ impl TrustedProxies {
     fn trusts(&self, address: ClientAddress) -> bool {
         match address {
             ClientAddress::Unix => self.has_unix,
-            ClientAddress::Ip(address) => self.networks.iter().any(|network| network.contains(&canonical(address))),
+            ClientAddress::Ip(address) => self.networks.iter().any(|network| network.contains(&address.to_canonical())),
         }
     }
 
@@ -76,7 +75,7 @@ impl TrustedProxies {
         let mut client = peer;
         for hop in hops.take(MAX_HOPS) {
             let Some(address) = hop else { return client };
-            client = ClientAddress::Ip(canonical(address));
+            client = ClientAddress::Ip(address.to_canonical());
             if !self.trusts(client) {
                 return client;
             }

@@ -4,7 +4,6 @@
 
 use std::future::pending;
 use std::io;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,18 +38,13 @@ impl Listeners {
         tokio::select! {
             accepted = async { match &self.tcp { Some(tcp) => tcp.accept().await, None => pending().await } } => {
                 let (socket, address) = accepted?;
-                Ok((Socket::Tcp(socket), ClientAddress::Ip(canonical(address.ip()))))
+                Ok((Socket::Tcp(socket), ClientAddress::Ip(address.ip().to_canonical())))
             }
             accepted = async { match &self.unix { Some(unix) => unix.accept().await, None => pending().await } } => {
                 Ok((Socket::Unix(accepted?.0), ClientAddress::Unix))
             }
         }
     }
-}
-
-/// An address of IPv4 is one of IPv4 also where a socket of IPv6 names it.
-pub(in crate::http) fn canonical(address: IpAddr) -> IpAddr {
-    address.to_canonical()
 }
 
 /// A connection.
