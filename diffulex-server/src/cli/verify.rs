@@ -89,8 +89,12 @@ pub fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
     let prompts: Result<Vec<Vec<u32>>, _> = PROMPTS.iter().map(|prompt| text.encode(prompt)).collect();
     let prompts = prompts.map_err(|error| LoadError::of("tokenizer", error))?;
     let mut devices = vec![DeviceChoice::Reference, DeviceChoice::Cpu];
-    devices.extend((0..cuda::n_devices().unwrap_or(0)).map(|index| DeviceChoice::Cuda(index as u32)));
     let mut outcomes = Vec::new();
+    match cuda::n_devices() {
+        Ok(n_devices) => devices.extend((0..n_devices).map(|index| DeviceChoice::Cuda(index as u32))),
+        // As a device that does not load: the report has the driver's error.
+        Err(error) => outcomes.push((DeviceChoice::Cuda(0), Err(LoadError::of("CUDA", error)))),
+    }
     for device in devices {
         say(&format!("{device}: loading and answering {} prompts", prompts.len()));
         let options = EngineOptions { device, ..config.engine.clone() };
@@ -203,24 +207,24 @@ fn report(
     let mut report = String::new();
     let mut differing = Vec::new();
     // Strings take whatever is written to them.
-    let mut say = |line: String| {
+    let mut add = |line: String| {
         let _ = writeln!(report, "{line}");
     };
-    say(format!("diffulex-server {}, model {name}", env!("CARGO_PKG_VERSION")));
+    add(format!("diffulex-server {}, model {name}", env!("CARGO_PKG_VERSION")));
     if let Some(card) = outcomes.iter().find_map(|(_, outcome)| outcome.as_ref().ok()).map(|answered| &answered.card) {
-        say(format!(
+        add(format!(
             "{}, {} parameters, {}, blocks of {}",
             card.architecture, card.parameters, card.strategy, card.block_size
         ));
     }
-    say("\n| device | weights | loaded in | answered in | answers as the reference's | largest difference of an embedding | first difference |".to_owned());
-    say("|---|---|---|---|---|---|---|".to_owned());
+    add("\n| device | weights | loaded in | answered in | answers as the reference's | largest difference of an embedding | first difference |".to_owned());
+    add("|---|---|---|---|---|---|---|".to_owned());
     let reference = outcomes.iter().find(|(device, _)| *device == DeviceChoice::Reference);
     let reference = reference.and_then(|(_, outcome)| outcome.as_ref().ok());
     for (device, outcome) in outcomes {
         match outcome {
             Err(error) => {
-                say(format!("| {device} | not run: {error} | | | | | |"));
+                add(format!("| {device} | not run: {error} | | | | | |"));
                 if *device != DeviceChoice::Reference {
                     differing.push(format!("{device} (not run)"));
                 }
@@ -240,7 +244,7 @@ fn report(
                         }),
                     ),
                 };
-                say(format!(
+                add(format!(
                     "| {} | {} | {load_seconds:.1} s | {seconds:.1} s | {equal} | {worst} | {first} |",
                     card.device, card.dtype
                 ));
@@ -252,10 +256,10 @@ fn report(
     }
     let shown = reference.or_else(|| outcomes.iter().find_map(|(_, outcome)| outcome.as_ref().ok()));
     if let Some(answered) = shown {
-        say("\nAnswers at temperature 0:\n".to_owned());
+        add("\nAnswers at temperature 0:\n".to_owned());
         for (prompt, answer) in PROMPTS.iter().zip(&answered.answers) {
             let answer = answer.as_ref().map_or_else(Clone::clone, |reply| text.decode(&reply.token_ids));
-            say(format!("- `{}` -> `{}`", prompt.escape_debug(), answer.escape_debug()));
+            add(format!("- `{}` -> `{}`", prompt.escape_debug(), answer.escape_debug()));
         }
     }
     (report, differing)
