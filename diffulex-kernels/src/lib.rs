@@ -1,8 +1,8 @@
 //! The operations a network is written against, and their bodies.
 //!
 //! [`Ops`] states the contract of each operation once. [`mod@reference`] is a slow and simple body (candle, f32, CPU);
-//! [`cpu`] is the fast body for CPUs, [`device`] the body for accelerators, of which [`cuda`] is one; [`meter`] counts what a network takes. A network is generic over `Ops` and
-//! never asks where it runs; a new accelerator is a driver and its kernels (docs/kernels.md).
+//! [`cpu`] is the fast body for CPUs, [`device`] the body for accelerators, of which [`cuda`] is one; [`meter`] counts weights and products.
+//! A network is generic over `Ops` and never asks where it runs; a new accelerator is a driver and its kernels (docs/kernels.md).
 //!
 //! **Rows.** Every body computes a row of its result from that row's inputs alone, in an order that does not depend on how
 //! many rows there are: an answer must not depend on the other requests of the batch. Tile shapes may depend on

@@ -1,9 +1,10 @@
-//! A body that holds nothing and computes nothing: it counts the memory of what it is given, and the products of a forward.
+//! A body that holds nothing and computes nothing: it counts the memory of weights and the products of forwards.
 //!
-//! Networks are loaded onto it as onto any device, so that a forecast knows what a network is made of without a list of its own. Values are
-//! never read, and results have an extent and no numbers.
+//! A network is loaded onto it as onto any device, so that a forecast needs no list of the network's parts. Values are never read. A tensor
+//! is the number of its rows.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::cpu::packing::matrix::held_bytes;
@@ -17,21 +18,11 @@ use crate::{
 /// Counts in place of a device.
 #[derive(Debug, Default)]
 pub struct Meter {
-    counts: Mutex<Counts>,
+    weight_bytes: AtomicU64,
+    products: Mutex<BTreeMap<Product, usize>>,
 }
 
-/// What a meter has counted.
-#[derive(Clone, Debug, Default)]
-pub struct Counts {
-    /// Bytes of weights and tables, as the CPU's kernels hold them; other devices pad less.
-    pub weight_bytes: u64,
-    /// Bytes of K and V.
-    pub cache_bytes: u64,
-    /// Products of the forwards since the last [`Meter::take_products`], with how often each occurs.
-    pub products: BTreeMap<Product, usize>,
-}
-
-/// A matrix, as far as it is counted.
+/// Extent and format of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
     n_out: usize,
@@ -48,29 +39,29 @@ pub struct Experts {
 }
 
 impl Meter {
-    /// What has been counted so far.
-    pub fn counts(&self) -> Counts {
+    /// Bytes of the weights and tables so far, as the CPU's kernels hold them; other devices pad less.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The products of all forwards so far, with the number of times that each occurs.
+    pub fn products(&self) -> BTreeMap<Product, usize> {
         self.lock().clone()
     }
 
-    /// The products since the last call.
-    pub fn take_products(&self) -> BTreeMap<Product, usize> {
-        std::mem::take(&mut self.lock().products)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Product, usize>> {
+        self.products.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add_weights(&self, n_bytes: usize) {
-        self.lock().weight_bytes += n_bytes as u64;
+        self.weight_bytes.fetch_add(n_bytes as u64, Ordering::Relaxed);
     }
 
     /// Counts a product and returns its rows.
     fn product(&self, n_rows: usize, matrix: &Extent, n_times: usize) -> usize {
         let Extent { n_out, n_in, weight_type } = *matrix;
         if n_rows > 0 {
-            *self.lock().products.entry(Product { n_out, n_in, n_rows, weight_type }).or_default() += n_times;
+            *self.lock().entry(Product { n_out, n_in, n_rows, weight_type }).or_default() += n_times;
         }
         n_rows
     }
@@ -122,10 +113,7 @@ impl Ops for Meter {
         Ok(Experts { members, n_experts: mlps.len(), n_chosen: routing.n_chosen })
     }
 
-    fn cache(&self, layers: &[CacheShape]) -> Result<(), WeightError> {
-        let bytes =
-            |shape: &CacheShape| 2 * shape.n_slots * shape.n_kv_heads * shape.head_dim * shape.kv_type.n_bytes();
-        self.lock().cache_bytes += layers.iter().map(bytes).sum::<usize>() as u64;
+    fn cache(&self, _layers: &[CacheShape]) -> Result<(), WeightError> {
         Ok(())
     }
 

@@ -232,7 +232,7 @@ fn weights_take_the_memory_that_is_forecast() {
         {
             let meter = Meter::default();
             models::measure(&files, &meter, weight_type, 4096).unwrap();
-            let forecast = meter.counts().weight_bytes as f64;
+            let forecast = meter.weight_bytes() as f64;
             let before = N_LIVE.load(Ordering::Relaxed);
             let network = models::load(&files, None, &ops, weight_type, 4096, &mut |_, _| {}).unwrap();
             let measured = (N_LIVE.load(Ordering::Relaxed) - before) as f64;

@@ -321,11 +321,10 @@ fn n_pages(
     room: Option<&AvailableMemory>,
 ) -> Result<usize, String> {
     let page_size = options.page_size as usize;
-    let values_of_position: usize = spec.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
     // Blocks counted from the end of the prompt exceed the limit most after the longest prompt.
     let n_positions = Geometry::new(requirements, max_model_len.saturating_sub(1), max_model_len).extent();
     let pool = PoolSizing {
-        page_bytes: (values_of_position * page_size * kv_type.n_bytes()) as u64,
+        page_bytes: spec.page_bytes(page_size, kv_type),
         pages_per_request: requirements.n_copies() * n_positions.div_ceil(page_size),
         max_num_reqs: options.max_num_reqs as usize,
         kv_cache_bytes: options.kv_cache_bytes,

@@ -1,4 +1,4 @@
-//! What a model will take before it is loaded: memory for weights and KV cache, and the products of a step.
+//! A forecast of a model before it is loaded: memory for its weights and KV cache, and the products of a step.
 //!
 //! The network is loaded onto a [`Meter`], which reads headers only. Never here: devices, time.
 
@@ -16,11 +16,7 @@ use crate::models::{self, Adapters, Network};
 use crate::sequence::LayoutRules;
 use crate::text::TextModel;
 
-/// Positions of prompt and answer that a step is forecast for. Chosen by us: a short question.
-const N_PROMPT: usize = 64;
-const N_ANSWER: usize = 128;
-
-/// What a model will take.
+/// Memory and products of a model.
 #[derive(Clone, Debug)]
 pub struct Forecast {
     /// Name of its family.
@@ -31,11 +27,11 @@ pub struct Forecast {
     pub dtype: &'static str,
     /// Bytes of weights and tables.
     pub weight_bytes: u64,
-    /// Bytes of the KV pool; why there can be none beside the weights.
+    /// Bytes of the KV pool, or the reason for which none fits beside the weights.
     pub kv_bytes: Result<u64, String>,
     /// The strategy that decodes.
     pub strategy: String,
-    /// Rows of a step of one request with [`Self::n_prompt`] tokens of prompt and [`Self::n_answer`] of answer.
+    /// Rows of a step of one request with [`Self::N_PROMPT`] tokens of prompt and [`Self::N_ANSWER`] of answer.
     pub n_rows: usize,
     /// The products of such a step, with how often each occurs.
     pub products: Vec<(Product, usize)>,
@@ -51,11 +47,16 @@ pub struct Alternative {
 }
 
 impl Forecast {
+    /// Tokens of the prompt that a step is forecast for. Chosen by us: a short question.
+    pub const N_PROMPT: usize = 64;
+    /// Tokens of its answer. Chosen by us.
+    pub const N_ANSWER: usize = 128;
+
     /// The forecast for `files` with `options`, where `room` is left for both weights and KV pool.
     pub fn of(files: &ModelFiles, options: &EngineOptions, room: Option<&AvailableMemory>) -> Result<Self, LoadError> {
         let meter = Meter::default();
         let network = models::measure(files, &meter, weight_type(options)?, max_positions(options))?;
-        let weight_bytes = meter.counts().weight_bytes;
+        let weight_bytes = meter.weight_bytes();
         let spec = network.spec();
         let text = TextModel::load(files)?;
         let generation = checkpoint_settings(files)?;
@@ -63,12 +64,8 @@ impl Forecast {
         let left = room.map(|room| AvailableMemory { free: room.free.saturating_sub(weight_bytes), ..room.clone() });
         // Whatever else is wrong with the options is an error here; that the pool does not fit is not.
         let anywhere = resolve(None).map_err(LoadError::new)?;
-        let kv_bytes = resolve(left.as_ref()).map(|config| {
-            let shapes = spec.cache_shapes(config.n_pages, config.page_size, config.kv_type);
-            // A meter refuses no cache.
-            let _ = meter.cache(&shapes);
-            meter.counts().cache_bytes
-        });
+        let kv_bytes = resolve(left.as_ref())
+            .map(|config| config.n_pages as u64 * spec.page_bytes(config.page_size, config.kv_type));
         let requirements = anywhere.strategy.requirements();
         let n_rows = rows_of_a_step(&requirements);
         count_step(network.as_ref(), &meter, n_rows).map_err(|error| LoadError::of(files.place(), error))?;
@@ -80,18 +77,8 @@ impl Forecast {
             kv_bytes,
             strategy: anywhere.strategy.name().to_owned(),
             n_rows,
-            products: meter.take_products().into_iter().collect(),
+            products: meter.products().into_iter().collect(),
         })
-    }
-
-    /// Tokens of the prompt that a step is forecast for.
-    pub fn n_prompt() -> usize {
-        N_PROMPT
-    }
-
-    /// Tokens of the answer that a step is forecast for.
-    pub fn n_answer() -> usize {
-        N_ANSWER
     }
 }
 
@@ -105,7 +92,7 @@ pub fn alternatives(files: &ModelFiles, options: &EngineOptions) -> Vec<Alternat
     ];
     let taken = choices.into_iter().filter_map(|(flag, dtype, quantization)| {
         let options = EngineOptions { dtype, quantization, ..options.clone() };
-        // What a format cannot hold is no alternative.
+        // A format that cannot hold the weights is left out.
         let weight_bytes = weight_bytes(files, &options).ok()?;
         Some(Alternative { flag, weight_bytes })
     });
@@ -121,7 +108,7 @@ fn weight_bytes(files: &ModelFiles, options: &EngineOptions) -> Result<u64, Load
         DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Cuda(_) => weight_type(options)?,
     };
     models::measure(files, &meter, dtype, max_positions(options))?;
-    Ok(meter.counts().weight_bytes)
+    Ok(meter.weight_bytes())
 }
 
 /// Refuses weights that do not fit before any is loaded, and names the formats that do.
@@ -149,7 +136,7 @@ pub(super) fn check_weights(
 /// Rows of a step of one request of the usual length.
 fn rows_of_a_step(requirements: &Requirements) -> usize {
     if LayoutRules::of(requirements.layout).attends_to_all {
-        return requirements.n_copies() * (N_PROMPT + N_ANSWER);
+        return requirements.n_copies() * (Forecast::N_PROMPT + Forecast::N_ANSWER);
     }
     requirements.block_size * requirements.buffer_size
 }

@@ -1,4 +1,4 @@
-//! What the operator and the checkpoint ask for, in the words of the network.
+//! Settings of the operator and of the checkpoint, as a network takes them.
 
 use serde::Deserialize;
 

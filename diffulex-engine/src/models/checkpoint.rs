@@ -282,7 +282,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether two tensors are bit-identical, as far as they are read.
+    /// Whether two tensors are bit-identical. Without values they count as equal.
     pub fn are_equal(&self, [one, other]: [&str; 2]) -> bool {
         if !self.reads_values {
             return true;

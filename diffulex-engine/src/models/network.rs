@@ -42,6 +42,12 @@ pub struct KvHeads {
 }
 
 impl ModelSpec {
+    /// Bytes of K and V of a page of `page_size` tokens, in all layers.
+    pub fn page_bytes(&self, page_size: usize, kv_type: KvType) -> u64 {
+        let n_values: usize = self.kv_layers.iter().map(|heads| 2 * heads.n_heads * heads.head_dim).sum();
+        (n_values * page_size * kv_type.n_bytes()) as u64
+    }
+
     /// Extent of each layer's KV cache.
     pub fn cache_shapes(&self, n_pages: usize, page_size: usize, kv_type: KvType) -> Vec<CacheShape> {
         let shape = |heads: &KvHeads| CacheShape {

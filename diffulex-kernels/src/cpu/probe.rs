@@ -181,17 +181,17 @@ impl CpuOps {
 const MOST_MATRIX_BYTES: usize = 64 << 20;
 
 impl CpuOps {
-    /// Seconds of `n_times` products of this extent, each with a matrix of its own, in a row.
+    /// Seconds that `n_times` products of this extent take one after another, each with another matrix.
     pub fn probe_product(&self, product: &Product, n_times: usize) -> Result<f64, ProbeError> {
         let Product { n_out, n_in, n_rows, weight_type } = *product;
         let n_timed = n_out.min((MOST_MATRIX_BYTES / packed_bytes(1, n_in, weight_type)).next_multiple_of(LANES));
-        let bytes = match weight_type {
-            WeightType::Blocks(kind) => vec![0; n_timed * n_in / kind.n_values() * kind.n_bytes()],
-            WeightType::F32 | WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => vec![0; 4 * n_timed * n_in],
-        };
+        // Enough for values of any format; blocks take fewer bytes than floats.
+        let zeros = vec![0; size_of::<f32>() * n_timed * n_in];
         let data = match weight_type {
-            WeightType::Blocks(kind) => WeightData::Blocks(kind, &bytes),
-            WeightType::F32 | WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => WeightData::F32(&bytes),
+            WeightType::Blocks(kind) => {
+                WeightData::Blocks(kind, &zeros[..n_timed * n_in / kind.n_values() * kind.n_bytes()])
+            }
+            WeightType::F32 | WeightType::Bf16 | WeightType::Int8 | WeightType::Int4 => WeightData::F32(&zeros),
         };
         // As many as no cache holds, or as there are.
         let n_matrices = (N_BYTES / packed_bytes(n_timed, n_in, weight_type)).clamp(1, n_times.max(1));
@@ -216,7 +216,7 @@ impl CpuOps {
 /// A product that cannot be timed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// There is no memory for its matrix, or it cannot be held so.
+    /// There is no memory for its matrix, or the format cannot hold it.
     #[error(transparent)]
     Weight(#[from] WeightError),
     /// It cannot be computed.

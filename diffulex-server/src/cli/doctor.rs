@@ -146,8 +146,8 @@ fn model(
         "about {:.1} ms on this CPU: {} rows, one request of {} tokens with {} to write; attention is not counted",
         seconds * 1e3,
         forecast.n_rows,
-        Forecast::n_prompt(),
-        Forecast::n_answer()
+        Forecast::N_PROMPT,
+        Forecast::N_ANSWER
     );
     line(&mut report, "time of a step", what);
     Ok(report)
